@@ -1,0 +1,48 @@
+# Two targets do everything a newcomer needs: `make run` and `make test`. Each sets up .venv first, with pinned versions.
+PY ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 600
+STAMP := $(VENV)/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check full lint types unit sim clean
+
+help:
+	@echo "make run    set up and run a small cluster, break it, watch it recover"
+	@echo "make test   set up and run all tests (about 15 minutes on 2 cores)"
+	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
+	@echo "make full   everything, with the large counts"
+
+# A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(BIN)/python ] || $$p -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,etcd3,devetcd,dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP)
+
+run: setup
+	$(BIN)/python -m chaos.run sim --nodes 4 --seed 7 chaos/scenarios/kill-the-leader.yaml
+
+test: setup lint types
+	$(BIN)/python -m pytest
+	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
+
+check: setup lint types
+	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m chaos.run sim --seconds 60
+
+full: setup lint types
+	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m chaos.run sim --seeds 2000
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
