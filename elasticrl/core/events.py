@@ -1,0 +1,214 @@
+"""What happens to the core, and what it asks for in return.
+
+Every event carries `now`, in seconds on the node's monotonic clock: the core never looks at one. No action has a reply:
+its effect is what the next `Seen` or `Workers` shows, and an action that was lost is decided again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticrl.core.model import Exit, Plan, Quarantine, Record, Stall, Verb, View, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, at `now` on this node's monotonic clock."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """The time that a decision asked to be woken at has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(Event):
+    """The store as it looks from here."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leased(Event):
+    """The lease was renewed by a keepalive that was *sent* at `sent`; `held=False`: the store does not know it any more."""
+
+    sent: float
+    held: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers(Event):
+    """This node's workers as the agent knows them. Sent when anything but `step` changes, and at least every second."""
+
+    work: Work = Work.NONE
+    generation: int = 0
+    born: int = 0
+    warm: bool = False
+    step: int = 0  # newest sealed step
+    saved: int = 0  # newest step whose disk checkpoint is whole and waits for its commit; only on the node of rank 0
+    manifest: str = ""  # of `saved`
+    exit: Exit | None = None
+    stall: Stall | None = None
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspected(Event):
+    """A neighbour's beats have stopped, says the detector."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared(Event):
+    """A suspected neighbour is heard again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed(Event):
+    """What this node could not reach when it was asked to probe."""
+
+    generation: int
+    unreachable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Event):
+    """An operator, through this daemon. `node` is None for the whole job."""
+
+    verb: Verb
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something the shell should do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAlive(Action):
+    """Renew the lease; take a new one if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish(Action):
+    """Write this member's record under its lease."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Action):
+    """Stop the workers, revoke the lease and end the daemon with this exit code."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign(Action):
+    """Become leader if the leader key is still at revision `over` (0: there is none)."""
+
+    over: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch(Action):
+    """Watch all records and quarantines (`everyone`), or only this node's own."""
+
+    everyone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose(Action):
+    """Write the plan if the plan, the commit and the leader key are still at these revisions."""
+
+    plan: Plan
+    if_plan: int
+    if_commit: int
+    if_leader: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Action):
+    """Make a saved step the newest checkpoint if the plan and the commit are still at these revisions."""
+
+    step: int
+    generation: int
+    manifest: str
+    if_plan: int
+    if_commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confine(Action):
+    """Write a quarantine, if the leader key is still at this revision."""
+
+    quarantine: Quarantine
+    if_leader: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Action):
+    """Write down what an operator asked, for those whom it concerns. DRAIN names the life that shall leave."""
+
+    verb: Verb
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(Action):
+    """End any seated workers; hand the plan's seat to warm processes."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reform(Action):
+    """Tell the living workers of the new generation: they leave their group and join this one in place."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park(Action):
+    """Tell the living workers to leave their group and wait, state in hand."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt(Action):
+    """End the seated workers; `save` lets them finish the step and write a checkpoint first, within `within_s`."""
+
+    generation: int  # under which they end; what they save last is committed under it
+    save: bool
+    within_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(Action):
+    """End one worker that cannot run on: SIGCONT and SIGKILL at once. Its exit record bears the cause."""
+
+    slot: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Action):
+    """Test the way to these nodes (name -> beat address); answer with `Probed`."""
+
+    generation: int
+    targets: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say(Action):
+    """One log event. Names are declared in `elasticrl.telemetry.events`."""
+
+    event: str
+    fields: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,211 @@
+"""What every node does: keep its lease, say the truth about itself, and make its workers match the plan.
+
+The idea: each rule compares what should be with what is and wishes for the difference. Nothing is remembered about what was
+asked before; a wish that came true no longer arises.
+"""
+
+from dataclasses import replace
+from math import inf
+
+from elasticrl.core.events import (
+    Action,
+    Commit,
+    Halt,
+    KeepAlive,
+    Kill,
+    Launch,
+    Leave,
+    Park,
+    Probe,
+    Publish,
+    Reform,
+    Workers,
+)
+from elasticrl.core.model import Exit, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.state import State, Wish
+from elasticrl.core.suspect import neighbours, probe_targets
+
+NO_WORKERS = Workers(now=-inf)
+ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+
+
+def workers_of(state: State) -> Workers:
+    """What the agent last said; nothing runs before it has said anything."""
+    return state.workers or NO_WORKERS
+
+
+def alive(workers: Workers) -> bool:
+    """Are there seated worker processes that can go on?"""
+    return workers.work in ALIVE
+
+
+def plan_of(state: State) -> Plan | None:
+    """The plan to follow. A STOP that was there before this daemon started is history: somebody wants the job again."""
+    plan = state.view.plan
+    if plan is not None and plan.phase is Phase.STOP and state.met == plan.generation:
+        return None
+    return plan
+
+
+def seat_of(state: State) -> Seat | None:
+    """This member's seat in the plan, if it has one."""
+    plan = plan_of(state)
+    return plan.seat_of.get(state.me) if plan else None
+
+
+def lease_held(state: State, now: float) -> bool:
+    """Is the lease certainly still ours? Counted from when the keepalive was sent, so the store cannot be ahead of us."""
+    return now < state.leased + state.settings.membership.lease_ttl_s
+
+
+def record_of(state: State, now: float) -> Record:
+    """The truth about this member, as it should stand in the store."""
+    workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
+    work, generation, left = workers.work, workers.generation, workers.exit
+    here = plan.generation if plan else 0
+    if seat and plan and plan.phase is Phase.TRAIN and generation < here and not alive(workers) and not workers.warm:
+        # The plan counts on a worker that has died since. Say so under the new generation, or its leader would wait in vain.
+        work, generation = Work.FAILED, here
+        left = (
+            replace(left, generation=here)
+            if left
+            else Exit(generation=here, slot=0, step=0, cause="no warm worker", own=False)
+        )
+    if left and left.generation < here:
+        left = None  # a later plan has dealt with it
+    stale = state.view.own is None or now >= state.reported + state.settings.membership.report_s
+    ring = neighbours(plan, state.me.node, state.settings.membership.neighbours)
+    record = replace(
+        state.card,
+        endpoint=workers.endpoint,
+        warm=workers.warm,
+        work=work,
+        generation=generation,
+        born=workers.born if alive(workers) else 0,
+        step=workers.step,
+        exit=left,
+        stall=workers.stall if workers.stall and workers.stall.waiting else None,
+        suspects=tuple(sorted(state.suspects.intersection(ring))),
+        unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
+        leaving=bool(state.leaving),
+    )
+    if stale or state.view.own is None or replace(record, step=state.view.own.step) != state.view.own:
+        return record
+    return state.view.own
+
+
+def belong(state: State, now: float) -> Wish:
+    """Hold the lease, and keep the record true."""
+    actions: list[Action] = []
+    keepalive_at = state.leased + state.settings.membership.keepalive_s
+    if now >= keepalive_at:
+        actions.append(KeepAlive())
+    report_at = inf
+    if lease_held(state, now) and state.met is not None:
+        record = record_of(state, now)
+        if record != state.view.own:
+            actions.append(Publish(record=record))
+        report_at = state.reported + state.settings.membership.report_s
+    silent = state.leased > -inf and not lease_held(state, now)
+    reason = "the store is silent: training goes on under the present plan, changes wait" if silent else ""
+    return Wish(tuple(actions), min(keepalive_at if now < keepalive_at else inf, report_at), reason)
+
+
+def follow(state: State, now: float) -> Wish:
+    """Make this node's workers match the plan."""
+    plan, seat, workers = plan_of(state), seat_of(state), workers_of(state)
+    kill = _end_culprit(workers)
+    if plan is None:
+        return Wish(kill, reason="waiting for a first plan")
+    if plan.phase is Phase.STOP:
+        return _stop(state, plan, now)
+    if seat is None:
+        return _unseated(state, plan, workers)
+    match plan.phase:
+        case Phase.TRAIN:
+            return Wish(kill + _train(plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason)
+        case Phase.PROBE:
+            return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
+        case Phase.HOLD:
+            leave = _leave_held(state, now)
+            return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
+
+
+def _end_culprit(workers: Workers) -> tuple[Action, ...]:
+    """A worker that stands still outside a collective, or that the kernel reports as stopped, is ended by its own node."""
+    stall = workers.stall
+    if stall is None or not alive(workers) or (stall.waiting and not stall.stopped):
+        return ()
+    return (Kill(slot=stall.slot, cause=str(stall)),)
+
+
+def _train(plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:
+    if workers.generation >= plan.generation:
+        return ()
+    if alive(workers) and workers.born == seat.born:
+        return (Reform(plan=plan),)
+    if workers.warm:
+        return (Launch(plan=plan),)
+    if alive(workers):
+        reason = "this generation starts from fresh processes"
+        return (Halt(generation=plan.generation, save=False, within_s=0.0, reason=reason),)
+    return ()
+
+
+def _hold(plan: Plan, workers: Workers) -> tuple[Action, ...]:
+    return (Park(plan=plan),) if alive(workers) and workers.generation < plan.generation else ()
+
+
+def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
+    if state.probed and state.probed.generation == plan.generation:
+        return ()
+    return (Probe(generation=plan.generation, targets=probe_targets(plan, state.me.node)),)
+
+
+def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
+    """Only rank 0's node commits, and only what its gang saved under the plan that it still sees."""
+    view = state.view
+    if workers.saved <= view.committed or workers.generation != plan.generation or plan.seats[0].member != state.me:
+        return ()
+    return (
+        Commit(
+            step=workers.saved,
+            generation=plan.generation,
+            manifest=workers.manifest,
+            if_plan=view.plan_revision,
+            if_commit=view.commit_revision,
+        ),
+    )
+
+
+def _unseated(state: State, plan: Plan, workers: Workers) -> Wish:
+    if state.leaving:
+        return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
+    if alive(workers):
+        halt = Halt(generation=plan.generation, save=False, within_s=0.0, reason="the plan goes on without this node")
+        return Wish((halt,), reason="out of the plan")
+    return Wish(reason="ready, waiting for a seat" if workers.warm else "warming up")
+
+
+def _stop(state: State, plan: Plan, now: float) -> Wish:
+    """End the workers, let rank 0's last save be committed, and leave with the plan's exit code."""
+    workers = workers_of(state)
+    drain_s = state.settings.recovery.drain_s
+    commit = _commit(state, plan, workers) if plan.seats else ()
+    late = now >= state.adopted + 2 * drain_s  # the store has had its time for the last commit
+    if alive(workers) and not late:
+        save = state.me in plan.seat_of and plan.exit_code != Outcome.CRASH_LOOP.value
+        halt = Halt(generation=plan.generation, save=save, within_s=drain_s if save else 0.0, reason=plan.reason)
+        return Wish((halt, *commit), state.adopted + 2 * drain_s, plan.reason)
+    if commit and not late:
+        return Wish(commit, state.adopted + 2 * drain_s, plan.reason)
+    return Wish((Leave(code=plan.exit_code or 0, reason=plan.reason),), reason=plan.reason)
+
+
+def _leave_held(state: State, now: float) -> tuple[Action, ...]:
+    """A leaving node that the held plan could not spare goes once its state is on disk, or its time is up."""
+    if not state.leaving:
+        return ()
+    safe = state.view.committed >= workers_of(state).step
+    late = now >= state.leaving_since + state.settings.recovery.drain_s
+    return (Leave(code=0, reason=state.leaving),) if safe or late else ()

@@ -1,0 +1,601 @@
+"""What the leader does: look at everybody's record and keep the plan right.
+
+The idea: a table of rules, asked in order; the first that has something to say writes the next plan or says that the present
+one stays. Each rule looks at one `Scene`, in which the facts are already sorted out: who keeps a seat, who has lost it and why,
+who could take one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+from elasticrl.core.events import Action, Confine, Propose
+from elasticrl.core.follow import plan_of
+from elasticrl.core.model import (
+    Intent,
+    Member,
+    Outcome,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Role,
+    Rung,
+    Seat,
+    Strike,
+    View,
+    Work,
+    rounds,
+)
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import Failures, Lead, State, Wish
+from elasticrl.core.suspect import Conviction, convict, split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a seat: kept by the running processes (`fresh=False`) or by new ones, or gone, with the reason."""
+
+    seat: Seat | None
+    fresh: bool = False
+    why: str = ""
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A rule's answer: the plan to have (None: the present one stays), whom to confine, when to look again, and why."""
+
+    plan: Plan | None = None
+    confine: tuple[Quarantine, ...] = ()
+    wake_at: float = inf
+    why: str = ""
+
+
+@dataclass(frozen=True)  # no slots: what is derived from the facts is computed once, on first use
+class Scene:
+    """One moment as the leader sees it: the facts, and what they amount to."""
+
+    settings: Settings
+    view: View
+    plan: Plan | None  # None before the first plan, or when a stopped job is wanted again
+    lead: Lead
+    me: Member
+    now: float
+
+    @cached_property
+    def records(self) -> Mapping[str, Record]:
+        """Everybody's record, by node."""
+        return self.view.records or {}
+
+    @cached_property
+    def conviction(self) -> Conviction:
+        """Whom the neighbours hold to be dead or cut off."""
+        return conviction_in(self.view)
+
+    @cached_property
+    def held(self) -> Mapping[str, Quarantine]:
+        """Quarantines that apply: the first two bind one life of a node, later ones the node."""
+        found = {}
+        for node, quarantine in (self.view.quarantines or {}).items():
+            record = self.records.get(node)
+            if quarantine.held and (quarantine.strikes > 2 or record is None or record.member == quarantine.member):
+                found[node] = quarantine
+        return found
+
+    @cached_property
+    def bits(self) -> str:
+        """What decides the bits in this gang: the first seat's fingerprint, else the commonest one."""
+        if self.plan:
+            for seat in self.plan.seats:
+                if seat.member.node in self.records:
+                    return self.records[seat.member.node].bits
+        common = Counter(record.bits for record in self.records.values()).most_common()
+        return min((bits for bits, n in common if n == common[0][1]), default="")
+
+    @cached_property
+    def fates(self) -> tuple[Fate, ...]:
+        """One for each seat of the present plan, in rank order."""
+        return tuple(self._fate(seat) for seat in self.plan.seats) if self.plan else ()
+
+    @cached_property
+    def grace(self) -> bool:
+        """A new leader sees several members without a record: likelier their leases lapsed with the store than they died."""
+        assert self.plan is not None
+        missing = sum(seat.member.node not in self.records for seat in self.plan.seats)
+        return missing > 1 and self.now < self.lead.since + self.settings.membership.rejoin_s
+
+    def _fate(self, seat: Seat) -> Fate:
+        assert self.plan is not None
+        member, record = seat.member, self.records.get(seat.member.node)
+        if accusers := self.conviction.guilty.get(member.node):
+            return Fate(seat=None, why=f"{member} is not heard by {' and '.join(accusers[:3])}")
+        if record is None:
+            return Fate(seat=seat) if self.grace else Fate(seat=None, why=f"{member} died (lease)")
+        if record.member != member:
+            return Fate(seat=None, why=f"{member} came back as {record.member}")
+        if member.node in self.held:
+            return Fate(seat=None, why=f"{member} is quarantined: {self.held[member.node].reason}")
+        if record.leaving:
+            return Fate(seat=None, why=f"{member} leaves", leaving=True)
+        if record.generation == self.plan.generation and record.work is Work.FAILED:
+            why = f"{member}: {record.exit.cause if record.exit else 'its worker failed'}"
+            return Fate(seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, why=why)
+        born = record.born if record.generation == self.plan.generation and record.born else seat.born
+        return Fate(seat=seat if born == seat.born else replace(seat, born=born))
+
+    @cached_property
+    def kept(self) -> tuple[Seat, ...]:
+        """The seats that go on, in their order."""
+        return tuple(fate.seat for fate in self.fates if fate.seat)
+
+    @cached_property
+    def candidates(self) -> tuple[Record, ...]:
+        """Who could take a seat now, by name."""
+        return tuple(self.records[node] for node in sorted(self.records) if self.ready(self.records[node]))
+
+    def ready(self, record: Record) -> bool:
+        """Warm, willing and trusted, and not seated already."""
+        node = record.member.node
+        seated = self.plan is not None and (record.member in self.plan.seat_of and self.plan.phase is not Phase.HOLD)
+        readmit_s = self.settings.membership.lease_ttl_s + 1.0
+        doubted = self.now < self.lead.doubted.get(record.member, -inf) + readmit_s
+        trusted = node not in self.held and node not in self.conviction.guilty and not doubted
+        alike = record.bits == self.bits or self.settings.exact != "require"
+        keeps = any(seat.member == record.member for seat in self.kept)
+        return (
+            record.warm and record.role is Role.TRAIN and not (record.leaving or seated or keeps) and trusted and alike
+        )
+
+    def record_of(self, seat: Seat) -> Record | None:
+        """The record of the very life that holds this seat."""
+        record = self.records.get(seat.member.node)
+        return record if record and record.member == seat.member else None
+
+    def at_work(self, seat: Seat, *works: Work) -> bool:
+        """Does this seat's node report one of these under the present generation?"""
+        record = self.record_of(seat)
+        return bool(record and self.plan and record.generation == self.plan.generation and record.work in works)
+
+    def arrange(self, fates: tuple[Fate, ...], *, fill: bool = True, grow: bool = True) -> tuple[Seat, ...]:
+        """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
+        generation = self.view.generation + 1
+        membership = self.settings.membership
+        waiting = [Seat(member=r.member, born=generation, slots=r.slots, beat=r.beat) for r in self.candidates]
+        kept = sum(fate.seat is not None for fate in fates)
+        room = membership.max_nodes - kept
+        # Spares are held back only from growth: a gap in the gang is what they are there for.
+        gaps = len(fates) - kept if fill else 0
+        taken = min(
+            len(waiting), room, max(gaps, len(waiting) - membership.spares if grow else 0, membership.min_nodes - kept)
+        )
+        waiting = waiting[: max(taken, 0)]
+        seats: list[Seat] = []
+        for fate in fates:
+            if fate.seat:
+                seats.append(fate.seat)
+            elif fill and waiting:
+                seats.append(waiting.pop(0))
+        seats.extend(waiting)
+        ranks = 0
+        fitting = []
+        for seat in seats:  # never more ranks than lanes: a rank without a lane has nothing to do
+            if ranks + seat.slots <= self.settings.lanes:
+                fitting.append(seat)
+                ranks += seat.slots
+        return tuple(fitting)
+
+    def write(
+        self,
+        phase: Phase,
+        seats: tuple[Seat, ...],
+        why: str,
+        rung: Rung = Rung.START,
+        *,
+        strike: Strike | None = None,
+        exit_code: int | None = None,
+    ) -> Plan:
+        """The next plan."""
+        here = {seat.member for seat in seats}
+        spares = tuple(
+            Seat(member=r.member, born=0, slots=r.slots, beat=r.beat) for r in self.candidates if r.member not in here
+        )
+        head = self.record_of(seats[0]) if seats else None
+        return Plan(
+            generation=self.view.generation + 1,
+            phase=phase,
+            seats=seats,
+            spares=spares,
+            resume=self.view.committed,
+            rung=rung,
+            lanes=self.settings.lanes,
+            endpoint=head.endpoint if head else "",
+            reason=why,
+            strike=strike,
+            exit_code=exit_code,
+        )
+
+    def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
+        """The next plan with these seats, or a hold if they are too few."""
+        need = self.settings.membership.min_nodes
+        if len(seats) < need:
+            return self.write(
+                Phase.HOLD, seats, f"{why}; {len(seats)} of the {need} nodes it needs: holding", rung, strike=strike
+            )
+        if self.plan and self.plan.rung is Rung.RELOAD and not self.trained:
+            rung = Rung.RELOAD  # what made us distrust the vaults has not been overcome yet
+        if rung >= Rung.RESTART:
+            seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
+        known = max(len(self.records), len(seats))
+        return self.write(Phase.TRAIN, seats, f"{why}; {len(seats)} of {known} nodes train", rung, strike=strike)
+
+    @cached_property
+    def trained(self) -> bool:
+        """Has every seat got through the first collective of this generation?"""
+        if self.plan is None or self.plan.phase is not Phase.TRAIN:
+            return False
+        return all(
+            self.at_work(s, Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED) for s in self.plan.seats
+        )
+
+    @cached_property
+    def deadline(self) -> float:
+        """When the present rung has had its time."""
+        recovery = self.settings.recovery
+        limit = {
+            Rung.START: recovery.start_s,
+            Rung.REFORM: recovery.reform_s,
+            Rung.REPLACE: recovery.replace_s,
+            Rung.RESTART: recovery.restart_s,
+            Rung.RELOAD: recovery.reload_s,
+        }
+        return self.lead.planned_at + limit[self.plan.rung if self.plan else Rung.START]
+
+    @cached_property
+    def settled_at(self) -> float:
+        """When nobody new will have come for long enough."""
+        return max(self.lead.ready_at, self.lead.since) + self.settings.membership.settle_s
+
+
+def conviction_in(view: View) -> Conviction:
+    """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them."""
+    place = view.plan.place if view.plan else {}
+    pairs = ((node, other) for node, r in (view.records or {}).items() if r.suspects for other in r.suspects)
+    return convict((accuser, accused) for accuser, accused in pairs if accused in place)
+
+
+def lead(state: State, now: float) -> tuple[State, Wish]:
+    """The leader's wishes, and its timers after this moment."""
+    assert state.lead is not None
+    if state.view.records is None or state.view.quarantines is None:
+        return state, Wish(reason="leading; waiting to see all records")
+    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now)
+    memory = remember(scene)
+    scene = Scene(state.settings, state.view, scene.plan, memory, state.me, now)
+    move = next((move for rule in RULES if (move := rule(scene)) is not None), Move())
+    release, wake_at = guard(scene)
+    actions: list[Action] = [
+        Confine(quarantine=quarantine, if_leader=state.view.leader_revision) for quarantine in (*move.confine, *release)
+    ]
+    if move.plan is not None:
+        view = state.view
+        actions.append(
+            Propose(
+                plan=move.plan,
+                if_plan=view.plan_revision,
+                if_commit=view.commit_revision,
+                if_leader=view.leader_revision,
+            )
+        )
+    return replace(state, lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at), move.why)
+
+
+def remember(scene: Scene) -> Lead:
+    """The leader's timers, brought up to this moment."""
+    lead, plan, now = scene.lead, scene.plan, scene.now
+    ready = frozenset(record.member for record in scene.candidates)
+    stalled = plan is not None and any(scene.at_work(seat, Work.STALLED, Work.PARKED) for seat in plan.seats)
+    doubted = {
+        member: at for member, at in lead.doubted.items() if now < at + 10 * scene.settings.membership.lease_ttl_s
+    }
+    for node in scene.conviction.guilty:
+        if node in scene.records:
+            doubted[scene.records[node].member] = now
+    failures = dict(lead.failures)
+    for seat in plan.seats if plan else ():
+        record = scene.record_of(seat)
+        if plan and record and record.exit and record.exit.generation == plan.generation and record.work is Work.FAILED:
+            last = failures.get(seat.member.node)
+            if last is None or record.exit.step > last.step:
+                failures[seat.member.node] = Failures(generation=plan.generation, step=record.exit.step, count=1)
+            elif last.generation < plan.generation:
+                failures[seat.member.node] = replace(last, generation=plan.generation, count=last.count + 1)
+    new_plan = scene.view.generation != lead.generation
+    return Lead(
+        since=lead.since,
+        generation=scene.view.generation,
+        planned_at=now if new_plan else lead.planned_at,
+        ready=ready,
+        ready_at=now if ready - lead.ready else lead.ready_at,
+        stalled_at=None if not stalled else now if lead.stalled_at is None or new_plan else lead.stalled_at,
+        doubted=doubted,
+        confined={node: lead.confined.get(node, now) for node in scene.held},
+        failures=failures,
+    )
+
+
+# ---- the rules, in the order in which they are asked
+
+
+def over(scene: Scene) -> Move | None:
+    """A stopped job stays stopped."""
+    if scene.plan and scene.plan.phase is Phase.STOP:
+        return Move()
+    return None
+
+
+def asked_to_stop(scene: Scene) -> Move | None:
+    """An operator wants the job to end. (What was asked before an earlier stop has been answered by it.)"""
+    view = scene.view
+    if view.intent is not Intent.STOP or (
+        scene.plan is None and view.plan and view.intent_generation < view.plan.generation
+    ):
+        return None
+    seats = scene.kept
+    plan = scene.write(Phase.STOP, seats, "stopped by an operator", exit_code=Outcome.STOPPED.value)
+    return Move(plan=plan)
+
+
+def finished(scene: Scene) -> Move | None:
+    """All steps are made, and the last is on disk."""
+    plan = scene.plan
+    if plan is None or not plan.seats or not all(scene.at_work(seat, Work.DONE) for seat in plan.seats):
+        return None
+    if scene.view.committed < scene.settings.steps:
+        return Move(why="all steps are made; the last checkpoint is being committed")
+    done = scene.write(
+        Phase.STOP, plan.seats, f"all {scene.view.committed} steps are made", exit_code=Outcome.FINISHED.value
+    )
+    return Move(plan=done)
+
+
+def asked_to_pause(scene: Scene) -> Move | None:
+    """An operator wants the job to wait."""
+    if scene.view.intent is not Intent.PAUSE:
+        return None
+    if scene.plan is None or scene.plan.phase is Phase.HOLD:
+        return Move(why="paused by an operator")
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, "paused by an operator", strike=scene.plan.strike))
+
+
+def probing(scene: Scene) -> Move | None:
+    """Under PROBE: wait for the answers, then go on with those who can reach each other."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.PROBE:
+        return None
+    seats = tuple(fate.seat for fate in scene.fates if fate.seat)
+    answers = {s.member.node: r.unreachable for s in seats if (r := scene.record_of(s)) and r.unreachable is not None}
+    due = scene.lead.planned_at + scene.settings.recovery.probe_s
+    if len(answers) < len(seats) and scene.now < due:
+        return Move(wake_at=due, why="waiting for the members' probes")
+    kept = set(split((seat.member.node for seat in seats), {node: found or () for node, found in answers.items()}))
+    out = tuple(seat for seat in seats if seat.member.node not in kept)
+    fates = tuple(
+        fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
+    )
+    if out or len(seats) < len(plan.seats):
+        names = ", ".join(str(seat.member) for seat in out) or "nobody new"
+        why = f"the probes find {names} out of reach of the others"
+        confine = tuple(
+            q for seat in out if (q := confinement(scene, seat.member, "out of reach of its peers in a probe"))
+        )
+        return Move(
+            plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike), confine=confine
+        )
+    strike = strike_of(plan.strike, "a stall with every node in reach", scene.view.committed)
+    rung = min(Rung.RELOAD, max(Rung.RESTART, plan.rung + 1))
+    why = "the probes find every node in reach; starting all workers afresh"
+    return _strike_or(scene, strike, lambda: scene.train(seats, why, Rung(rung), strike=strike))
+
+
+def losses(scene: Scene) -> Move | None:
+    """Seats whose node or worker is gone."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or all(fate.seat and not fate.fresh for fate in scene.fates):
+        return None
+    if spared := _leaves_too_few(scene):
+        return spared
+    why = "; ".join([fate.why for fate in scene.fates if fate.why][:3])
+    strike = plan.strike
+    for seat in plan.seats:
+        record = scene.record_of(seat)
+        if record and scene.at_work(seat, Work.FAILED) and record.exit and record.exit.own:
+            strike = strike_of(plan.strike, record.exit.cause, record.exit.step)
+            break
+    confine = tuple(
+        quarantine
+        for fate, seat in zip(scene.fates, plan.seats, strict=True)
+        if (reason := _sick(scene, fate, seat)) and (quarantine := confinement(scene, seat.member, reason))
+    )
+    confined = {quarantine.member for quarantine in confine}
+    fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in confined else f for f in scene.fates)
+    survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
+    rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
+    if strike is not plan.strike and strike and strike.count > 1:
+        rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
+    move = _strike_or(scene, strike, lambda: scene.train(scene.arrange(fates, grow=False), why, rung, strike=strike))
+    return replace(move, confine=confine)
+
+
+def unsure(scene: Scene) -> Move | None:
+    """The neighbours accuse each other across a cut: only a probe can tell who is where."""
+    if scene.plan is None or scene.plan.phase is not Phase.TRAIN or not scene.conviction.unsure:
+        return None
+    why = "neighbours on both sides of a cut accuse each other: probing"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, scene.plan.rung, strike=scene.plan.strike))
+
+
+def late(scene: Scene) -> Move | None:
+    """A rung that is not done by its deadline falls to the next."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or scene.trained:
+        return None
+    if scene.now < scene.deadline:
+        return Move(wake_at=scene.deadline)
+    silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
+    if not silent:
+        why = f"the gang did not form within its {plan.rung.name.lower()} budget: probing"
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+    names = ", ".join(str(seat.member) for seat in silent[:3])
+    why = f"{names} did not join within its {plan.rung.name.lower()} budget"
+    if plan.rung is Rung.REFORM:
+        born = scene.view.generation + 1
+        seats = tuple(replace(s, born=born) if s in silent else s for s in scene.kept)
+        return Move(plan=scene.train(seats, why, Rung.REPLACE, strike=plan.strike))
+    confine = tuple(q for seat in silent if (q := confinement(scene, seat.member, why)))
+    fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
+    rung = max(plan.rung, Rung.REFORM)
+    return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)
+
+
+def stuck(scene: Scene) -> Move | None:
+    """Members wait in a collective, or have left a broken one, and nobody has been found to blame."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalled_at is None:
+        return None
+    due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s
+    if scene.now < due:
+        return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
+    why = "members have stalled with nobody to blame: probing"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+
+
+def form(scene: Scene) -> Move | None:
+    """No gang yet, or a held one: begin as soon as enough nodes are there and no more are coming."""
+    plan = scene.plan
+    if plan is not None and plan.phase is not Phase.HOLD:
+        return None
+    seats = scene.arrange(scene.fates)
+    need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
+    if len(seats) < need:
+        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready")
+    if len(seats) < most and scene.now < scene.settled_at:
+        return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
+    if plan is None:
+        return Move(plan=scene.train(seats, "first plan", Rung.START))
+    held = {seat.member for seat in plan.seats}
+    survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
+    rung = Rung.REFORM if survivors else Rung.RESTART
+    came = sum(seat.member not in held for seat in seats)
+    return Move(
+        plan=scene.train(seats, f"going on, {came} nodes joined" if came else "going on", rung, strike=plan.strike)
+    )
+
+
+def grow(scene: Scene) -> Move | None:
+    """More nodes are ready than seated, and seating them makes steps shorter."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or not scene.candidates:
+        return None
+    seats = scene.arrange(scene.fates)
+    came = len(seats) - len(plan.seats)
+    lanes, before, after = scene.settings.lanes, plan.world, sum(seat.slots for seat in seats)
+    if came <= 0:
+        return None
+    if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
+        return None
+    if not scene.trained or scene.now < scene.settled_at:
+        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
+    return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
+
+
+Rule = Callable[[Scene], Move | None]
+RULES: tuple[Rule, ...] = (
+    over,
+    asked_to_stop,
+    finished,
+    asked_to_pause,
+    probing,
+    losses,
+    unsure,
+    late,
+    stuck,
+    form,
+    grow,
+)
+
+
+# ---- what the rules share
+
+
+def strike_of(before: Strike | None, cause: str, step: int) -> Strike:
+    """The same failure at the same step again, or a first one."""
+    if before and (before.cause, before.step) == (cause, step):
+        return replace(before, count=before.count + 1)
+    return Strike(cause=cause, step=step, count=1)
+
+
+def _strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:
+    limit = scene.settings.recovery.no_progress_limit
+    if strike is None or strike.count < limit:
+        return Move(plan=go_on())
+    why = f"crash loop: {strike.cause}, {strike.count} times at step {strike.step} without progress"
+    seats = scene.plan.seats if scene.plan else ()
+    return Move(plan=scene.write(Phase.STOP, seats, why, strike=strike, exit_code=Outcome.CRASH_LOOP.value))
+
+
+def _leaves_too_few(scene: Scene) -> Move | None:
+    """When a leaving node cannot be spared, the gang holds, saves, and only then lets it go."""
+    leaving = [fate for fate in scene.fates if fate.leaving]
+    if not leaving or any(fate.seat is None and not fate.leaving for fate in scene.fates):
+        return None
+    assert scene.plan is not None
+    if len(scene.arrange(scene.fates, grow=False)) >= scene.settings.membership.min_nodes:
+        return None
+    why = f"{leaving[0].why}, and without it too few are left: holding to save"
+    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike))
+
+
+def _sick(scene: Scene, fate: Fate, seat: Seat) -> str:
+    """Why this seat's node, which is up, should be kept out for a while; empty if it should not."""
+    if scene.record_of(seat) is None:
+        return ""
+    if seat.member.node in scene.conviction.guilty:
+        return fate.why
+    failures = scene.lead.failures.get(seat.member.node)
+    if fate.fresh and failures and failures.count >= scene.settings.health.node_strikes:
+        return f"its worker failed {failures.count} times at step {failures.step}"
+    return ""
+
+
+def confinement(scene: Scene, member: Member, reason: str) -> Quarantine | None:
+    """A quarantine for this member, unless that would leave too few or put away too many at once."""
+    health = scene.settings.health
+    node = member.node
+    if node in scene.held or node not in scene.records:
+        return None
+    free = len(scene.records) - len(scene.held) - 1
+    if free < scene.settings.membership.min_nodes:
+        return None
+    if len(scene.held) + 1 > max(1, int(health.quarantine_share * len(scene.records))):
+        return None
+    before = (scene.view.quarantines or {}).get(node)
+    return Quarantine(member=member, reason=reason, strikes=before.strikes + 1 if before else 1)
+
+
+def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
+    """Let those go who have served their time; each further quarantine of a node lasts twice as long."""
+    health = scene.settings.health
+    wake_at = inf
+    released = []
+    for node, quarantine in sorted(scene.held.items()):
+        served_at = scene.lead.confined[node] + min(
+            health.quarantine_max_s, health.quarantine_s * 2 ** (quarantine.strikes - 1)
+        )
+        if scene.now >= served_at:
+            released.append(replace(quarantine, held=False))
+        else:
+            wake_at = min(wake_at, served_at)
+    return tuple(released), wake_at

@@ -1,0 +1,301 @@
+"""The vocabulary. Everything a daemon knows, says and agrees on is one of these values; read them and you know elasticrl.
+
+The one idea: a leader writes a single `Plan`, and every node makes itself match it. A `Record` is what a member says of
+itself; a `Commit` is the newest disk checkpoint; a `View` is what a node has seen of the store. All are frozen, so that
+yesterday's view can be compared with today's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Member:
+    """One life of one node's daemon and workers: a daemon that restarts without its workers is a new member.
+
+    Example: Member(node="n03", incarnation=2), written n03/2.
+    """
+
+    node: str
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.incarnation}"
+
+
+class Phase(StrEnum):
+    """What a plan asks of its gang."""
+
+    HOLD = "hold"  # keep processes and state, make no steps
+    PROBE = "probe"  # as HOLD, and let the nodes test each other
+    TRAIN = "train"
+    STOP = "stop"  # the job is over; the plan's exit code says how
+
+
+class Rung(IntEnum):
+    """The recovery ladder: what a generation costs its processes."""
+
+    START = 0  # not a recovery: a first start, growth, or what an operator asked
+    REFORM = 1  # survivors keep their processes and form a new group in place
+    REPLACE = 2  # a sick or dead worker comes back in a fresh process, state from a vault; the others reform
+    RESTART = 3  # all workers come back in fresh processes, state from vaults
+    RELOAD = 4  # all workers come back in fresh processes, state from the newest good disk checkpoint
+
+
+class Role(StrEnum):
+    """What a seat's workers do."""
+
+    TRAIN = "train"
+    ROLLOUT = "rollout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A member's place in a plan: `slots` consecutive ranks.
+
+    `born` is the generation whose launch started the worker processes. A node whose running workers were born then keeps
+    them and reforms; any other node starts fresh ones. That one number expresses rungs 1 to 3 of the ladder.
+
+    Example: Seat(member=Member(node="n03", incarnation=2), born=14, slots=8, beat="10.0.0.3:7461")
+    """
+
+    member: Member
+    born: int
+    slots: int = 1
+    role: Role = Role.TRAIN
+    beat: str = ""  # where the daemon listens for neighbours' beats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """The memory of a failure that is the program's own doing, so that a crash loop is seen whoever leads.
+
+    Example: Strike(cause="exit code 1: ValueError: bad prompt", step=128, count=2)
+    """
+
+    cause: str
+    step: int
+    count: int
+
+
+@dataclass(frozen=True)  # no slots: the cached look-ups below live in the instance's dict
+class Plan:
+    """The one file of truth. A generation is a plan that was written; its number strictly rises.
+
+    Example: Plan(generation=14, phase=Phase.TRAIN, seats=(...), resume=1260, reason="n03/1 died (lease); 7 of 8 nodes go on")
+    """
+
+    generation: int
+    phase: Phase
+    seats: tuple[Seat, ...] = ()  # in rank order; survivors keep their order
+    spares: tuple[Seat, ...] = ()  # warm, unseated, as known when the plan was written
+    resume: int = (
+        0  # the newest commit when it was written: the gang may agree on a newer sealed step, never an older one
+    )
+    rung: Rung = Rung.START
+    lanes: int = 1  # of the whole job; `deal` gives each rank its range
+    endpoint: str = ""  # host:port of the TCPStore in which this generation meets
+    reason: str = ""  # the sentence that status shows
+    strike: Strike | None = None
+    exit_code: int | None = None  # only with STOP
+
+    @cached_property
+    def seat_of(self) -> Mapping[Member, Seat]:
+        """Each seated member's seat."""
+        return MappingProxyType({seat.member: seat for seat in self.seats})
+
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        """Each seated or spare node's position in the ring of neighbours."""
+        return MappingProxyType({seat.member.node: i for i, seat in enumerate(self.seats + self.spares)})
+
+    @cached_property
+    def world(self) -> int:
+        """The number of training ranks."""
+        return sum(seat.slots for seat in self.seats if seat.role is Role.TRAIN)
+
+    def first_rank(self, member: Member) -> int:
+        """The rank of a seat's first slot."""
+        rank = 0
+        for seat in self.seats:
+            if seat.member == member:
+                return rank
+            rank += seat.slots
+        raise KeyError(f"{member} has no seat in generation {self.generation}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """The newest disk checkpoint: one fenced transaction made it so.
+
+    Example: Commit(step=1280, generation=14, manifest="step-00001280")
+    """
+
+    step: int
+    generation: int
+    manifest: str = ""
+
+
+class Work(StrEnum):
+    """What a node's seated workers are doing."""
+
+    NONE = "none"  # no seated workers
+    JOINING = "joining"  # told of a generation, not yet through its first collective
+    TRAINING = "training"
+    PARKED = "parked"  # out of a broken or held group, state in hand, waiting for the next generation
+    STALLED = "stalled"  # waiting in a collective for longer than its budget
+    FAILED = "failed"  # a worker ended; `Record.exit` says how
+    DONE = "done"  # all steps made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a worker ended. `own` tells the program's own doing (an exception, a bad signal) from what was done to it.
+
+    Example: Exit(generation=14, slot=0, step=1283, cause="signal 9 (SIGKILL)", own=False)
+    """
+
+    generation: int
+    slot: int
+    step: int
+    cause: str
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A worker that has made no progress in its phase for longer than the phase's budget.
+
+    `waiting` is true inside a collective: such a worker is a victim of somebody. A worker that is not waiting, or whose
+    process the kernel reports as stopped, is itself the culprit.
+
+    Example: Stall(slot=0, step=1283, phase="rollout", for_s=12.0, budget_s=10.0, waiting=False)
+    """
+
+    slot: int
+    step: int
+    phase: str
+    for_s: float
+    budget_s: float
+    waiting: bool
+    stopped: bool = False
+
+    def __str__(self) -> str:
+        state = "stopped" if self.stopped else "stalled"
+        return f"{state} in {self.phase} for {self.for_s:.1f} s (budget {self.budget_s:.1f} s)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a member says of itself, under its own lease. Rewritten when it changes, not every step.
+
+    Example: Record(member=Member(node="n03", incarnation=2), slots=8, warm=True, work=Work.TRAINING, generation=14, step=1280)
+    """
+
+    member: Member
+    slots: int = 1
+    role: Role = Role.TRAIN
+    beat: str = ""
+    endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
+    bits: str = ""  # fingerprint of what decides the bits it computes
+    warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
+    work: Work = Work.NONE
+    generation: int = 0  # that `work` speaks of
+    born: int = 0  # of its running workers; 0: none
+    step: int = 0  # newest sealed step, refreshed slowly
+    exit: Exit | None = None
+    stall: Stall | None = None
+    suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, sorted
+    unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan of `generation`; None: not answered
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A node that is kept out of plans although it is up. `held` turns false when it has served its time.
+
+    Example: Quarantine(member=Member(node="n03", incarnation=2), reason="2 neighbours cannot hear it", strikes=1)
+    """
+
+    member: Member
+    reason: str
+    strikes: int = 1  # each further one doubles the time
+    held: bool = True
+
+
+class Intent(StrEnum):
+    """What the operators want of the whole job."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    STOP = "stop"
+
+
+class Verb(StrEnum):
+    """What an operator can ask."""
+
+    DRAIN = "drain"
+    ADMIT = "admit"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a node has seen of the store, at one revision. The `*_revision` fields fence what is written next.
+
+    `records` and `quarantines` are None on a node that does not watch them: only the leader and its deputies do.
+    """
+
+    revision: int = 0
+    plan: Plan | None = None
+    plan_revision: int = 0
+    commit: Commit | None = None
+    commit_revision: int = 0
+    leader: Member | None = None
+    leader_revision: int = 0
+    intent: Intent = Intent.RUN
+    intent_generation: int = 0  # the newest when the intent was asked
+    own: Record | None = None  # this member's own record, so that a lost write is noticed
+    drain: Member | None = None  # the life of this node that was asked to leave
+    records: Mapping[str, Record] | None = None  # by node
+    quarantines: Mapping[str, Quarantine] | None = None  # by node
+
+    @property
+    def generation(self) -> int:
+        """The newest generation seen; 0 before the first plan."""
+        return self.plan.generation if self.plan else 0
+
+    @property
+    def committed(self) -> int:
+        """The newest committed step; 0 before the first commit."""
+        return self.commit.step if self.commit else 0
+
+
+def deal(lanes: int, world: int) -> tuple[range, ...]:
+    """Each rank's contiguous range of lanes, the longer ranges first.
+
+    >>> deal(8, 3)
+    (range(0, 3), range(3, 6), range(6, 8))
+    """
+    short, longer = divmod(lanes, world)
+    starts = [rank * short + min(rank, longer) for rank in range(world + 1)]
+    return tuple(range(a, b) for a, b in pairwise(starts))
+
+
+def rounds(lanes: int, world: int) -> int:
+    """How many lanes the busiest rank carries: what a step's time is proportional to."""
+    return -(-lanes // max(world, 1))
+
+
+class Outcome(Enum):
+    """The exit codes of a job, the same everywhere."""
+
+    FINISHED = 0
+    CRASH_LOOP = 70
+    STOPPED = 75

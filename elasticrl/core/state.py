@@ -1,0 +1,76 @@
+"""What a node remembers between two events, and what it decides at one."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from elasticrl.core.events import Action, Probed, Workers
+from elasticrl.core.model import Member, Record, View
+from elasticrl.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How often a node's worker failed without the job getting past the step of the first of these failures."""
+
+    generation: int  # of the newest
+    step: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """The leader's own timers. They are lost with it, which costs time and nothing else: the next leader starts them anew."""
+
+    since: float  # when this node began to lead
+    generation: int = 0  # that `planned_at` speaks of
+    planned_at: float = -inf  # when it was first seen here
+    ready: frozenset[Member] = frozenset()  # candidates for a seat
+    ready_at: float = -inf  # when the newest of them came
+    stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
+    doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
+    confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    failures: Mapping[str, "Failures"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """One node's memory. Facts on top, then what follows from them over time."""
+
+    settings: Settings
+    me: Member
+    card: Record  # the part of this member's record that never changes: slots, role, address, bits
+    view: View = field(default_factory=View)
+    workers: Workers | None = None
+    suspects: frozenset[str] = frozenset()
+    probed: Probed | None = None
+    leased: float = -inf  # when the newest acknowledged keepalive was sent
+    met: int | None = None  # the generation that was there when this daemon first saw the store
+    adopted: float = -inf  # when the present plan was first seen here
+    leaving: str = ""  # why this member leaves; "" while it stays
+    leaving_since: float = 0.0
+    reported: float = -inf  # when the record's step was last refreshed
+    vacant_since: float | None = None  # since when there has been no leader, or only a convicted one
+    lead: Lead | None = None  # present while this node leads
+    sent: Mapping[Hashable, tuple[Action, float]] = field(
+        default_factory=dict
+    )  # decided, and not yet seen to have worked
+    reason: str = ""  # the sentence that status shows for this node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The next state, what to do now, and when to look again if nothing happens."""
+
+    state: State
+    actions: tuple[Action, ...]
+    wake_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one part of the core wants done: actions by what they are about, when to look again, and why."""
+
+    actions: tuple[Action, ...] = ()
+    wake_at: float = inf
+    reason: str = ""

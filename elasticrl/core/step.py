@@ -1,0 +1,197 @@
+"""`step(state, event) -> Decision`: the whole of elasticrl's judgement, as one pure function.
+
+An event is absorbed into the state; then four questions are asked of it, in the same order always: do I belong (lease,
+record), do my workers match the plan, should I stand for leader, and, if I lead, is the plan still right. Each answers with
+wishes; a wish that was already acted on, and whose effect may still be on its way, is not acted on again before `retry_s`.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from hashlib import blake2b
+from math import inf
+
+from elasticrl.core.events import (
+    Action,
+    Ask,
+    Asked,
+    Campaign,
+    Cleared,
+    Confine,
+    Event,
+    Kill,
+    Leased,
+    Probed,
+    Publish,
+    Say,
+    Seen,
+    Suspected,
+    Tick,
+    Watch,
+    Workers,
+)
+from elasticrl.core.follow import belong, follow, lease_held
+from elasticrl.core.lead import lead
+from elasticrl.core.model import Verb
+from elasticrl.core.state import Decision, Lead, State, Wish
+from elasticrl.core.suspect import NOBODY, Conviction, convict
+
+
+def step(state: State, event: Event) -> Decision:
+    """What to do, now that this has happened."""
+    now = event.now
+    before = state
+    state, asks = absorb(state, event)
+    state = attend(state, now)
+    state, leading = lead(state, now) if state.lead else (state, Wish())
+    following = follow(state, now)
+    wishes = (belong(state, now), following, stand(state, now), leading)
+    state = replace(state, reason="; ".join(w.reason for w in (wishes[0], following, leading) if w.reason))
+    state, actions, wake_at = settle(state, wishes, now)
+    return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
+
+
+def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """The state with this event's facts in it. Only an operator's question is passed on at once: its shell waits for it."""
+    match event:
+        case Seen(view=view):
+            if view.revision < state.view.revision:
+                return state, ()  # from a store member that lags
+            met = view.generation if state.met is None else state.met
+            adopted = event.now if view.generation != state.view.generation else state.adopted
+            drained = view.drain == state.me and not state.leaving
+            state = replace(state, view=view, met=met, adopted=adopted)
+            return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
+        case Leased(sent=sent, held=held):
+            return replace(state, leased=max(sent, state.leased) if held else -inf), ()
+        case Workers():
+            return replace(state, workers=event), ()
+        case Suspected(node=node):
+            return replace(state, suspects=state.suspects | {node}), ()
+        case Cleared(node=node):
+            return replace(state, suspects=state.suspects - {node}), ()
+        case Probed():
+            return replace(state, probed=event), ()
+        case Asked(verb=Verb.DRAIN, node=node) if node in (None, state.me.node):
+            return _leaving(state, "drained by an operator", event.now), ()
+        case Asked(verb=verb, node=node):
+            return state, (Ask(verb=verb, node=node),)
+        case Tick():
+            return state, ()
+        case _:
+            raise AssertionError(f"the core knows no event {event!r}")
+
+
+def _leaving(state: State, reason: str, now: float) -> State:
+    return state if state.leaving else replace(state, leaving=reason, leaving_since=now)
+
+
+def attend(state: State, now: float) -> State:
+    """Notice whether this node leads, and since when nobody does."""
+    leads = state.view.leader == state.me and lease_held(state, now)
+    if leads != (state.lead is not None):
+        state = replace(state, lead=Lead(since=now) if leads else None)
+    vacant = state.view.leader is None or leader_convicted(state)
+    if vacant != (state.vacant_since is not None):
+        state = replace(state, vacant_since=now if vacant else None)
+    return state
+
+
+def accusations(state: State) -> Conviction:
+    """What the neighbours' suspicions amount to, as far as this node sees them."""
+    records = state.view.records
+    if not records or state.view.plan is None:
+        return NOBODY
+    place = state.view.plan.place
+    return convict((node, other) for node, r in records.items() if r.suspects for other in r.suspects if other in place)
+
+
+def leader_convicted(state: State) -> bool:
+    """Do its neighbours agree that the leader is gone? Only those who watch all records can say."""
+    leader = state.view.leader
+    return leader is not None and leader != state.me and leader.node in accusations(state).guilty
+
+
+def deputies(state: State) -> tuple[str, ...]:
+    """The first nodes in the plan that do not lead: they watch all records, so as to take over at once."""
+    plan, leader = state.view.plan, state.view.leader
+    if plan is None:
+        return ()
+    ring = (seat.member.node for seat in plan.seats if leader is None or seat.member.node != leader.node)
+    return tuple(node for _, node in zip(range(state.settings.membership.deputies), ring, strict=False))
+
+
+def stand(state: State, now: float) -> Wish:
+    """Watch what the office needs, and run for it when it is vacant."""
+    me, view = state.me.node, state.view
+    office = deputies(state)
+    everyone = state.lead is not None or me in office
+    actions: list[Action] = []
+    if state.met is not None and everyone != (view.records is not None):
+        actions.append(Watch(everyone=everyone))
+    if state.vacant_since is None or state.leaving or view.own is None or not lease_held(state, now):
+        return Wish(tuple(actions))
+    if view.leader is not None and me not in office:
+        return Wish(tuple(actions))
+    due = state.vacant_since + patience(state, office)
+    if now < due:
+        return Wish(tuple(actions), due)
+    return Wish((*actions, Campaign(over=view.leader_revision if view.leader else 0)))
+
+
+def patience(state: State, office: tuple[str, ...]) -> float:
+    """How long to let others go first: deputies in their order, then everybody, spread by a hash of their names."""
+    me = state.me.node
+    if me in office:
+        return 0.1 * office.index(me)
+    digest = blake2b(f"{me}:{state.view.leader_revision}".encode(), digest_size=8).digest()
+    share = int.from_bytes(digest) / 2**64
+    return 0.1 * len(office) + share * state.settings.membership.campaign_spread_s
+
+
+def settle(state: State, wishes: Iterable[Wish], now: float) -> tuple[State, tuple[Action, ...], float]:
+    """Act on wishes that are new, different from what was last sent, or whose effect has not shown for `retry_s`."""
+    retry_s = state.settings.retry_s
+    wake_at = inf
+    sent: dict[Hashable, tuple[Action, float]] = {}
+    actions: list[Action] = []
+    for wish in wishes:
+        wake_at = min(wake_at, wish.wake_at)
+        for action in wish.actions:
+            key = subject(action)
+            last = state.sent.get(key)
+            if last is not None and last[0] == action and now < last[1] + retry_s:
+                sent[key] = last
+            else:
+                sent[key] = (action, now)
+                actions.append(action)
+            wake_at = min(wake_at, sent[key][1] + retry_s)
+    reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
+    return replace(state, sent=sent, reported=reported), tuple(actions), wake_at
+
+
+def subject(action: Action) -> Hashable:
+    """What an action is about: two of one subject replace each other."""
+    match action:
+        case Kill(slot=slot):
+            return (Kill, slot)
+        case Confine(quarantine=quarantine):
+            return (Confine, quarantine.member.node)
+        case _:
+            return type(action).__name__
+
+
+def notes(before: State, after: State) -> tuple[Action, ...]:
+    """The log events of this step: a state is logged when it changes, with the very sentence that status shows."""
+    said: list[Action] = []
+    plan = after.view.plan
+    if plan is not None and plan.generation != before.view.generation:
+        fields = {
+            "generation": plan.generation, "phase": plan.phase.value, "members": len(plan.seats), "world": plan.world,
+            "resume": plan.resume, "rung": plan.rung.name.lower(), "reason": plan.reason,
+        }  # fmt: skip
+        said.append(Say(event="plan.adopted", fields=fields))
+    if (before.lead is None) != (after.lead is None):
+        said.append(Say(event="leader.elected" if after.lead else "leader.resigned", fields={"member": str(after.me)}))
+    if after.reason != before.reason and after.reason:
+        said.append(Say(event="node.state", fields={"reason": after.reason}))
+    return tuple(said)

@@ -1,0 +1,213 @@
+"""Who is silent, who is stuck, who cannot be reached: three pure judgements over what was heard, seen and probed.
+
+The idea: one witness proves nothing. A neighbour that hears no beat may itself be deaf, so a node is convicted only by two
+accusers that are not convicted themselves, and where the accusations point both ways (a partition) nobody is convicted
+and the plan goes to PROBE.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from elasticrl.core.model import Plan, Stall
+from elasticrl.core.settings import Membership, Timeouts
+
+
+def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
+    """The nodes that `node` exchanges beats with: `reach` on either side of the ring of the plan's seats and spares."""
+    if plan is None or node not in plan.place:
+        return ()
+    ring = plan.seats + plan.spares
+    here = plan.place[node]
+    found = dict.fromkeys(
+        ring[(here + side * hop) % len(ring)].member.node for hop in range(1, reach + 1) for side in (1, -1)
+    )
+    found.pop(node, None)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What the detector knows of one neighbour."""
+
+    last: float  # when its newest beat came
+    doubted: float | None = None  # since when something else (a reset connection) speaks against it
+    suspected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """Neighbours' silence, judged. The shell feeds it beats and asks `judge`; it is a value like all others here."""
+
+    settings: Membership
+    peers: Mapping[str, Heard] = field(default_factory=dict)
+
+    def watch(self, nodes: Iterable[str], now: float) -> "Detector":
+        """Another ring: forget who is not in it; newcomers have until `suspect_s` from now."""
+        return replace(self, peers={node: self.peers.get(node, Heard(last=now)) for node in nodes})
+
+    def hear(self, node: str, now: float) -> "Detector":
+        """A beat came."""
+        if node not in self.peers:
+            return self
+        return replace(self, peers={**self.peers, node: replace(self.peers[node], last=now, doubted=None)})
+
+    def doubt(self, node: str, now: float) -> "Detector":
+        """A worker's connection to this node broke: unless a beat comes at once, that is proof."""
+        peer = self.peers.get(node)
+        if peer is None or peer.doubted is not None:
+            return self
+        return replace(self, peers={**self.peers, node: replace(peer, doubted=now)})
+
+    def limit(self, peer: Heard) -> float:
+        """Until when this neighbour's silence is taken for chance."""
+        patient = peer.last + self.settings.suspect_s
+        if peer.doubted is None:
+            return patient
+        # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
+        return min(patient, max(peer.doubted, peer.last) + 1.5 * self.settings.beat_s)
+
+    def judge(self, now: float) -> tuple["Detector", tuple[str, ...], tuple[str, ...]]:
+        """The detector after this moment, who is newly suspected, and who is cleared."""
+        silent = {node for node, peer in self.peers.items() if now >= self.limit(peer)}
+        suspected = tuple(n for n in sorted(silent) if not self.peers[n].suspected)
+        cleared = tuple(n for n in sorted(self.peers) if self.peers[n].suspected and n not in silent)
+        if not suspected and not cleared:
+            return self, (), ()
+        peers = {node: replace(peer, suspected=node in silent) for node, peer in self.peers.items()}
+        return replace(self, peers=peers), suspected, cleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """Who is held to be dead or cut off, each with its accusers; `unsure` when the accusations point both ways."""
+
+    guilty: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unsure: bool = False
+
+
+NOBODY = Conviction()
+
+
+def convict(accusations: Iterable[tuple[str, str]]) -> Conviction:
+    """Judge (accuser, accused) pairs: the most accused first, whose own word then counts no more.
+
+    >>> convict([("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")]).guilty   # a is deaf and dumb, b and c are fine
+    {'a': ('b', 'c')}
+    """
+    against: dict[str, set[str]] = {}
+    for accuser, accused in accusations:
+        against.setdefault(accused, set()).add(accuser)
+    if not against:
+        return NOBODY
+    guilty: dict[str, tuple[str, ...]] = {}
+    while True:
+        most = max((len(accusers) for accusers in against.values()), default=0)
+        if most < 2:
+            return Conviction(guilty=guilty)
+        top = sorted(node for node, accusers in against.items() if len(accusers) == most)
+        if any(other in against[node] for node in top for other in top):
+            return Conviction(guilty=guilty, unsure=True)
+        for node in top:
+            guilty[node] = tuple(sorted(against.pop(node)))
+        for accusers in against.values():
+            accusers.difference_update(top)
+
+
+def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """The nodes to go on with after a probe: all of whom can reach each other, as many as we can tell, in the order given.
+
+    First the largest part that hangs together (of two equal ones that with the first node), then, inside it, without the
+    node that has most broken links until none is left (of two equal ones without the later).
+    """
+    order = list(nodes)
+    here = set(order)
+    broken = {frozenset((a, b)) for a in order for b in unreachable.get(a, ()) if b in here and a != b}
+    parts = sorted(_parts(order, broken), key=lambda part: (-len(part), order.index(part[0])))
+    kept = set(parts[0]) if parts else set()
+    while True:
+        links = [pair for pair in broken if pair <= kept]
+        if not links:
+            return tuple(node for node in order if node in kept)
+        worst = max(kept, key=lambda node: (sum(node in pair for pair in links), order.index(node)))
+        kept.discard(worst)
+
+
+def _parts(order: list[str], broken: set[frozenset[str]]) -> list[list[str]]:
+    """Connected parts, each in the given order. A link that nobody found broken holds."""
+    left = dict.fromkeys(order)
+    parts = []
+    while left:
+        frontier = [next(iter(left))]
+        part = set()
+        while frontier:
+            node = frontier.pop()
+            part.add(node)
+            left.pop(node, None)
+            near = [other for other in left if frozenset((node, other)) not in broken]
+            frontier.extend(near)
+            for other in near:
+                del left[other]
+        parts.append([node for node in order if node in part])
+    return parts
+
+
+def probe_targets(plan: Plan, node: str) -> Mapping[str, str]:
+    """Whom a node tests under a PROBE plan, with their beat addresses: at ring distances 1, 2, 4, ... on both sides.
+
+    That is O(log N) each, and any cut through the ring shows as broken links on both of its sides.
+    """
+    seats = plan.seats
+    here = next((i for i, seat in enumerate(seats) if seat.member.node == node), None)
+    if here is None:
+        return {}
+    hops = [1 << k for k in range(len(seats).bit_length()) if 1 << k < len(seats)]
+    found = {seats[(here + side * hop) % len(seats)] for hop in hops for side in (1, -1)}
+    return {seat.member.node: seat.beat for seat in sorted(found, key=lambda s: s.member) if seat.member.node != node}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a worker's beat page says: which phase, since when, and whether it waits for others there.
+
+    Example: Progress(slot=0, step=1283, phase="update", since=812.4, waiting=True, stopped=False)
+    """
+
+    slot: int
+    step: int
+    phase: str
+    since: float
+    waiting: bool
+    stopped: bool = False  # the kernel says so (state T)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How long each phase may take: learned from the slowest seen, never under the floor, never over the cap."""
+
+    settings: Timeouts
+    slowest: Mapping[str, float] = field(default_factory=dict)
+
+    def learn(self, phase: str, took_s: float) -> "Budgets":
+        """A phase was left after `took_s`."""
+        if took_s <= self.slowest.get(phase, 0.0):
+            return self
+        return replace(self, slowest={**self.slowest, phase: took_s})
+
+    def budget(self, phase: str) -> float:
+        """Seconds without progress after which a worker in this phase is stalled."""
+        cap = self.settings.phase_s.get(phase, self.settings.default_phase_s)
+        seen = self.slowest.get(phase)
+        if seen is None:
+            return cap
+        return min(cap, max(self.settings.floor_s, self.settings.slack * seen))
+
+    def stalled(self, progress: Progress, now: float) -> Stall | None:
+        """The stall that this worker is in, if it is."""
+        budget = self.budget(progress.phase)
+        for_s = now - progress.since
+        if for_s < budget:
+            return None
+        return Stall(
+            slot=progress.slot, step=progress.step, phase=progress.phase, for_s=for_s, budget_s=budget,
+            waiting=progress.waiting, stopped=progress.stopped,
+        )  # fmt: skip
