@@ -173,9 +173,9 @@ def subject(action: Action) -> Hashable:
     """What an action is about: two of one subject replace each other."""
     match action:
         case Kill(slot=slot):
-            return (Kill, slot)
+            return ("Kill", slot)
         case Confine(quarantine=quarantine):
-            return (Confine, quarantine.member.node)
+            return ("Confine", quarantine.member.node)
         case _:
             return type(action).__name__
 

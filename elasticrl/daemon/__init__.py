@@ -1,1 +1,1 @@
-"""Placeholder docstring; see docs/ARCHITECTURE.md."""
+"""The daemon on every node: a thin asyncio shell around `core.step`. It imports no torch and decides nothing itself."""

@@ -1,0 +1,93 @@
+"""What lies where in the store, and how it is written: versioned JSON, read with validation.
+
+Everything of a job is under `/elasticrl/<job>/`:
+
+    plan                 the one file of truth
+    commit               the newest disk checkpoint
+    leader               who leads, under its lease
+    intent               what the operators want of the whole job
+    members/<node>       what a member says of itself, under its lease
+    quarantine/<node>    who is kept out, and why
+    drain/<node>         the life of a node that was asked to leave
+    secret               the key that neighbours sign their beats with
+"""
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+PLAN = "plan"
+COMMIT = "commit"
+LEADER = "leader"
+INTENT = "intent"
+MEMBERS = "members/"
+QUARANTINES = "quarantine/"
+DRAINS = "drain/"
+SECRET = "secret"  # noqa: S105 - the key's name, not a secret
+
+VERSION = 1
+
+T = TypeVar("T")
+
+
+def namespace(job: str) -> str:
+    """The prefix of a job's keys."""
+    return f"/elasticrl/{job}/"
+
+
+def member_key(node: str) -> str:
+    """Where a node's record lies."""
+    return MEMBERS + node
+
+
+def quarantine_key(node: str) -> str:
+    """Where a node's quarantine lies."""
+    return QUARANTINES + node
+
+
+def drain_key(node: str) -> str:
+    """Where a node's request to leave lies."""
+    return DRAINS + node
+
+
+class Unreadable(ValueError):
+    """A value in the store, a trace or a message is not what it should be."""
+
+
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type) -> TypeAdapter[Any]:
+    """The validator of a type; building one is slow, so each is built once."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+def dump(value: object) -> bytes:
+    """A value of the core's vocabulary as versioned JSON, without what is at its default."""
+    plain = adapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
+    return json.dumps({"v": VERSION, "value": plain}, separators=(",", ":"), sort_keys=True).encode()
+
+
+def load(kind: type[T], data: bytes | str, where: str) -> T:
+    """The value again, or `Unreadable` with the place, what is wrong, and what to do."""
+    try:
+        envelope = json.loads(data)
+    except ValueError as error:
+        raise Unreadable(f"{where} is not JSON ({error}); delete the key if no running elasticrl wrote it") from None
+    if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
+        found = envelope.get("v") if isinstance(envelope, dict) else type(envelope).__name__
+        raise Unreadable(
+            f"{where} has format {found!r}, this elasticrl reads {VERSION}; run the same version on all nodes"
+        )
+    try:
+        value: T = adapter(kind).validate_python(envelope.get("value"), strict=False)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        raise Unreadable(
+            f"{where}: {field}: {problem['msg']}; delete the key if no running elasticrl wrote it"
+        ) from None
+    return value

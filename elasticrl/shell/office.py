@@ -1,0 +1,128 @@
+"""The store-side actions of the core, performed: lease, record, leadership, plans, commits, quarantines, requests.
+
+The one idea: no action has a reply. What a transaction did is seen by the watch; what was lost is decided again. So every
+failure of the store here is logged and forgotten, and only the lease speaks back (`Leased`).
+"""
+
+from collections.abc import Callable, Sequence
+
+from elasticrl.core import events
+from elasticrl.core.events import (
+    Action,
+    Ask,
+    Campaign,
+    Commit,
+    Confine,
+    KeepAlive,
+    Leased,
+    Propose,
+    Publish,
+)
+from elasticrl.core.model import Commit as Committed
+from elasticrl.core.model import Intent, Member, Record, Verb
+from elasticrl.shell import keys
+from elasticrl.shell.sight import Sight, Wanted
+from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
+
+INTENTS = {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
+
+
+class Office:
+    """Performs what the core decides about the store, under one lease."""
+
+    def __init__(
+        self,
+        store: Store,
+        me: Member,
+        sight: Sight,
+        *,
+        ttl_s: float,
+        post: Callable[[events.Event], None],
+        clock: Callable[[], float],
+        lease: Lease | None = None,
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._sight = sight
+        self._ttl_s = ttl_s
+        self._post = post
+        self._clock = clock
+        self.lease = lease  # of an earlier daemon whose workers we adopted, or None
+
+    async def perform(self, action: Action) -> bool:
+        """Do it; False if this is not an action on the store."""
+        match action:
+            case KeepAlive():
+                await self._keep_alive()
+            case Publish(record=record):
+                await self._publish(keys.member_key(self._me.node), keys.dump(record))
+            case Campaign(over=over):
+                put = Put(key=keys.LEADER, value=keys.dump(self._me), lease=self.lease.id if self.lease else 0)
+                if put.lease:
+                    await self._write([Unchanged(key=keys.LEADER, revision=over)], [put])
+            case Propose(plan=plan):
+                fences = [
+                    Unchanged(key=keys.PLAN, revision=action.if_plan),
+                    Unchanged(key=keys.COMMIT, revision=action.if_commit),
+                    Unchanged(key=keys.LEADER, revision=action.if_leader),
+                ]
+                await self._write(fences, [Put(key=keys.PLAN, value=keys.dump(plan))])
+            case Commit(step=step, generation=generation, manifest=manifest):
+                fences = [
+                    Unchanged(key=keys.PLAN, revision=action.if_plan),
+                    Unchanged(key=keys.COMMIT, revision=action.if_commit),
+                ]
+                commit = Committed(step=step, generation=generation, manifest=manifest)
+                await self._write(fences, [Put(key=keys.COMMIT, value=keys.dump(commit))])
+            case Confine(quarantine=quarantine, if_leader=if_leader):
+                put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))
+                await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
+            case Ask(verb=verb, node=node):
+                await self._ask(verb, node)
+            case _:
+                return False
+        return True
+
+    async def retire(self) -> None:
+        """Revoke the lease: the others know in milliseconds that this member has left."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            await self._store.revoke(lease.id)
+
+    async def _keep_alive(self) -> None:
+        held = self.lease
+        lease = await (self._store.keepalive(held.id) if held else self._store.grant(self._ttl_s))
+        self.lease = lease if lease.held else None
+        self._post(Leased(now=self._clock(), sent=lease.sent, held=lease.held))
+
+    async def _publish(self, key: str, value: bytes) -> None:
+        if self.lease is None:
+            return
+        try:
+            await self._store.put(key, value, self.lease.id)
+        except LeaseGone:
+            self.lease = None
+            self._post(Leased(now=self._clock(), sent=0.0, held=False))
+
+    async def _write(self, fences: Sequence[Compare], ops: Sequence[Op]) -> None:
+        try:
+            await self._store.txn(fences, ops)
+        except LeaseGone:
+            self.lease = None
+            self._post(Leased(now=self._clock(), sent=0.0, held=False))
+
+    async def _ask(self, verb: Verb, node: str | None) -> None:
+        if verb in INTENTS:
+            wanted = Wanted(intent=INTENTS[verb], generation=self._sight.view.generation)
+            await self._store.put(keys.INTENT, keys.dump(wanted))
+        elif verb is Verb.ADMIT and node:
+            await self._store.txn((), [Delete(scope=keys.quarantine_key(node)), Delete(scope=keys.drain_key(node))])
+        elif verb is Verb.DRAIN and node:
+            entry = await self._store.get(keys.member_key(node))
+            if entry:
+                await self._store.put(keys.drain_key(node), keys.dump(member_of(entry.value, node)))
+
+
+def member_of(value: bytes, node: str) -> Member:
+    """The life that a node's record speaks of."""
+    return keys.load(Record, value, keys.member_key(node)).member

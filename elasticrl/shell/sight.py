@@ -1,0 +1,139 @@
+"""The store as this node sees it: a `View` kept up to date by a watch.
+
+The one idea: entries are kept by key with the revision they were written at, so that scopes read at different revisions,
+repeated events and a re-listing all lead to the same picture; the view is made from the picture when somebody looks.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, View
+from elasticrl.shell import keys
+from elasticrl.store.protocol import Batch, Entry, Event, Get, Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What lies at the `intent` key.
+
+    Example: Wanted(intent=Intent.PAUSE, generation=14)
+    """
+
+    intent: Intent
+    generation: int = 0
+
+
+class Sight:
+    """Watches the store for one member, and tells when there is something new to see."""
+
+    def __init__(
+        self, store: Store, me: Member, *, changed: Callable[[View], None], complain: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._changed = changed
+        self._complain = complain
+        self._everyone = False
+        self._revisions: dict[str, int] = {}  # of each key's newest event, deletions too
+        self._records: dict[str, Record] = {}
+        self._quarantines: dict[str, Quarantine] = {}
+        self.view = View()
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """What this node watches: the few keys that all need, and its own; the leader and its deputies also everybody's."""
+        node = self._me.node
+        shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.drain_key(node))
+        return (*shared, keys.MEMBERS, keys.QUARANTINES) if self._everyone else (*shared, keys.member_key(node))
+
+    async def watch(self, *, everyone: bool) -> None:
+        """Read the scopes, then follow them for ever. Cancel it to watch others."""
+        self._everyone = everyone
+        while True:
+            revision = await self._read()
+            self._tell(revision)
+            async with aclosing(self._store.watch(self.scopes, revision + 1)) as batches:  # type: ignore[type-var]
+                async for batch in batches:
+                    if batch.relist is not None:
+                        self._complain(batch.relist)
+                        break
+                    self._apply(batch)
+
+    async def _read(self) -> int:
+        """All scopes, from one revision on. What was known and is not there any more is forgotten."""
+        single = [scope for scope in self.scopes if not scope.endswith("/")]
+        answer = await self._store.txn((), [Get(scope=scope) for scope in single])
+        entries = [entry for response in answer.responses for entry in response.entries]
+        revision = answer.revision
+        self._revisions.clear()
+        self._records.clear()
+        self._quarantines.clear()
+        self.view = View(revision=revision)
+        for scope in self.scopes:
+            if scope.endswith("/"):
+                listing = await self._store.scan(scope)
+                entries.extend(listing.entries)
+        self._take(Event(key=entry.key, entry=entry, revision=entry.mod_revision) for entry in entries)
+        return revision
+
+    def _apply(self, batch: Batch) -> None:
+        self._take(batch.events)
+        if batch.events:
+            self._tell(batch.revision)
+
+    def _tell(self, revision: int) -> None:
+        view = replace(self.view, revision=max(revision, self.view.revision))
+        if self._everyone:
+            view = replace(view, records=dict(self._records), quarantines=dict(self._quarantines))
+        self.view = view
+        self._changed(view)
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.revision <= self._revisions.get(event.key, 0):
+                continue
+            self._revisions[event.key] = event.revision
+            try:
+                self._see(event.key, event.entry)
+            except keys.Unreadable as error:
+                self._complain(str(error))
+
+    def _see(self, key: str, entry: Entry | None) -> None:
+        """One key's new value into the picture; a value that cannot be read leaves the picture as it was."""
+        revision = entry.mod_revision if entry else 0
+        match key:
+            case keys.PLAN:
+                self.view = replace(self.view, plan=read(Plan, entry, key), plan_revision=revision)
+            case keys.COMMIT:
+                self.view = replace(self.view, commit=read(Commit, entry, key), commit_revision=revision)
+            case keys.LEADER:
+                self.view = replace(self.view, leader=read(Member, entry, key), leader_revision=revision)
+            case keys.INTENT:
+                wanted = read(Wanted, entry, key) or Wanted(intent=Intent.RUN)
+                self.view = replace(self.view, intent=wanted.intent, intent_generation=wanted.generation)
+            case _ if key == keys.drain_key(self._me.node):
+                self.view = replace(self.view, drain=read(Member, entry, key))
+            case _ if key.startswith(keys.MEMBERS):
+                record = read(Record, entry, key)
+                put(self._records, key.removeprefix(keys.MEMBERS), record)
+                if key == keys.member_key(self._me.node):
+                    self.view = replace(self.view, own=record if record and record.member == self._me else None)
+            case _ if key.startswith(keys.QUARANTINES):
+                put(self._quarantines, key.removeprefix(keys.QUARANTINES), read(Quarantine, entry, key))
+
+
+def read(kind: type[T], entry: Entry | None, where: str) -> T | None:
+    """An entry's value, or None if the key does not exist."""
+    return keys.load(kind, entry.value, where) if entry else None
+
+
+def put(picture: dict[str, T], name: str, value: T | None) -> None:
+    """Set or remove."""
+    if value is None:
+        picture.pop(name, None)
+    else:
+        picture[name] = value
