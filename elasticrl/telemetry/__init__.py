@@ -1,1 +1,1 @@
-"""Placeholder docstring; see docs/ARCHITECTURE.md."""
+"""What elasticrl says about itself: structured events and metrics, each name declared once with its meaning."""

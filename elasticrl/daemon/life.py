@@ -1,0 +1,107 @@
+"""What outlives a daemon on its node: who it is, its lease, and the lock that keeps a second daemon out.
+
+The one idea: one small file in the runtime directory, written before it matters. A new daemon that finds the workers of the old
+one still running goes on as the same member under the same lease; one that does not is a new member. So `systemctl restart`
+and kill -9 of the daemon cost no step, and a restarted daemon never keeps a place its workers have lost.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from elasticrl.core.model import Member
+
+
+class Taken(RuntimeError):
+    """Another daemon runs for this job and node here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One life of this node.
+
+    Example: Life(node="n03", incarnation=2, lease=7587, agent_pid=4711, agent_started=182233)
+    """
+
+    node: str
+    incarnation: int
+    lease: int = 0  # 0: none
+    agent_pid: int = 0
+    agent_started: int = 0  # in clock ticks since boot, so that a reused pid is not mistaken for the agent
+
+    @property
+    def member(self) -> Member:
+        """As the plan calls it."""
+        return Member(node=self.node, incarnation=self.incarnation)
+
+
+def started_at(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return 0 if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+class Home:
+    """The runtime directory of one node of one job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        self._lock: IO[str] | None = None
+
+    @property
+    def control(self) -> Path:
+        """Where operators' commands find the daemon."""
+        return self.folder / "control.sock"
+
+    def lock(self) -> None:
+        """Be the only daemon here, or raise `Taken`."""
+        held = (self.folder / "daemon.lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            held.seek(0)
+            pid = held.read().strip() or "unknown"
+            held.close()
+            raise Taken(
+                f"a daemon for this job and node runs here already (pid {pid}, {self.folder}); stop it, or give this one another node.name"
+            ) from None
+        held.truncate(0)
+        held.write(str(os.getpid()))
+        held.flush()
+        self._lock = held
+
+    def load(self) -> Life | None:
+        """The life that was written last, or None."""
+        try:
+            plain = json.loads((self.folder / "life.json").read_text(encoding="utf-8"))
+            return Life(**plain)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save(self, life: Life) -> None:
+        """Write it so that a kill at any moment leaves the old or the new one."""
+        fresh = self.folder / "life.json.new"
+        with fresh.open("w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            json.dump(asdict(life), file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.folder / "life.json")
+
+
+def next_life(node: str, before: Life | None, known: int, *, agent_runs: bool) -> Life:
+    """The life to lead: the old one if its agent still runs, else one that nobody has heard of.
+
+    `known` is the highest incarnation of this node that the store remembers.
+    """
+    if before is not None and before.node == node and agent_runs:
+        return before
+    highest = max(known, before.incarnation if before and before.node == node else 0)
+    return replace(Life(node=node, incarnation=0), incarnation=highest + 1)

@@ -1,0 +1,168 @@
+"""Beats between neighbouring daemons: small signed UDP datagrams, and the detector that judges their absence.
+
+The one idea: a beat says only "this life of this node can still run and be heard here". Whether silence means death is
+decided elsewhere, by several neighbours together. Every datagram is signed with the job's secret and carries a number that
+rises within a life, so that neither a stranger nor an echo is taken for a neighbour.
+"""
+
+import asyncio
+import hmac
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from elasticrl.core.events import Cleared, Event, Suspected
+from elasticrl.core.model import Member, Plan
+from elasticrl.core.settings import Membership
+from elasticrl.core.suspect import Detector, neighbours
+
+MAGIC: Final = b"eRL1"
+HEAD: Final = struct.Struct("!4sBQQH")  # magic, kind, incarnation, number, length of the node's name
+MAC_BYTES: Final = 16
+BEAT, PING, PONG = 1, 2, 3
+
+
+class Sender(Protocol):
+    """What is needed of a datagram transport."""
+
+    def sendto(self, data: bytes, addr: tuple[str, int]) -> None:
+        """Send, or drop."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+def seal(secret: bytes, kind: int, member: Member, number: int) -> bytes:
+    """A datagram.
+
+    Example: seal(secret, BEAT, Member(node="n03", incarnation=2), 1041)
+    """
+    name = member.node.encode()
+    body = HEAD.pack(MAGIC, kind, member.incarnation, number, len(name)) + name
+    return body + hmac.digest(secret, body, "sha256")[:MAC_BYTES]
+
+
+def unseal(secret: bytes, data: bytes) -> tuple[int, Member, int] | str:
+    """Kind, sender and number of a datagram, or what is wrong with it."""
+    if len(data) < HEAD.size + MAC_BYTES or data[:4] != MAGIC:
+        return "not a beat"
+    body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
+    if not hmac.compare_digest(hmac.digest(secret, body, "sha256")[:MAC_BYTES], mac):
+        return "signed with another key: another job, or a stranger"
+    _, kind, incarnation, number, length = HEAD.unpack_from(body)
+    if len(body) != HEAD.size + length:
+        return "cut short"
+    return kind, Member(node=body[HEAD.size :].decode(errors="replace"), incarnation=incarnation), number
+
+
+def address_of(beat: str) -> tuple[str, int]:
+    """`10.0.0.3:7461` as a socket address."""
+    host, _, port = beat.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Neighbours(asyncio.DatagramProtocol):
+    """This node's end of the beats."""
+
+    def __init__(
+        self,
+        me: Member,
+        secret: bytes,
+        settings: Membership,
+        *,
+        post: Callable[[Event], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self._me = me
+        self._secret = secret
+        self._settings = settings
+        self._post = post
+        self._refused = refused
+        self._transport: Sender | None = None
+        self._plan: Plan | None = None
+        self._peers: dict[str, tuple[str, int]] = {}  # whom we send to
+        self._newest: dict[Member, int] = {}
+        self._number = time.time_ns()  # rises over restarts of the daemon within one life as well
+        self.detector = Detector(settings=settings)
+        self.sent = self.heard = 0
+        self.address = ""
+
+    async def open(self, host: str, port: int = 0) -> None:
+        """Listen on this address; `address` then says where."""
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        self._transport = transport
+        bound = transport.get_extra_info("sockname")
+        self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+
+    def close(self) -> None:
+        """Fall silent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def beat(self) -> None:
+        """Send and judge, for ever."""
+        while True:
+            self._send(BEAT)
+            self.judge(time.monotonic())
+            await asyncio.sleep(self._settings.beat_s)
+
+    def follow(self, plan: Plan | None) -> None:
+        """Another plan, another ring."""
+        if plan is self._plan:
+            return
+        self._plan = plan
+        seats = {seat.member.node: seat for seat in plan.seats + plan.spares} if plan else {}
+        ring = neighbours(plan, self._me.node, self._settings.neighbours)
+        self._peers = {node: address_of(seats[node].beat) for node in ring if seats[node].beat}
+        self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
+        self.detector = self.detector.watch(self._peers, time.monotonic())
+
+    def doubt(self) -> None:
+        """A collective broke: some neighbour may be gone. Ask all of them; who lives answers in a round trip."""
+        now = time.monotonic()
+        for node in self._peers:
+            self.detector = self.detector.doubt(node, now)
+        self._send(PING)
+        loop = asyncio.get_running_loop()
+        for later_s in (0.5 * self._settings.beat_s, self._settings.beat_s):
+            loop.call_later(later_s, self._send, PING)
+        loop.call_later(1.5 * self._settings.beat_s + 0.001, lambda: self.judge(time.monotonic()))
+
+    def judge(self, now: float) -> None:
+        """Tell the core who has fallen silent, and who is heard again."""
+        self.detector, suspected, cleared = self.detector.judge(now)
+        for node in suspected:
+            self._post(Suspected(now=now, node=node))
+        for node in cleared:
+            self._post(Cleared(now=now, node=node))
+
+    def _send(self, kind: int) -> None:
+        if self._transport is None:
+            return
+        self._number += 1
+        data = seal(self._secret, kind, self._me, self._number)
+        for address in self._peers.values():
+            self._transport.sendto(data, address)
+            self.sent += 1
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """A beat, a question, or noise."""
+        opened = unseal(self._secret, data)
+        if isinstance(opened, str):
+            self._refused(f"{addr[0]}:{addr[1]}", opened)
+            return
+        kind, member, number = opened
+        if number <= self._newest.get(member, -1):
+            return  # an echo
+        if member.node in self._peers:
+            self._newest[member] = number
+            self.heard += 1
+            self.detector = self.detector.hear(member.node, time.monotonic())
+        if kind == PING and self._transport is not None:
+            self._number += 1
+            self._transport.sendto(seal(self._secret, PONG, self._me, self._number), addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """The kernel says that a datagram was not delivered; silence says the same, and is judged."""

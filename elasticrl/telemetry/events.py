@@ -1,0 +1,201 @@
+"""Every log event elasticrl can write, declared once: its level, its fields, and what it means to an operator.
+
+`docs/EVENTS.md` is generated from this table, and an event that is not in it is itself logged as a `bug`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One event.
+
+    Example: Declared(name="plan.adopted", fields={"generation": "its number"}, meaning="this node follows a new plan")
+    """
+
+    name: str
+    meaning: str
+    level: Level = "info"
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+EVENTS: tuple[Declared, ...] = (
+    Declared(
+        name="daemon.started",
+        meaning="The daemon is up and about to join.",
+        fields={
+            "member": "node/incarnation",
+            "pid": "of the daemon",
+            "adopted": "running workers were taken over",
+            "version": "",
+        },
+    ),
+    Declared(
+        name="daemon.stopped",
+        meaning="The daemon ends.",
+        fields={"code": "exit code", "reason": "why", "workers": "kept (a restart) or ended (a stop)"},
+    ),
+    Declared(
+        name="daemon.reloaded",
+        meaning="SIGHUP: the configuration was read again.",
+        fields={"changed": "keys taken over", "ignored": "keys that need a restart"},
+    ),
+    Declared(
+        name="daemon.refused",
+        meaning="The daemon will not start; the reason says what to do.",
+        level="error",
+        fields={"reason": "what is wrong and what to do"},
+    ),
+    Declared(
+        name="plan.adopted",
+        meaning="This node follows a new plan.",
+        fields={
+            "generation": "its number",
+            "phase": "train, hold, probe or stop",
+            "members": "seated nodes",
+            "world": "training ranks",
+            "resume": "newest committed step when it was written",
+            "rung": "of the recovery ladder; start if this is no recovery",
+            "reason": "the sentence that status shows",
+        },
+    ),
+    Declared(name="leader.elected", meaning="This node leads from now on.", fields={"member": "this member"}),
+    Declared(name="leader.resigned", meaning="This node does not lead any more.", fields={"member": "this member"}),
+    Declared(
+        name="node.state",
+        meaning="What this node is doing has changed.",
+        fields={"reason": "the sentence that status shows"},
+    ),
+    Declared(
+        name="workers.changed",
+        meaning="What this node's workers are doing has changed.",
+        fields={
+            "work": "none, joining, training, ...",
+            "generation": "",
+            "born": "generation that launched them",
+            "step": "sealed",
+        },
+    ),
+    Declared(
+        name="worker.exited",
+        meaning="A worker process has ended without being told to.",
+        level="warning",
+        fields={
+            "generation": "",
+            "slot": "",
+            "step": "newest sealed",
+            "cause": "signal, exit code or exception",
+            "own": "its own doing",
+        },
+    ),
+    Declared(
+        name="worker.stalled",
+        meaning="A worker has made no progress for longer than its phase's budget.",
+        level="warning",
+        fields={
+            "slot": "",
+            "phase": "",
+            "for_s": "",
+            "budget_s": "",
+            "waiting": "in a collective: a victim",
+            "stopped": "by a signal",
+        },
+    ),
+    Declared(
+        name="recovery.done",
+        meaning="The first step of a new generation is sealed.",
+        fields={
+            "generation": "",
+            "rung": "",
+            "total_s": "from the first sign of the fault to the sealed step",
+            "stages": "seconds by stage: detect, decide, reform, first_step",
+        },
+    ),
+    Declared(
+        name="neighbour.suspected", meaning="A neighbour's beats have stopped.", level="warning", fields={"node": ""}
+    ),
+    Declared(name="neighbour.cleared", meaning="A suspected neighbour is heard again.", fields={"node": ""}),
+    Declared(
+        name="store.failed",
+        meaning="The store did not do what was asked; it is asked again.",
+        level="warning",
+        fields={"action": "what was asked", "error": "what happened"},
+    ),
+    Declared(
+        name="store.warning",
+        meaning="Something about the store an operator should know.",
+        level="warning",
+        fields={"text": ""},
+    ),
+    Declared(
+        name="store.unreadable",
+        meaning="A value in the store cannot be read; what was known before stays.",
+        level="error",
+        fields={"text": "where, what, and what to do"},
+    ),
+    Declared(
+        name="store.started",
+        meaning="An embedded etcd runs on this node.",
+        fields={"endpoint": "", "adopted": "", "binary": ""},
+    ),
+    Declared(
+        name="agent.started",
+        meaning="The agent process of this node runs.",
+        fields={"pid": "", "adopted": "it was running already"},
+    ),
+    Declared(
+        name="agent.lost",
+        meaning="The agent has gone, and its workers with it.",
+        level="warning",
+        fields={"reason": ""},
+    ),
+    Declared(
+        name="agent.refused",
+        meaning="A message of the agent cannot be read.",
+        level="error",
+        fields={"text": "what is wrong with it"},
+    ),
+    Declared(
+        name="control.asked",
+        meaning="An operator asked for something.",
+        fields={"verb": "", "node": "", "uid": "of the asking process", "pid": "of the asking process"},
+    ),
+    Declared(
+        name="beats.refused",
+        meaning="A datagram on the beat port was not signed by a member of this job, or cannot be read.",
+        level="warning",
+        fields={"sender": "address", "problem": ""},
+    ),
+    Declared(
+        name="bug",
+        meaning="Something that must not happen has happened: please report it.",
+        level="error",
+        fields={"exception": ""},
+    ),
+)
+
+BY_NAME: dict[str, Declared] = {declared.name: declared for declared in EVENTS}
+
+
+def document() -> str:
+    """`docs/EVENTS.md`, from the table."""
+    lines = [
+        "# Events",
+        "",
+        "Every line that elasticrl logs is one of these. Under systemd and in files a line is one JSON object with `event`,",
+        "`level`, `at` (UTC), `job`, `node` and `member` besides the fields below; on a terminal it is coloured text.",
+        "This page is generated: `python -m elasticrl.telemetry.events > docs/EVENTS.md`.",
+        "",
+    ]
+    for declared in EVENTS:
+        lines += [f"## {declared.name}", "", f"*{declared.level}.* {declared.meaning}", ""]
+        lines += [f"- `{name}`{': ' + text if text else ''}" for name, text in declared.fields.items()]
+        lines += [""] if declared.fields else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,73 @@
+"""Prometheus metrics of a daemon, each declared once. `docs/METRICS.md` is generated from this table."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Metrics:
+    """One daemon's metrics, in a registry of their own, so that two daemons in one process (tests) do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.generation = Gauge("elasticrl_generation", "Number of the plan this node follows.", registry=r)
+        self.world = Gauge("elasticrl_world_ranks", "Training ranks in the present plan.", registry=r)
+        self.step = Gauge("elasticrl_sealed_step", "Newest sealed step of this node's workers.", registry=r)
+        self.committed = Gauge("elasticrl_committed_step", "Step of the newest disk checkpoint.", registry=r)
+        self.commit_age = Gauge(
+            "elasticrl_commit_age_seconds", "Time since the newest disk checkpoint was seen.", registry=r
+        )
+        self.leading = Gauge("elasticrl_leading", "1 while this node leads.", registry=r)
+        self.lease_age = Gauge(
+            "elasticrl_lease_age_seconds", "Time since the last keepalive that the store acknowledged.", registry=r
+        )
+        self.goodput = Gauge(
+            "elasticrl_goodput_ratio",
+            "Time spent in steps that were sealed, over all time since the start.",
+            registry=r,
+        )
+        self.recoveries = Counter("elasticrl_recoveries", "Recoveries, by rung of the ladder.", ["rung"], registry=r)
+        self.exits = Counter(
+            "elasticrl_worker_exits", "Workers that ended without being told to, by cause.", ["cause"], registry=r
+        )
+        self.stalls = Counter(
+            "elasticrl_worker_stalls", "Workers without progress beyond their budget, by phase.", ["phase"], registry=r
+        )
+        self.recovery_s = Histogram(
+            "elasticrl_recovery_seconds", "Seconds of each stage of a recovery.", ["stage"], buckets=SECONDS, registry=r
+        )
+        self.store_s = Histogram(
+            "elasticrl_store_seconds",
+            "Seconds that an action on the store took.",
+            ["action"],
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.beats_sent = Counter("elasticrl_beats_sent", "Beats sent to neighbours.", registry=r)
+        self.beats_heard = Counter("elasticrl_beats_heard", "Beats heard from neighbours.", registry=r)
+        self.suspected = Gauge("elasticrl_neighbours_suspected", "Neighbours that this node does not hear.", registry=r)
+
+
+def document() -> str:
+    """`docs/METRICS.md`, from the declarations."""
+    lines = [
+        "# Metrics",
+        "",
+        "Served in Prometheus' text format where `telemetry.metrics_address` says (loopback by default).",
+        "This page is generated: `python -m elasticrl.telemetry.metrics > docs/METRICS.md`.",
+        "",
+        "| name | kind | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, CollectorRegistry):
+            continue
+        name = metric._name + ("_total" if isinstance(metric, Counter) else "")  # noqa: SLF001 - there is no public accessor
+        labels = ", ".join(metric._labelnames)  # noqa: SLF001 - see above
+        lines.append(f"| `{name}` | {type(metric).__name__.lower()} | {labels} | {metric._documentation} |")  # noqa: SLF001 - see above
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")
