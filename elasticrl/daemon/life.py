@@ -70,9 +70,8 @@ class Home:
             held.seek(0)
             pid = held.read().strip() or "unknown"
             held.close()
-            raise Taken(
-                f"a daemon for this job and node runs here already (pid {pid}, {self.folder}); stop it, or give this one another node.name"
-            ) from None
+            here = f"a daemon for this job and node runs here already (pid {pid}, {self.folder})"
+            raise Taken(f"{here}; stop it, or give this one another node.name") from None
         held.truncate(0)
         held.write(str(os.getpid()))
         held.flush()
@@ -89,7 +88,8 @@ class Home:
     def save(self, life: Life) -> None:
         """Write it so that a kill at any moment leaves the old or the new one."""
         fresh = self.folder / "life.json.new"
-        with fresh.open("w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(private, "w", encoding="utf-8") as file:
             json.dump(asdict(life), file)
             file.flush()
             os.fsync(file.fileno())

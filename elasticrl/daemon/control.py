@@ -1,0 +1,176 @@
+"""The control socket: how `elasticrl status`, `drain` and the others speak to the daemon of their node.
+
+One unix socket, one JSON line per question, one per answer (`events` goes on with one per event). The kernel says who asks; root,
+the daemon's own user and members of its group may. Nothing is listened to over the network.
+
+    -> {"v": 1, "verb": "drain", "node": "n03"}
+    <- {"v": 1, "ok": true, "value": "n03 was asked to leave"}
+"""
+
+import asyncio
+import grp
+import json
+import os
+import pwd
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+MAX_LINE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Who asks, by the kernel's word."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Refused(Exception):
+    """The question cannot be answered; the message says why, and what to do."""
+
+
+Answer = Callable[[str, Mapping[str, Any], Asker], Awaitable[Any]]
+Stream = Callable[[Mapping[str, Any]], AsyncIterator[Any]]
+
+
+class Control:
+    """Serves the control socket."""
+
+    def __init__(
+        self, path: Path, answer: Answer, streams: Mapping[str, Stream], *, group: str = "", deadline_s: float = 10.0
+    ) -> None:
+        self._path = path
+        self._answer = answer
+        self._streams = streams
+        self._group = group
+        self._deadline_s = deadline_s
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
+        self._path.unlink(missing_ok=True)
+        mask = os.umask(0o117)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._path, limit=MAX_LINE)
+        finally:
+            os.umask(mask)
+        if self._group:
+            try:
+                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
+            except (KeyError, PermissionError):
+                self._group = ""  # no such group, or not ours to give: then only root and this user may ask
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asker = asker_of(writer.get_extra_info("socket"))
+            while line := await reader.readline():
+                await self._one(line, asker, writer)
+        except (ConnectionError, ValueError, asyncio.LimitOverrunError):
+            pass  # the asker has gone, or sent a line without an end
+        finally:
+            writer.close()
+
+    async def _one(self, line: bytes, asker: Asker, writer: asyncio.StreamWriter) -> None:
+        try:
+            question = parse(line)
+            if not self._may(asker):
+                raise Refused(f"user {asker.uid} may not control this daemon; ask as root or a member of its group")
+            verb = question["verb"]
+            if verb in self._streams:
+                async for item in self._streams[verb](question):
+                    writer.write(pack({"ok": True, "value": item}))
+                    await writer.drain()
+                return
+            async with asyncio.timeout(self._deadline_s):
+                value = await self._answer(verb, question, asker)
+            writer.write(pack({"ok": True, "value": value}))
+        except Refused as error:
+            writer.write(pack({"ok": False, "error": str(error)}))
+        except TimeoutError:
+            writer.write(
+                pack({"ok": False, "error": f"no answer within {self._deadline_s:.0f} s; is the store reachable?"})
+            )
+        await writer.drain()
+
+    def _may(self, asker: Asker) -> bool:
+        if asker.uid in (0, os.geteuid()):
+            return True
+        if not self._group:
+            return False
+        try:
+            gid = grp.getgrnam(self._group).gr_gid
+            name = pwd.getpwuid(asker.uid).pw_name
+            return gid == asker.gid or gid in os.getgrouplist(name, asker.gid)
+        except KeyError:
+            return False
+
+
+def asker_of(sock: socket.socket) -> Asker:
+    """The process at the other end, as the kernel knows it."""
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Asker(pid=pid, uid=uid, gid=gid)
+
+
+def parse(line: bytes) -> Mapping[str, Any]:
+    """A question, or `Refused`."""
+    try:
+        question = json.loads(line)
+    except ValueError:
+        raise Refused("a question is one JSON object on one line") from None
+    if not isinstance(question, dict) or not isinstance(question.get("verb"), str):
+        raise Refused('a question is a JSON object with a "verb"')
+    if question.get("v") != VERSION:
+        raise Refused(
+            f"this daemon speaks version {VERSION}, the question is of version {question.get('v')!r}: update the older one"
+        )
+    return question
+
+
+def pack(answer: Mapping[str, Any]) -> bytes:
+    """An answer as one line."""
+    return json.dumps({"v": VERSION, **answer}, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+class Unanswered(RuntimeError):
+    """The daemon did not answer, or said no."""
+
+
+def ask(path: Path, verb: str, *, deadline_s: float = 15.0, **fields: Any) -> Any:
+    """Ask a daemon and wait for its answer; blocking, for the command line. Raises `Unanswered` with what to do."""
+    return next(ask_stream(path, verb, deadline_s=deadline_s, **fields))
+
+
+def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fields: Any) -> Any:
+    """The same for a question with many answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(deadline_s)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            raise Unanswered(
+                f"no daemon answers at {path} ({error.strerror}); start it (systemctl start elasticrl), or ask the store: --store"
+            ) from None
+        sock.sendall(pack({"verb": verb, **fields}))
+        try:
+            for line in sock.makefile("rb"):
+                answer = json.loads(line)
+                if not answer.get("ok"):
+                    raise Unanswered(answer.get("error", "refused"))
+                yield answer["value"]
+        except TimeoutError:
+            raise Unanswered(
+                f"the daemon at {path} did not answer within {deadline_s:.0f} s; its log says why"
+            ) from None

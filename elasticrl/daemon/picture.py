@@ -1,0 +1,148 @@
+"""What `elasticrl status` shows, as values: is it training, how far, who is in, what should I do.
+
+The one idea: the picture is a pure function of what the store says, so the daemon, a machine without one (`--store`), the web
+page and the tests all show the same. Words, not codes; the reason is the very sentence that the core decided by.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticrl.core.model import Phase, Plan, Quarantine, Record, View, Work
+
+STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One node.
+
+    Example: Row(node="n03", member="n03/2", rank=None, state="quarantined", note="2 neighbours cannot hear it")
+    """
+
+    node: str
+    member: str
+    state: str
+    leader: bool = False
+    rank: int | None = None  # of its first slot
+    slots: int = 1
+    step: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The whole job at one moment."""
+
+    job: str
+    state: str
+    generation: int = 0
+    step: int = 0
+    committed: int = 0
+    nodes: int = 0
+    known: int = 0
+    needs: int = 1
+    reason: str = ""
+    here: str = ""  # what this daemon says of itself
+    rows: tuple[Row, ...] = ()
+    advice: tuple[str, ...] = ()
+    exit_code: int | None = None
+
+
+def picture(
+    job: str,
+    view: View,
+    records: Mapping[str, Record],
+    quarantines: Mapping[str, Quarantine],
+    *,
+    needs: int,
+    here: str = "",
+) -> Picture:
+    """The picture of what the store says."""
+    plan = view.plan
+    rows = tuple(
+        row(node, records.get(node), quarantines.get(node), view)
+        for node in sorted(
+            {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
+        )
+    )
+    training = plan is not None and plan.phase is Phase.TRAIN
+    seated = sum(row.rank is not None for row in rows)
+    state = state_of(plan, records)
+    return Picture(
+        job=job,
+        state=state,
+        generation=view.generation,
+        step=max((record.step for record in records.values()), default=view.committed),
+        committed=view.committed,
+        nodes=seated,
+        known=len(rows),
+        needs=needs,
+        reason=plan.reason if plan else "no plan yet: waiting for nodes and a leader",
+        here=here,
+        rows=rows,
+        advice=advice(rows, view, needs, training=training),
+        exit_code=plan.exit_code if plan else None,
+    )
+
+
+def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
+    """The first word of the status."""
+    if plan is None:
+        return "FORMING"
+    if plan.phase is Phase.STOP:
+        return {0: "FINISHED", 70: "CRASH LOOP"}.get(plan.exit_code or 0, "STOPPED")
+    works = {
+        record.work if record.generation == plan.generation else Work.JOINING
+        for seat in plan.seats
+        if (record := records.get(seat.member.node)) and record.member == seat.member
+    }
+    if plan.phase is Phase.TRAIN and works - {Work.TRAINING, Work.DONE}:
+        return "RECOVERING" if plan.rung else "STARTING"
+    return STATES[plan.phase]
+
+
+def row(node: str, record: Record | None, quarantine: Quarantine | None, view: View) -> Row:
+    """One node's line."""
+    seat = view.plan.seat_of.get(record.member) if view.plan and record else None
+    rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
+    leader = view.leader is not None and view.leader.node == node
+    if record is None:
+        return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
+    member, slots = str(record.member), record.slots
+    if quarantine is not None and quarantine.held and rank is None:
+        return Row(node=node, member=member, state="quarantined", leader=leader, slots=slots, note=quarantine.reason)
+    if rank is None:
+        state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
+        return Row(node=node, member=member, state=state, leader=leader, slots=slots)
+    note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
+    if record.suspects:
+        note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
+    return Row(
+        node=node,
+        member=member,
+        state=str(record.work),
+        leader=leader,
+        rank=rank,
+        slots=slots,
+        step=record.step,
+        note=note,
+    )
+
+
+def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> tuple[str, ...]:
+    """What an operator should do, or nothing."""
+    said = [
+        f"{row.node} is out of the plan. See why: elasticrl events {row.node}. Let it back: elasticrl admit {row.node}."
+        for row in rows
+        if row.state == "quarantined"
+    ]
+    present = sum(row.state not in {"gone", "quarantined"} for row in rows)
+    if not training and present < needs:
+        said.append(f"{needs - present} more nodes are needed: start elasticrl on them.")
+    if view.intent == "pause":
+        said.append("The job is paused. Go on: elasticrl resume.")
+    if view.leader is None and rows:
+        said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl status --store.")
+    if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == 70:
+        said.append("The same failure came back each time. Read the log of the rank it names, mend it, start again.")
+    return tuple(said)
