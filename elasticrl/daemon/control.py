@@ -1,7 +1,7 @@
 """The control socket: how `elasticrl status`, `drain` and the others speak to the daemon of their node.
 
-One unix socket, one JSON line per question, one per answer (`events` goes on with one per event). The kernel says who asks; root,
-the daemon's own user and members of its group may. Nothing is listened to over the network.
+One unix socket, one JSON line per question, one per answer (`events` goes on with one per event). The kernel says who asks:
+root, the daemon's own user and members of its group may. Nothing is listened to over the network.
 
     -> {"v": 1, "verb": "drain", "node": "n03"}
     <- {"v": 1, "ok": true, "value": "n03 was asked to leave"}
@@ -160,9 +160,8 @@ def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fiel
         try:
             sock.connect(str(path))
         except OSError as error:
-            raise Unanswered(
-                f"no daemon answers at {path} ({error.strerror}); start it (systemctl start elasticrl), or ask the store: --store"
-            ) from None
+            remedy = "start it (systemctl start elasticrl), or ask the store: --store"
+            raise Unanswered(f"no daemon answers at {path} ({error.strerror}); {remedy}") from None
         sock.sendall(pack({"verb": verb, **fields}))
         try:
             for line in sock.makefile("rb"):

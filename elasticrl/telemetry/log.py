@@ -5,9 +5,8 @@ field that was not declared, is a bug, and is logged as one, so that no line exi
 """
 
 import logging
-import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
@@ -32,25 +31,44 @@ def declared(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMappi
     return line
 
 
+Processor = Callable[[object, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def at_least(level: str) -> Processor:
+    """Drop lines below a level. The level is the declared one, whichever method was called."""
+
+    def keep(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if LEVELS.index(line["level"]) < LEVELS.index(level):
+            raise structlog.DropEvent
+        return line
+
+    return keep
+
+
 def set_up(
-    stream: TextIO | None = None, *, pretty: bool | None = None, bound: Mapping[str, object] | None = None
+    stream: TextIO | None = None,
+    *,
+    pretty: bool | None = None,
+    level: str = "info",
+    tap: Processor | None = None,
+    bound: Mapping[str, object] | None = None,
 ) -> Any:
-    """Configure logging for this process and return its logger. `pretty` None: on a terminal."""
+    """Configure logging for this process and return its logger. `pretty` None: on a terminal. `tap` sees every line."""
     stream = stream or sys.stderr
     pretty = stream.isatty() if pretty is None else pretty
-    shared: list[Any] = [
-        declared,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-        structlog.processors.format_exc_info,
-    ]
-    last: Any = (
-        structlog.dev.ConsoleRenderer(timestamp_key="at") if pretty else structlog.processors.JSONRenderer(default=str)
-    )
     structlog.configure(
-        processors=[*shared, last],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.DEBUG if os.environ.get("ELASTICRL_DEBUG") else logging.INFO
-        ),
+        processors=[
+            declared,
+            at_least(level),
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            structlog.processors.format_exc_info,
+            *([tap] if tap else []),
+            structlog.dev.ConsoleRenderer(timestamp_key="at")
+            if pretty
+            else structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )

@@ -1,0 +1,74 @@
+"""Pictures as text. Plain f-strings on purpose: `status` has 300 ms, and importing a table library takes half of them."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
+COLOUR = {
+    "TRAINING": GREEN, "FINISHED": GREEN, "STARTING": YELLOW, "RECOVERING": YELLOW, "FORMING": YELLOW, "HOLDING": YELLOW,
+    "PROBING": YELLOW, "CRASH LOOP": RED, "STOPPED": DIM, "quarantined": RED, "gone": RED, "failed": RED, "stalled": RED,
+    "spare": DIM, "warming up": DIM,
+}  # fmt: skip
+
+
+def paint(text: str, colour: str, *, on: bool) -> str:
+    """Coloured, on a terminal."""
+    return f"{colour}{text}{RESET}" if on and colour else text
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the last one runs free."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def status(picture: Mapping[str, Any], *, colour: bool | None = None) -> str:
+    """The four answers, in order: is it training, how far, who is in, what should I do."""
+    on = sys.stdout.isatty() if colour is None else colour
+    state = picture["state"]
+    head = (
+        f"{paint(picture['job'], BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
+        f"  generation {picture['generation']}"
+        f"  step {picture['step']:,} (committed {picture['committed']:,})"
+        f"  {picture['nodes']} of {picture['known']} nodes, needs {picture['needs']}"
+    )
+    lines = [head, paint(picture["reason"], DIM, on=on)]
+    rows = [
+        (
+            ("* " if row["leader"] else "  ") + row["node"],
+            "-"
+            if row["rank"] is None
+            else str(row["rank"])
+            if row["slots"] == 1
+            else f"{row['rank']}-{row['rank'] + row['slots'] - 1}",
+            row["state"],
+            f"{row['step']:,}" if row["rank"] is not None else "-",
+            "; ".join(filter(None, ("leader" if row["leader"] else "", row["note"]))),
+        )
+        for row in picture["rows"]
+    ]
+    if rows:
+        text = table(("  node", "rank", "state", "step", "note"), rows)
+        lines.append(paint(text[0], DIM, on=on))
+        for row, line in zip(rows, text[1:], strict=True):
+            state = row[2]
+            lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
+    if picture.get("here"):
+        lines.append(paint(f"this node: {picture['here']}", DIM, on=on))
+    lines += [f"# {text}" for text in picture["advice"]]
+    return "\n".join(lines)
+
+
+def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:
+    """One log event on one line."""
+    on = sys.stdout.isatty() if colour is None else colour
+    level = str(line.get("level", "info"))
+    shown = {key: value for key, value in line.items() if key not in {"at", "event", "level", "job", "node", "member"}}
+    fields = " ".join(f"{key}={value!r}" for key, value in shown.items())
+    tone = {"warning": YELLOW, "error": RED}.get(level, BOLD)
+    at, name = str(line.get("at", ""))[:23], str(line.get("event"))
+    return f"{paint(at, DIM, on=on)} {line.get('node', '')} {paint(name, tone, on=on)} {fields}"

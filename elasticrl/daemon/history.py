@@ -1,0 +1,48 @@
+"""The newest log lines, kept in memory for `elasticrl events`; journald or the log file has them all."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from typing import Any
+
+KEPT = 2000
+
+
+class History:
+    """A ring of log lines with readers that follow it. It is a structlog processor: lines pass through unchanged."""
+
+    def __init__(self) -> None:
+        self._lines: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._readers: set[asyncio.Queue[dict[str, Any]]] = set()
+
+    def __call__(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Keep a line, and hand it to those who follow."""
+        kept = dict(line)
+        self._lines.append(kept)
+        for reader in self._readers:
+            if not reader.full():  # one that does not read loses lines, not the daemon its memory
+                reader.put_nowait(kept)
+        return line
+
+    async def read(self, question: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The lines there are, about `node` if one is named; then, with `follow`, those that come."""
+        node = question.get("node")
+        for line in list(self._lines):
+            if about(line, node):
+                yield line
+        if not question.get("follow"):
+            return
+        reader: asyncio.Queue[dict[str, Any]] = asyncio.Queue(maxsize=KEPT)
+        self._readers.add(reader)
+        try:
+            while True:
+                line = await reader.get()
+                if about(line, node):
+                    yield line
+        finally:
+            self._readers.discard(reader)
+
+
+def about(line: Mapping[str, Any], node: str | None) -> bool:
+    """Does this line speak of that node?"""
+    return node is None or any(node in str(value) for value in line.values())
