@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full lint types unit sim clean
+.PHONY: help setup run test check full lint types unit sim clean install-systemd
 
 help:
 	@echo "make run    set up and run a small cluster, break it, watch it recover"
@@ -46,3 +46,15 @@ types: setup
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
+
+# Units, users and directories. DESTDIR for packagers. The @ units are the same with one configuration per instance.
+UNITDIR := $(DESTDIR)/usr/lib/systemd/system
+install-systemd:
+	install -d $(UNITDIR) $(DESTDIR)/usr/lib/sysusers.d $(DESTDIR)/usr/lib/tmpfiles.d $(DESTDIR)/etc/elasticrl
+	install -m 0644 systemd/elasticrl.service systemd/elasticrl-agent.service systemd/elasticrl-etcd.service $(UNITDIR)
+	for unit in elasticrl elasticrl-agent; do sed -e 's,/etc/elasticrl/elasticrl.yaml,/etc/elasticrl/%i.yaml,' \
+	  -e 's,elasticrl-agent\.service,elasticrl-agent@%i.service,' -e 's,=elasticrl\.service,=elasticrl@%i.service,' \
+	  systemd/$$unit.service > $(UNITDIR)/$$unit@.service; done
+	install -m 0644 systemd/elasticrl.sysusers $(DESTDIR)/usr/lib/sysusers.d/elasticrl.conf
+	install -m 0644 systemd/elasticrl.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/elasticrl.conf
+	[ -e $(DESTDIR)/etc/elasticrl/elasticrl.yaml ] || install -m 0640 configs/cluster.yaml $(DESTDIR)/etc/elasticrl/elasticrl.yaml
