@@ -39,7 +39,7 @@ class Loop:
 
     def __init__(self, state: State, performers: tuple[Perform, ...], *, log: Log, trace: Trace | None = None) -> None:
         self.state = state
-        self.decided: Callable[[Decision], None] = lambda decision: None  # told after every step: metrics, the watchdog
+        self.decided: Callable[[Decision], None] = lambda _: None  # told after every step: metrics, the watchdog
         self._performers = performers
         self._log = log
         self._trace = trace
