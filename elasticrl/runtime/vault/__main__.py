@@ -1,0 +1,74 @@
+"""`python -m elasticrl.runtime.vault`: the vault server of one node and job. Started by the daemon, which it outlives."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from elasticrl.runtime.vault.channel import load_key
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.server import Options, Server
+
+
+def default_directory(job: str, node: str) -> Path:
+    """Where a vault is unless it is told otherwise."""
+    return Path(f"/dev/shm/elasticrl-{job}-{os.getuid()}") / node  # noqa: S108 - tmpfs is the point; `prepare` checks owner and mode
+
+
+def options_of(argv: list[str]) -> Options:
+    """The command line, as a value."""
+    parser = argparse.ArgumentParser(prog="python -m elasticrl.runtime.vault", description=__doc__)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--dir", type=Path, help="default: /dev/shm/elasticrl-JOB-UID/NODE")
+    parser.add_argument("--listen", default="", help="host:port for copies between nodes; empty: no copies")
+    parser.add_argument("--key-file", type=Path, help="the job's key; default: the environment's ELASTICRL_VAULT_KEY")
+    parser.add_argument("--keep", type=int, default=2, help="newest versions kept of each shard")
+    parser.add_argument("--rate-mb-s", type=float, default=0.0, help="limit on copies; 0: none")
+    parser.add_argument("--deadline-s", type=float, default=5.0, help="without progress, before a transfer is given up")
+    args = parser.parse_args(argv)
+    return Options(
+        job=args.job,
+        node=args.node,
+        directory=args.dir or default_directory(args.job, args.node),
+        listen=args.listen,
+        key=load_key(args.key_file),
+        keep=args.keep,
+        rate_mb_s=args.rate_mb_s,
+        deadline_s=args.deadline_s,
+    )
+
+
+async def serve(options: Options) -> None:
+    """Serve until SIGTERM, SIGINT or the job's end; says on standard output when it is ready."""
+    server = Server(options)
+    dropped = await server.start()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    ready = {"ready": True, "socket": str(server.socket_path), "port": server.port, "dropped": list(dropped)}
+    with suppress(OSError):  # whoever started us may have gone already: that is what we are for
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+    await server.run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code."""
+    os.umask(0o077)
+    with suppress(OSError):
+        os.nice(5)  # copies must not take the cores from training
+    try:
+        asyncio.run(serve(options_of(sys.argv[1:] if argv is None else argv)))
+    except (VaultError, OSError) as error:
+        sys.stderr.write(f"elasticrl vault: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

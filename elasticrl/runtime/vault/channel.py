@@ -1,0 +1,200 @@
+"""A conversation between two vault servers: authenticated frames over one TCP connection, and bulk data between them.
+
+The one idea: whoever can answer a challenge with the job's key is one of us. Both sides prove it (HMAC-SHA256 over both nonces
+and names), and every frame after that carries a MAC under a key of that session with its number and direction, so frames can't
+be made up, repeated or sent back. Bulk data travels in blocks whose checksums lie in such frames: that finds accidents, and
+is not encryption. Use a network that you would also send gradients over.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticrl.runtime.vault.errors import VaultError
+
+PROTOCOL = 1
+KEY_ENV = "ELASTICRL_VAULT_KEY"
+MIN_KEY = 16
+MAX_FRAME = 32 << 20
+MAX_HELLO = 4096  # before the other side has proved anything
+MAC_BYTES = 16
+HELLO_S = 5.0
+_SIOCGIFADDR = 0x8915
+
+
+class PeerError(VaultError):
+    """The other side said something that doesn't belong to the conversation, or refused."""
+
+
+def load_key(path: Path | None) -> bytes | None:
+    """The job's key from a file that only we can read, else from the environment; never from the command line."""
+    if path is not None:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise VaultError(f"The key file {path} can be read by others (mode {mode:o}). Do: chmod 600 {path}")
+        key = path.read_bytes().strip()
+    else:
+        key = os.environ.get(KEY_ENV, "").encode()
+    if key and len(key) < MIN_KEY:
+        raise VaultError(
+            f"The vault's key has {len(key)} bytes and needs {MIN_KEY} or more. Make one with: openssl rand -hex 32"
+        )
+    return key or None
+
+
+def address_of(where: str) -> str:
+    """The address of an interface ("eth1"), of a host, or an address as it is."""
+    if where in {name for _, name in socket.if_nameindex()}:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, where.encode().ljust(40, b"\0"))
+            except OSError as error:
+                raise VaultError(
+                    f"The interface {where} has no IPv4 address ({error.strerror}). Name one that has, or an address."
+                ) from error
+        return socket.inet_ntoa(packed[20:24])
+    try:
+        return str(socket.getaddrinfo(where, None, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise VaultError(f"{where!r} is neither an interface nor a host nor an address ({error.strerror}).") from error
+
+
+class Channel:
+    """One end of an authenticated connection. Every operation has a deadline."""
+
+    def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.deadline_s = deadline_s
+        self.peer = ""
+        self._key = b""
+        self._side = b""
+        self._sent = 0
+        self._received = 0
+
+    async def send(self, frame: Mapping[str, object], raw: bytes | memoryview = b"") -> None:
+        """One frame, and the raw bytes that it announces."""
+        body = json.dumps({**frame, "raw": len(raw)}, separators=(",", ":")).encode()
+        mac = self._mac(self._side, self._sent, body)
+        self._sent += 1
+        await self._put(len(body).to_bytes(4, "big") + mac + body)
+        if raw:
+            await self._put(raw)
+
+    async def receive(self) -> tuple[dict[str, Any], int]:
+        """The next frame, and how many raw bytes follow it."""
+        size = int.from_bytes(await self.read(4), "big")
+        limit = MAX_FRAME if self._key else MAX_HELLO
+        if size > limit:
+            raise PeerError(f"{self.peer or 'a caller'} announced a frame of {size} bytes (the limit is {limit}).")
+        mac = await self.read(MAC_BYTES)
+        body = await self.read(size)
+        other = b"s" if self._side == b"c" else b"c"
+        if not hmac.compare_digest(mac, self._mac(other, self._received, body)):
+            raise PeerError(f"a frame from {self.peer or 'a peer'} is not signed with this session's key.")
+        self._received += 1
+        frame = json.loads(body)
+        if not isinstance(frame, dict) or not isinstance(frame.get("raw"), int) or not 0 <= frame["raw"] <= MAX_FRAME:
+            raise PeerError(f"{self.peer or 'a peer'} sent a frame that is not understood.")
+        return frame, frame.pop("raw")
+
+    async def ask(self, frame: Mapping[str, object], raw: bytes = b"") -> tuple[dict[str, Any], int]:
+        """Send, and take the answer; PeerError with the other side's own sentence if it refuses."""
+        await self.send(frame, raw)
+        answer, size = await self.receive()
+        if not answer.get("ok"):
+            raise PeerError(f"{self.peer}: {answer.get('why', 'refused')}")
+        return answer, size
+
+    async def read(self, size: int) -> bytes:
+        """Exactly that many raw bytes."""
+        buffer = bytearray(size)
+        await self.read_into(memoryview(buffer))
+        return bytes(buffer)
+
+    async def read_into(self, view: memoryview) -> None:
+        """Raw bytes until `view` is full."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.deadline_s):
+            while view:
+                got = await loop.sock_recv_into(self.sock, view)
+                if not got:
+                    raise ConnectionResetError(f"{self.peer or 'the peer'} closed the connection")
+                view = view[got:]
+
+    async def _put(self, data: bytes | memoryview) -> None:
+        async with asyncio.timeout(self.deadline_s):
+            await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    def _mac(self, side: bytes, number: int, body: bytes) -> bytes:
+        if not self._key:
+            return bytes(MAC_BYTES)
+        return hmac.digest(self._key, side + number.to_bytes(8, "big") + body, "sha256")[:MAC_BYTES]
+
+    def agree(self, key: bytes, side: bytes, transcript: bytes) -> None:
+        """From here on frames are signed."""
+        self._key = hmac.digest(key, b"session|" + transcript, "sha256")
+        self._side = side
+        self._sent = self._received = 0
+
+    def close(self) -> None:
+        """End the conversation."""
+        self.sock.close()
+
+
+async def greet(sock: socket.socket, *, key: bytes, job: str, node: str, deadline_s: float) -> Channel:
+    """The calling side's handshake."""
+    channel = Channel(sock, deadline_s=min(HELLO_S, deadline_s))
+    hello, _ = await channel.receive()
+    if hello.get("v") != PROTOCOL or hello.get("job") != job:
+        raise PeerError(
+            f"the vault that answers speaks version {hello.get('v')} for job {hello.get('job')!r}; "
+            f"this one speaks {PROTOCOL} for {job!r}. Check vault.port: two jobs on one host need two ports."
+        )
+    channel.peer = str(hello["node"])
+    nonce = secrets.token_hex(16)
+    transcript = _transcript(job, node, channel.peer, str(hello["nonce"]), nonce)
+    await channel.send({"v": PROTOCOL, "node": node, "nonce": nonce, "mac": _proof(key, b"client", transcript)})
+    answer, _ = await channel.receive()
+    if not answer.get("ok"):
+        raise PeerError(f"{channel.peer}: {answer.get('why', 'refused')}")
+    if not hmac.compare_digest(str(answer.get("mac")), _proof(key, b"server", transcript)):
+        raise PeerError(f"{channel.peer} does not know the job's key.")
+    channel.agree(key, b"c", transcript)
+    channel.deadline_s = deadline_s
+    return channel
+
+
+async def welcome(sock: socket.socket, *, key: bytes, job: str, node: str, deadline_s: float) -> Channel:
+    """The answering side's handshake."""
+    channel = Channel(sock, deadline_s=min(HELLO_S, deadline_s))
+    nonce = secrets.token_hex(16)
+    await channel.send({"v": PROTOCOL, "job": job, "node": node, "nonce": nonce})
+    reply, _ = await channel.receive()
+    transcript = _transcript(job, str(reply.get("node")), node, nonce, str(reply.get("nonce")))
+    if not hmac.compare_digest(str(reply.get("mac")), _proof(key, b"client", transcript)):
+        await channel.send({"ok": False, "why": "the caller does not know the job's key"})
+        raise PeerError(f"a caller that says it is {reply.get('node')!r} does not know the job's key.")
+    await channel.send({"ok": True, "mac": _proof(key, b"server", transcript)})
+    channel.peer = str(reply["node"])
+    channel.agree(key, b"s", transcript)
+    channel.deadline_s = deadline_s
+    return channel
+
+
+def _transcript(job: str, client: str, server: str, server_nonce: str, client_nonce: str) -> bytes:
+    return json.dumps([PROTOCOL, job, client, server, server_nonce, client_nonce]).encode()
+
+
+def _proof(key: bytes, side: bytes, transcript: bytes) -> str:
+    return hmac.new(key, side + b"|" + transcript, hashlib.sha256).hexdigest()

@@ -1,0 +1,373 @@
+"""The worker's side of the vault: snapshots that cost the training thread next to nothing, and state read back from memory.
+
+The one idea: the training thread only says *what* its state is; a thread of the vault's copies it, straight into the file that
+buddies and successors will read, while parameters don't change (rollout, forward, backward). `Ticket.taken` is the moment from
+which they may change again: waiting for it is the only stall there is.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from elasticrl.runtime.vault import faults, layout
+from elasticrl.runtime.vault.control import Control
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.holdings import Whole
+from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
+from elasticrl.runtime.vault.piece import Piece, reads
+from elasticrl.runtime.vault.slots import Pinned, Slot, Slots, files, pin
+from elasticrl.runtime.vault.source import Source, shard_of, views
+from elasticrl.runtime.vault.version import Lineage, Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a worker's shard holds now: pieces, the live tensors they are in, and everything else as JSON.
+
+    Example: Content(table=Table((Piece("w", "float32", (8,), (0,), (4,)),)), tensors=(w[:4],), values='{"schedule":{"n":3}}')
+    """
+
+    table: Table
+    tensors: tuple[torch.Tensor, ...]
+    values: str = "{}"
+
+
+class Ticket:
+    """A snapshot on its way. `taken`: the memory may change again. `sealed`: it is whole in this node's vault."""
+
+    def __init__(self, stamp: Stamp) -> None:
+        self.stamp = stamp
+        self.path: Path | None = None
+        self.nbytes = 0
+        self.took_s = 0.0  # of the copy alone
+        self.sealed_s = 0.0  # from the request to the seal
+        self._taken = threading.Event()
+        self._sealed = threading.Event()
+        self._error: Exception | None = None
+
+    def wait_taken(self, timeout_s: float) -> None:
+        """Until the tensors may change; VaultError if that fails."""
+        self._wait(self._taken, timeout_s, "copied out of the worker's memory")
+
+    def wait_sealed(self, timeout_s: float) -> None:
+        """Until it would survive this worker; VaultError if it won't."""
+        self._wait(self._sealed, timeout_s, "sealed")
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self._sealed.is_set()
+
+    def _wait(self, event: threading.Event, timeout_s: float, what: str) -> None:
+        if not event.wait(timeout_s):
+            raise VaultError(f"The snapshot of step {self.stamp.version} was not {what} within {timeout_s:g} s.")
+        if self._error is not None:
+            raise VaultError(f"The snapshot of step {self.stamp.version} failed: {self._error}") from self._error
+
+    def mark_taken(self) -> None:
+        """For the vault's thread: the copy is made."""
+        self._taken.set()
+
+    def finish(self, error: Exception | None) -> None:
+        """For the vault's thread: it is sealed, or failed."""
+        self._error = error
+        self._taken.set()
+        self._sealed.set()
+
+
+class Vault:
+    """One worker's access to its node's vault. Works without a server too, then without copies.
+
+    `writer` names the worker on its node ("w0", "w1", ...); a worker that takes a dead one's place takes its files as well.
+    """
+
+    def __init__(
+        self, directory: Path, *, job: str, node: str, writer: str = "w0", keep: int = 2, deadline_s: float = 5.0
+    ) -> None:
+        self.directory = directory
+        self.job = job
+        self.node = node
+        self.writer = writer
+        self.stall_s = 0.0  # what snapshots have cost the training thread so far
+        self.notice = ""  # why the server does not know of the last snapshot, if it doesn't
+        self.control = Control(directory / "control.sock", deadline_s=deadline_s)
+        self._deadline_s = deadline_s
+        self._slots = Slots(directory, origin=node, writer=writer, keep=keep)
+        self._views: dict[int, tuple[object, Table, int, tuple[torch.Tensor, ...]]] = {}
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
+        self._last: Ticket | None = None
+        self._thread = threading.Thread(target=self._run, name=f"vault-{writer}", daemon=True)
+        self._thread.start()
+
+    # -- writing
+
+    def snapshot(
+        self,
+        content: Content,
+        *,
+        version: Version,
+        generation: int,
+        shard: int,
+        world: int,
+        lineage: Lineage = (),
+    ) -> Ticket:
+        """Begin to keep `content`; returns at once. Its tensors must not change before `Ticket.wait_taken`.
+
+        A snapshot that is still under way is waited for first: there is one at a time.
+        """
+        began = time.perf_counter()
+        assert 0 <= shard < world, f"shard {shard} of {world}"
+        assert len(content.tensors) == len(content.table.pieces)
+        stamp = Stamp(
+            job=self.job,
+            node=self.node,
+            writer=self.writer,
+            version=version,
+            generation=generation,
+            shard=shard,
+            world=world,
+            lineage=lineage,
+        )
+        ticket = Ticket(stamp)
+        ready = _cuda_event(content.tensors)
+        self._put(lambda: self._keep(ticket, content, ready, began))
+        self._last = ticket
+        self.stall_s += time.perf_counter() - began
+        return ticket
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until the last snapshot lets the parameters change: the line to put before an update."""
+        if self._last is not None:
+            began = time.perf_counter()
+            try:
+                self._last.wait_taken(timeout_s)
+            finally:
+                self.stall_s += time.perf_counter() - began
+
+    def wait_copied(self, ticket: Ticket, timeout_s: float) -> int:
+        """Until the buddies have it too; how many there are. VaultError names those that don't."""
+        limit = time.monotonic() + timeout_s
+        ticket.wait_sealed(timeout_s)
+        return self.control.copied(
+            self.writer,
+            version=ticket.stamp.version,
+            generation=ticket.stamp.generation,
+            timeout_s=max(limit - time.monotonic(), 0.001),
+        )
+
+    def reserve(self, table: Table, *, slots: int = 3) -> None:
+        """Have memory for `slots` versions of this size ready, in the background: then the first snapshots are fast too."""
+        nbytes = layout.shape_of(table.text.encode(), table.starts[-1]).total + (1 << 20)
+
+        def run() -> None:
+            try:
+                self._slots.reserve(slots, nbytes)
+            except VaultError as error:
+                self.notice = str(error)  # the snapshot that needs the memory will say it louder
+
+        self._put(run)
+
+    def void_after(self, version: Version, generation: int) -> None:
+        """The gang goes on from `version` as `generation` left it: what this worker holds beyond that has no future."""
+        done = threading.Event()
+
+        def run() -> None:
+            self._slots.void_after(version, generation)
+            done.set()
+
+        self._put(run)
+        if not done.wait(self._deadline_s):
+            raise VaultError(
+                f"The vault's thread did not forget what came after step {version} within {self._deadline_s:g} s."
+            )
+
+    def _put(self, work: Callable[[], None]) -> None:
+        try:
+            self._queue.put(work, timeout=self._deadline_s)
+        except queue.Full:
+            raise VaultError(
+                f"The vault's thread has been busy with one snapshot for over {self._deadline_s:g} s: "
+                f"is {self.directory} still answering?"
+            ) from None
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def _keep(self, ticket: Ticket, content: Content, ready: "torch.cuda.Event | None", began: float) -> None:
+        stamp, table = ticket.stamp, content.table
+        try:
+            text = layout.header(stamp, table, content.values)
+            shape = layout.shape_of(text, table.starts[-1])
+            slot = self._slots.take(shape.total, below=(stamp.version, stamp.generation))
+            try:
+                start = time.perf_counter()
+                _copy(self._targets(slot, table, shape), content.tensors, ready)
+                ticket.took_s = time.perf_counter() - start
+                ticket.mark_taken()
+                memory = slot.memory
+                layout.seal(memory, shape, text, layout.sums_of(memory, shape))
+            finally:
+                slot.unlock()
+        except (OSError, VaultError, RuntimeError) as error:
+            ticket.finish(error)
+            return
+        ticket.path = slot.path
+        ticket.nbytes = shape.data_bytes
+        ticket.sealed_s = time.perf_counter() - began
+        ticket.finish(None)
+        try:
+            self.control.ask("sealed", file=slot.path.name)
+            self.notice = ""
+        except VaultError as error:
+            self.notice = str(error)  # a server that comes back finds the file by itself
+
+    def _targets(self, slot: Slot, table: Table, shape: Shape) -> tuple[torch.Tensor, ...]:
+        """Tensors over the slot's memory, kept as long as neither the mapping nor the table changes."""
+        key = id(slot)
+        held = self._views.get(key)
+        if held is not None and held[0] is slot.mapping and held[1] is table and held[2] == shape.data_start:
+            return held[3]
+        made = views(slot.mapping, shape.data_start, table)
+        self._views[key] = (slot.mapping, table, shape.data_start, made)
+        return made
+
+    # -- reading
+
+    def gather(
+        self,
+        whole: Whole,
+        targets: Sequence[Piece] | None,
+        *,
+        timeout_s: float = 60.0,
+        also: dict[str, str] | None = None,
+    ) -> Source:
+        """The shards of `whole`: this node's from its memory, of the others only the blocks that `targets` need (None: all)."""
+        with ExitStack() as pins:
+            shards = [
+                shard_of(pins.enter_context(self._obtain(whole, number, targets, timeout_s, also or {})))
+                for number in range(whole.world)
+            ]
+            name = f"step {whole.version} of generation {whole.generation}"
+            return Source(shards, name=name, pins=pins.pop_all())
+
+    def _obtain(
+        self, whole: Whole, number: int, targets: Sequence[Piece] | None, timeout_s: float, also: dict[str, str]
+    ) -> Pinned:
+        """One shard, from the nearest vault that has it undamaged."""
+        failures: list[str] = []
+        for node in whole.sources[number]:
+            try:
+                if node == self.node:
+                    return self._local(whole, number)
+                return self._remote(whole, number, node, targets, timeout_s, also)
+            except VaultError as error:
+                failures.append(str(error))
+        raise VaultError(
+            f"Shard {number} of {whole.world} of step {whole.version} cannot be had: {'; '.join(failures) or 'nobody has it'}"
+        )
+
+    def _local(self, whole: Whole, number: int) -> Pinned:
+        for path, name in files(self.directory):
+            if name.writer.startswith("part-"):
+                continue
+            found = pin(path)
+            if isinstance(found, Torn):
+                continue
+            if _is(found.sealed.stamp, whole, number):
+                try:
+                    found.verify()
+                except VaultError:
+                    found.close()
+                    raise
+                return found
+            found.close()
+        raise VaultError(f"{self.directory} does not hold it any more")
+
+    def _remote(
+        self,
+        whole: Whole,
+        number: int,
+        node: str,
+        targets: Sequence[Piece] | None,
+        timeout_s: float,
+        also: dict[str, str],
+    ) -> Pinned:
+        blocks: list[int] | None = None
+        if targets is not None:
+            with self._fetch(whole, number, node, [], timeout_s, also) as outline:
+                table = outline.sealed.table
+                needed = {read.source for read in reads(targets, table.pieces).reads}
+                blocks = sorted({block for piece in needed for block in layout.blocks_of(outline.sealed, piece)})
+        fetched = self._fetch(whole, number, node, blocks, timeout_s, also)
+        if bad := layout.damage(fetched.memory, fetched.sealed, blocks):
+            fetched.close()
+            raise VaultError(f"{fetched.path}: {len(bad)} blocks changed between vaults (first: block {bad[0]}).")
+        return fetched
+
+    def _fetch(
+        self, whole: Whole, number: int, node: str, blocks: list[int] | None, timeout_s: float, also: dict[str, str]
+    ) -> Pinned:
+        answer = self.control.ask(
+            "fetch",
+            timeout_s=timeout_s,
+            at=node,
+            step=whole.version.step,
+            update=whole.version.update,
+            generation=whole.generation,
+            shard=number,
+            world=whole.world,
+            blocks=blocks,
+            also=also,
+        )
+        found = pin(self.directory / str(answer["file"]))
+        if isinstance(found, Torn):
+            raise VaultError(f"shard {number} was fetched from {node} but is {found.reason} here")
+        return found
+
+    def close(self) -> None:
+        """End the thread; the files stay."""
+        self._queue.put(None)
+        self._thread.join(self._deadline_s)
+        self.control.close()
+        self._views.clear()
+        self._slots.close()
+
+
+def _is(stamp: Stamp, whole: Whole, number: int) -> bool:
+    return (stamp.version, stamp.generation, stamp.world, stamp.shard) == (
+        whole.version,
+        whole.generation,
+        whole.world,
+        number,
+    )
+
+
+def _cuda_event(tensors: Sequence[torch.Tensor]) -> "torch.cuda.Event | None":
+    """On a GPU: the point in the training thread's stream up to which the tensors must be computed."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _copy(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], ready: "torch.cuda.Event | None") -> None:
+    with torch.no_grad():
+        if ready is None:
+            for target, tensor in zip(targets, tensors, strict=True):
+                faults.reach("vault.copy")
+                target.copy_(tensor)
+            return
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            for target, tensor in zip(targets, tensors, strict=True):
+                target.copy_(tensor, non_blocking=True)
+        stream.synchronize()

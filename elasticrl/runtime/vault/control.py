@@ -1,0 +1,131 @@
+"""Talking to the vault server of this node, from a worker or the daemon: one line of JSON there, one line back.
+
+The one idea: every question carries its own deadline, and a server that was restarted in between is simply called again.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticrl.runtime.vault.channel import PROTOCOL
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.holdings import Holding
+from elasticrl.runtime.vault.version import Version
+
+GRACE_S = 1.0  # beyond a question's own deadline, for its answer to arrive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What all vaults that answered hold, and which did not answer, with the reason."""
+
+    holdings: tuple[Holding, ...]
+    silent: Mapping[str, str]
+
+
+class Control:
+    """A connection to the vault server's control socket; safe to use from several threads."""
+
+    def __init__(self, path: Path, *, deadline_s: float = 5.0) -> None:
+        self.path = path
+        self.deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._rest = b""
+
+    def ask(self, op: str, *, timeout_s: float | None = None, **fields: object) -> dict[str, Any]:
+        """The server's answer; VaultError with its sentence if it refuses, or with ours if it doesn't answer in time."""
+        limit = time.monotonic() + (self.deadline_s if timeout_s is None else timeout_s + GRACE_S)
+        if timeout_s is not None:
+            fields["timeout_s"] = timeout_s
+        line = json.dumps({"v": PROTOCOL, "op": op, **fields}).encode() + b"\n"
+        with self._lock:
+            fresh = self._sock is None
+            try:
+                answer = self._exchange(line, limit)
+            except (OSError, ValueError) as error:
+                self._hang_up()
+                if fresh or time.monotonic() >= limit:
+                    raise self._silent(op, error) from error
+                try:
+                    answer = self._exchange(line, limit)
+                except (OSError, ValueError) as again:
+                    self._hang_up()
+                    raise self._silent(op, again) from again
+        if not answer.get("ok"):
+            raise VaultError(str(answer.get("why", "the vault refused")))
+        return answer
+
+    def _exchange(self, line: bytes, limit: float) -> dict[str, Any]:
+        if self._sock is None:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._sock.settimeout(max(limit - time.monotonic(), 0.001))
+            self._sock.connect(str(self.path))
+            self._rest = b""
+        self._sock.settimeout(max(limit - time.monotonic(), 0.001))
+        self._sock.sendall(line)
+        while b"\n" not in self._rest:
+            self._sock.settimeout(max(limit - time.monotonic(), 0.001))
+            more = self._sock.recv(1 << 16)
+            if not more:
+                raise ConnectionResetError("the vault server closed the connection")
+            self._rest += more
+        reply, _, self._rest = self._rest.partition(b"\n")
+        answer = json.loads(reply)
+        if not isinstance(answer, dict):
+            raise ValueError(f"not an answer: {reply[:80]!r}")
+        return answer
+
+    def _silent(self, op: str, error: Exception) -> VaultError:
+        return VaultError(
+            f"The vault server at {self.path} did not answer {op!r} ({error or type(error).__name__}). "
+            "Snapshots go on in this node's memory; copies wait until it is back."
+        )
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            self._hang_up()
+
+    # -- the questions
+
+    def ring(self, *, generation: int, nodes: Iterable[str], addresses: Mapping[str, str], copies: int) -> None:
+        """Tell the vault who its neighbours are now, in the plan's order."""
+        self.ask("ring", generation=generation, nodes=list(nodes), addresses=dict(addresses), copies=copies)
+
+    def copied(self, writer: str, *, version: Version, generation: int, timeout_s: float) -> int:
+        """Wait until all buddies have a version of a worker; how many there are. VaultError names the late ones."""
+        answer = self.ask(
+            "copied",
+            timeout_s=timeout_s,
+            writer=writer,
+            step=version.step,
+            update=version.update,
+            generation=generation,
+        )
+        return int(answer["copies"])
+
+    def survey(self, *, timeout_s: float, also: Mapping[str, str] | None = None) -> Survey:
+        """What is held where. `also` names vaults that are not in the ring, for example those of the last one."""
+        answer = self.ask("survey", timeout_s=timeout_s, also=dict(also or {}))
+        return Survey(
+            holdings=tuple(Holding.from_json(row) for row in answer["holdings"]), silent=dict(answer["silent"])
+        )
+
+    def release(self, version: Version) -> None:
+        """`version` is whole everywhere: files of writers that are gone and have nothing as new may go."""
+        self.ask("release", step=version.step, update=version.update)
+
+    def end(self) -> None:
+        """The job is over: the server removes all files and ends."""
+        self.ask("end")

@@ -1,0 +1,38 @@
+"""What can go wrong with state, as one tree. A message says what happened to what, what was expected, and what to do.
+
+StateError
+├── VaultError            memory snapshots and their copies
+├── CheckpointError       disk checkpoints
+│   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
+│   ├── CheckpointRefused   the checkpoint is good, but this run is not the one that wrote it
+│   └── CheckpointStorage   the disk is full, read-only or gone: training goes on, the commit ages
+└── DataError             cursor, loader and ledger
+"""
+
+
+class StateError(Exception):
+    """State could not be kept, found or trusted."""
+
+
+class VaultError(StateError):
+    """A snapshot could not be taken, copied or fetched."""
+
+
+class CheckpointError(StateError):
+    """A disk checkpoint could not be written or read."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A checkpoint's bytes are not those that were written."""
+
+
+class CheckpointRefused(CheckpointError):
+    """A checkpoint that this run must not continue from as it is configured."""
+
+
+class CheckpointStorage(CheckpointError):
+    """The place where checkpoints go does not take them."""
+
+
+class DataError(StateError):
+    """Samples could not be named, loaded or accounted for."""

@@ -1,0 +1,121 @@
+"""Which version a gang can go on from, and where its shards are: pure functions of what the vaults hold.
+
+The one idea: a version is whole when every shard of it is somewhere. Shards of one version may be cut for different worlds by
+different generations; those sets never mix, but any of them will do.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticrl.runtime.vault.version import Lineage, Version, alive, lineage_from_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One whole shard in one node's vault.
+
+    Example: Holding(at="n02", node="n03", writer="w0", version=Version(1284), generation=14, shard=3, world=8, nbytes=...)
+    """
+
+    at: str  # the node whose memory it is in
+    node: str  # the node whose worker wrote it: a copy if that is another one
+    writer: str
+    version: Version
+    generation: int
+    shard: int
+    world: int
+    nbytes: int
+    lineage: Lineage = ()
+
+    def to_json(self) -> dict[str, object]:
+        """For the wire."""
+        return {
+            "at": self.at,
+            "node": self.node,
+            "writer": self.writer,
+            "step": self.version.step,
+            "update": self.version.update,
+            "generation": self.generation,
+            "shard": self.shard,
+            "world": self.world,
+            "nbytes": self.nbytes,
+            "lineage": [cut.to_json() for cut in self.lineage],
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Holding":
+        """The reverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
+        return cls(
+            at=str(row["at"]),
+            node=str(row["node"]),
+            writer=str(row["writer"]),
+            version=Version(int(row["step"]), int(row["update"])),
+            generation=int(row["generation"]),
+            shard=int(row["shard"]),
+            world=int(row["world"]),
+            nbytes=int(row["nbytes"]),
+            lineage=lineage_from_json(row["lineage"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """The newest version that is whole: where to get each shard, and why nothing newer will do."""
+
+    version: Version
+    generation: int
+    world: int
+    lineage: Lineage
+    sources: tuple[tuple[str, ...], ...]  # by shard: the nodes that have it, the nearest first
+    passed_over: tuple[str, ...] = ()  # a sentence for each newer version
+
+
+def newest_whole(holdings: Iterable[Holding], *, here: str, floor: Version | None = None) -> Whole | None:
+    """The greatest (step, update) of which all shards are present somewhere; of several sets, the newest generation's.
+
+    Shards are taken from `here` first, then from the node that wrote them, then from a buddy. What lies on a branch that a
+    later generation has left is not considered, nor what is older than `floor` (the disk has that). None: start from disk.
+    """
+    everything = sorted(holdings, key=lambda h: (h.version, h.generation, h.world, h.shard, h.at))
+    lineage = max(everything, key=lambda h: (h.generation, h.version)).lineage if everything else ()
+    sets: dict[tuple[Version, int, int], dict[int, list[Holding]]] = {}
+    for holding in everything:
+        if alive(lineage, holding.generation, holding.version):
+            key = (holding.version, holding.generation, holding.world)
+            sets.setdefault(key, {}).setdefault(holding.shard, []).append(holding)
+    passed_over: list[str] = []
+    for version, generation, world in sorted(sets, reverse=True):
+        if floor is not None and version < floor:
+            break
+        shards = sets[version, generation, world]
+        absent = [shard for shard in range(world) if shard not in shards]
+        if absent:
+            names = ", ".join(map(str, absent))
+            passed_over.append(
+                f"step {version} of generation {generation} has {world - len(absent)} of {world} shards (missing: {names})"
+            )
+            continue
+        ordered = [sorted(shards[n], key=lambda h: (h.at != here, h.at != h.node, h.at)) for n in range(world)]
+        return Whole(
+            version=version,
+            generation=generation,
+            world=world,
+            lineage=ordered[0][0].lineage,
+            sources=tuple(tuple(dict.fromkeys(h.at for h in held)) for held in ordered),
+            passed_over=tuple(passed_over),
+        )
+    return None
+
+
+def buddies(ring: Sequence[str], node: str, copies: int) -> tuple[str, ...]:
+    """Who keeps this node's copies: the next distinct nodes of the ring, never itself.
+
+    >>> buddies(["n00", "n01", "n02"], "n02", 1)
+    ('n00',)
+    """
+    nodes = list(dict.fromkeys(ring))
+    if node not in nodes:
+        return ()
+    at = nodes.index(node)
+    return tuple((nodes[at + 1 :] + nodes[:at])[:copies])

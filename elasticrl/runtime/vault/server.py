@@ -1,0 +1,600 @@
+"""The vault server: one process per node that keeps its workers' state for the gang. It imports no tensor library.
+
+The one idea: the files are the truth, the server only knows about them. It may be killed and started again at any time: it
+reads the headers, drops what is not whole, reads the ring it was told of last, and goes on copying. Workers write and read
+the files themselves; through the control socket go only a few words about each.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from elasticrl.runtime.vault import layout
+from elasticrl.runtime.vault.channel import PROTOCOL, Channel, address_of, welcome
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.holdings import Holding, buddies
+from elasticrl.runtime.vault.layout import Sealed, Torn
+from elasticrl.runtime.vault.push import Buddy, Caller
+from elasticrl.runtime.vault.rate import Rate
+from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep
+from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
+from elasticrl.runtime.vault.version import Version
+
+PART = "part-"  # files that hold only the blocks one worker asked for
+FETCHED = "fetch-"  # whole shards fetched from another vault
+LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
+RING = "ring.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one server is set up.
+
+    Example: Options(job="ppo", node="n03", directory=Path("/dev/shm/elasticrl-ppo-0/n03"), listen="10.0.0.3:7462", key=...)
+    """
+
+    job: str
+    node: str
+    directory: Path
+    listen: str = ""  # host:port on the interface for copies; port 0 takes a free one; empty: no copies
+    key: bytes | None = None
+    keep: int = 2
+    rate_mb_s: float = 0.0
+    deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
+    callers: int = 128  # connections at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The nodes of the present plan, in its order, and where their vaults listen."""
+
+    generation: int = 0
+    nodes: tuple[str, ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+    copies: int = 0
+
+
+class Server:
+    """See the module's text. `start` opens it, `run` serves until `stop` is called."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.port = 0
+        self._ring = Ring()
+        self._known: dict[Path, tuple[int, Holding]] = {}
+        self._buddies: dict[str, Buddy] = {}
+        self._incoming: dict[tuple[str, str], tuple[Slots, asyncio.Lock]] = {}
+        self._moved = asyncio.Condition()
+        self._stopped = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rate = Rate(options.rate_mb_s * 1e6)
+        self._caller: Caller | None = None
+        self._lock_fd = -1
+        self._listener: socket.socket | None = None
+        self._control: asyncio.AbstractServer | None = None
+        self._end = False
+        self._complaint = ""  # why the last conversation with another vault ended badly
+        self._born = time.monotonic()
+
+    # -- life
+
+    @property
+    def socket_path(self) -> Path:
+        """Where workers and the daemon talk to it."""
+        return self.options.directory / "control.sock"
+
+    async def start(self) -> tuple[str, ...]:
+        """Take the directory over; the torn files that were dropped are returned."""
+        options = self.options
+        prepare(options.directory)
+        self._lock_fd = os.open(options.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            raise VaultError(
+                f"Another vault server already serves {options.directory}. Two jobs or nodes on one host need two vault.dir."
+            ) from None
+        dropped = sweep(options.directory)
+        self._scan()
+        if options.listen:
+            self._listen()
+        self.socket_path.unlink(missing_ok=True)
+        self._control = await asyncio.start_unix_server(self._serve_control, str(self.socket_path), limit=LINE)
+        self.socket_path.chmod(0o600)
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            saved = json.loads((options.directory / RING).read_text())
+            await self._follow(_ring(saved), remember=False)
+        return dropped
+
+    def _listen(self) -> None:
+        options = self.options
+        if not options.key:
+            raise VaultError(
+                "The vault is to listen for copies but has no key. Set vault.key_file (openssl rand -hex 32 > FILE; chmod 600)."
+            )
+        where, _, port = options.listen.rpartition(":")
+        host = address_of(where.strip("[]"))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, int(port)))
+        except OSError as error:
+            listener.close()
+            raise VaultError(
+                f"The vault cannot listen on {options.listen} ({error.strerror}). Check vault.interface and vault.port."
+            ) from error
+        listener.listen(64)
+        listener.setblocking(False)
+        self._listener = listener
+        self.port = listener.getsockname()[1]
+        source = "" if ip_address(host).is_unspecified else host
+        self._caller = Caller(
+            job=options.job, node=options.node, key=options.key, source=source, deadline_s=options.deadline_s
+        )
+        self._spawn(self._accept(listener))
+
+    async def run(self) -> None:
+        """Serve until stopped. The files stay, unless the job was ended."""
+        await self._stopped.wait()
+        for buddy in self._buddies.values():
+            await buddy.stop()
+        if self._control is not None:
+            self._control.close()
+        if self._listener is not None:
+            self._listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slots, _ in self._incoming.values():
+            slots.close()
+        if self._end:
+            clean(self.options.directory)
+        self.socket_path.unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._stopped.set()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what is here
+
+    def _scan(self) -> list[tuple[Path, Holding]]:
+        """The whole shards in the directory. Only headers of files whose seal has changed are read again."""
+        present: dict[Path, tuple[int, Holding]] = {}
+        for path, name in files(self.options.directory):
+            if name.writer.startswith(PART):
+                continue
+            known = self._known.get(path)
+            if known is not None and known[0] == _seal_of(path):
+                present[path] = known
+                continue
+            shard = pin(path)
+            if isinstance(shard, Pinned):
+                with shard:
+                    present[path] = (shard.sealed.seal, _holding(shard.sealed, self.options.node))
+        self._known = present
+        return [(path, holding) for path, (_, holding) in present.items()]
+
+    # -- the control socket
+
+    async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        operations: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "status": self._status,
+            "ring": self._set_ring,
+            "sealed": self._sealed,
+            "copied": self._copied,
+            "list": self._list,
+            "survey": self._survey,
+            "fetch": self._fetch,
+            "release": self._release,
+            "end": self._end_job,
+        }
+        try:
+            while line := await reader.readline():
+                try:
+                    request = json.loads(line)
+                    if request.get("v") != PROTOCOL:
+                        raise VaultError(f"this vault speaks version {PROTOCOL}, not {request.get('v')!r}")
+                    operation = operations.get(request.get("op"))
+                    if operation is None:
+                        raise VaultError(f"{request.get('op')!r} is not one of {', '.join(sorted(operations))}")
+                    answer = {"ok": True, **await operation(request)}
+                except (VaultError, OSError, TimeoutError) as error:
+                    answer = {"ok": False, "why": str(error) or type(error).__name__}
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    answer = {"ok": False, "why": f"the request is not understood: {error!r}"}
+                writer.write(json.dumps({"v": PROTOCOL, **answer}).encode() + b"\n")
+                async with asyncio.timeout(self.options.deadline_s):
+                    await writer.drain()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the caller has gone, or we have; either way nobody waits for an answer
+        finally:
+            writer.close()
+
+    async def _status(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        holdings = [holding for _, holding in self._scan()]
+        return {
+            "job": self.options.job,
+            "node": self.options.node,
+            "port": self.port,
+            "pid": os.getpid(),
+            "up_s": round(time.monotonic() - self._born, 3),
+            "holdings": len(holdings),
+            "nbytes": sum(holding.nbytes for holding in holdings),
+            "generation": self._ring.generation,
+            "complaint": self._complaint,
+            "buddies": [
+                {"node": b.node, "address": b.address, "failing": b.failing, "sent_bytes": b.sent_bytes}
+                for b in self._buddies.values()
+            ],
+        }
+
+    async def _set_ring(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        ring = _ring(request)
+        if ring.generation < self._ring.generation:
+            raise VaultError(f"ring of generation {ring.generation} is older than that of {self._ring.generation}")
+        await self._follow(ring, remember=True)
+        return {"buddies": list(self._buddies)}
+
+    async def _follow(self, ring: Ring, *, remember: bool) -> None:
+        """Copy to the buddies of this ring, and what is newest here at once."""
+        self._ring = ring
+        if remember:
+            _write_atomically(self.options.directory / RING, json.dumps(_ring_json(ring)))
+        addresses = dict(ring.addresses)
+        wanted = {
+            node: addresses[node]
+            for node in buddies(ring.nodes, self.options.node, ring.copies)
+            if node in addresses and self._caller is not None
+        }
+        for node in [n for n, b in self._buddies.items() if wanted.get(n) != b.address]:
+            await self._buddies.pop(node).stop()
+        for node, address in wanted.items():
+            if node not in self._buddies:
+                assert self._caller is not None
+                self._buddies[node] = Buddy(node, address, self._caller, self._rate, self._moved)
+        newest: dict[str, tuple[Path, Holding]] = {}
+        for path, holding in self._scan():
+            name = parse_name(path.name)
+            if name is None or name.origin != self.options.node or name.writer.startswith(FETCHED):
+                continue
+            held = newest.get(holding.writer)
+            if held is None or (holding.generation, holding.version) > (held[1].generation, held[1].version):
+                newest[holding.writer] = (path, holding)
+        for writer, (path, holding) in newest.items():
+            self._push(writer, path, holding)
+
+    def _push(self, writer: str, path: Path, holding: Holding) -> None:
+        for buddy in self._buddies.values():
+            if not buddy.has(writer, (holding.generation, holding.version)):
+                buddy.push(writer, path)
+
+    async def _sealed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = parse_name(str(request["file"]))
+        if name is None or name.origin != self.options.node:
+            raise VaultError(f"{request['file']!r} is not a file of a worker of {self.options.node}")
+        path = self.options.directory / str(request["file"])
+        held = dict(self._scan()).get(path)
+        if held is None:
+            raise VaultError(f"{path.name} is not sealed")
+        self._push(name.writer, path, held)
+        return {"buddies": list(self._buddies)}
+
+    async def _copied(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait until every buddy has a version of one worker."""
+        writer = str(request["writer"])
+        at = (int(request["generation"]), Version(int(request["step"]), int(request["update"])))
+        timeout_s = float(request["timeout_s"])
+
+        def there() -> bool:
+            return all(buddy.has(writer, at) for buddy in self._buddies.values())
+
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(there)
+        except TimeoutError:
+            late = [b for b in self._buddies.values() if not b.has(writer, at)]
+            why = "; ".join(b.failing or f"{b.node} has not sealed it yet" for b in late)
+            raise VaultError(f"step {at[1]} of {writer} was not copied within {timeout_s:g} s: {why}") from None
+        return {"copies": len(self._buddies), "wanted": self._ring.copies}
+
+    async def _list(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"holdings": [holding.to_json() for _, holding in self._scan()]}
+
+    async def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What all vaults of the ring hold, and which of them did not say."""
+        timeout_s = float(request["timeout_s"])
+        others = {n: a for n, a in self._ring.addresses if n != self.options.node}
+        others.update({str(n): str(a) for n, a in request.get("also", {}).items() if n != self.options.node})
+        results = await asyncio.gather(*(self._ask_list(a, timeout_s) for a in others.values()))
+        holdings = [holding.to_json() for _, holding in self._scan()]
+        silent: dict[str, str] = {}
+        for node, result in zip(others, results, strict=True):
+            if isinstance(result, str):
+                silent[node] = result
+            else:
+                holdings.extend({**row, "at": node} for row in result)
+        return {"holdings": holdings, "silent": silent}
+
+    async def _ask_list(self, address: str, timeout_s: float) -> list[dict[str, Any]] | str:
+        try:
+            if self._caller is None:
+                raise VaultError("this vault does not listen, so it cannot call others")
+            async with asyncio.timeout(timeout_s):
+                channel = await self._caller.call(address)
+                try:
+                    answer, _ = await channel.ask({"op": "list"})
+                finally:
+                    channel.close()
+            return list(answer["holdings"])
+        except (OSError, TimeoutError, VaultError, ValueError, KeyError) as error:
+            return f"{address}: {error or type(error).__name__}"
+
+    async def _fetch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Bring a shard, or only some blocks of it, into a file here."""
+        if self._caller is None:
+            raise VaultError("this vault does not listen, so it cannot call others")
+        node = str(request["at"])
+        address = {**dict(self._ring.addresses), **request.get("also", {})}.get(node)
+        if address is None:
+            raise VaultError(f"node {node} is not in the ring of generation {self._ring.generation}")
+        wanted = {k: int(request[k]) for k in ("step", "update", "generation", "shard", "world")}
+        blocks = request.get("blocks")
+        channel = await self._caller.call(address)
+        try:
+            answer, size = await channel.ask({"op": "get", **wanted, "blocks": blocks})
+            offered = await promised(channel, answer, size)
+            chosen = _blocks(blocks, offered.shape.blocks)
+            prefix = FETCHED if blocks is None else PART
+            path = await self._take(channel, offered, prefix + offered.stamp.writer, chosen)
+        finally:
+            channel.close()
+        return {"file": path.name, "nbytes": sum(b - a for a, b in map(offered.shape.block, chosen))}
+
+    async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove the files of writers that have nothing as new as this version: it is whole everywhere without them."""
+        floor = Version(int(request["step"]), int(request["update"]))
+        families: dict[tuple[str, str], list[tuple[Path, Version | None]]] = {}
+        holdings = dict(self._scan())
+        for path, name in files(self.options.directory):
+            version = holdings[path].version if path in holdings else _version_of(path)
+            families.setdefault((name.origin, name.writer), []).append((path, version))
+        removed: list[str] = []
+        for (origin, writer), members in families.items():
+            versions = [version for _, version in members if version is not None]
+            # A family without any sealed version is just being written for the first time.
+            if not versions or max(versions) >= floor:
+                continue
+            slots = self._incoming.pop((origin, writer), None)
+            if slots is not None:
+                slots[0].close()
+            for path, _ in members:
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        self._scan()
+        return {"removed": removed}
+
+    async def _end_job(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        self._end = True
+        asyncio.get_running_loop().call_later(0.05, self.stop)  # after the answer has gone out
+        return {}
+
+    # -- other vaults
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        serving = 0
+
+        async def serve(sock: socket.socket) -> None:
+            nonlocal serving
+            serving += 1
+            try:
+                await self._serve_peer(sock)
+            finally:
+                serving -= 1
+                sock.close()
+
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            if serving >= self.options.callers:
+                sock.close()
+                continue
+            self._spawn(serve(sock))
+
+    async def _serve_peer(self, sock: socket.socket) -> None:
+        options = self.options
+        assert options.key is not None
+        # A caller that goes away or breaks the rules ends its own conversation and nothing else.
+        try:
+            channel = await welcome(
+                sock, key=options.key, job=options.job, node=options.node, deadline_s=options.deadline_s
+            )
+            while True:
+                await _readable(sock)  # a buddy is silent for as long as a step takes: that is no failure
+                frame, size = await channel.receive()
+                try:
+                    await self._answer(channel, frame, size)
+                except VaultError as error:
+                    await channel.send({"ok": False, "why": str(error)})
+                    raise
+        except ConnectionResetError:
+            pass  # that is how a conversation ends
+        except (OSError, TimeoutError, VaultError, ValueError, KeyError, TypeError) as error:
+            self._complaint = f"{error}" or type(error).__name__
+
+    async def _answer(self, channel: Channel, frame: Mapping[str, Any], size: int) -> None:
+        match frame.get("op"):
+            case "list":
+                await channel.send({"ok": True, "holdings": [holding.to_json() for _, holding in self._scan()]})
+            case "put":
+                await self._keep(channel, await promised(channel, frame, size))
+            case "get":
+                await self._give(channel, frame)
+            case other:
+                raise VaultError(f"{other!r} is not something a vault does")
+
+    async def _keep(self, channel: Channel, offered: Offer) -> None:
+        """Take a copy for another node."""
+        stamp = offered.stamp
+        if stamp.node != channel.peer or stamp.job != self.options.job:
+            raise VaultError(f"{channel.peer} may not leave a shard of {stamp.node} of job {stamp.job} here")
+        for path, holding in self._scan():
+            if (holding.node, holding.writer, holding.version) != (stamp.node, stamp.writer, stamp.version):
+                continue
+            shard = pin(path)
+            if isinstance(shard, Pinned):
+                with shard:
+                    if (shard.sealed.text, shard.sealed.sums) == (offered.text, offered.sums):
+                        await channel.send({"ok": True, "have": True})
+                        return
+        await self._take(channel, offered, stamp.writer, range(offered.shape.blocks), announce=True)
+        await channel.send({"ok": True, "sealed": True})
+
+    async def _take(
+        self, channel: Channel, offered: Offer, writer: str, blocks: Iterable[int], *, announce: bool = False
+    ) -> Path:
+        """Receive into a file of our own; nothing of it remains if it does not all arrive."""
+        family = (offered.stamp.node, writer)
+        if family not in self._incoming:
+            slots = Slots(self.options.directory, origin=family[0], writer=family[1], keep=self.options.keep)
+            self._incoming[family] = (slots, asyncio.Lock())
+        slots, lock = self._incoming[family]
+        async with asyncio.timeout(self.options.deadline_s):
+            await lock.acquire()
+        try:
+            stamp = offered.stamp
+            slot = slots.take(offered.shape.total, below=(stamp.version, stamp.generation))
+            try:
+                if announce:
+                    await channel.send({"ok": True})
+                await receive_blocks(channel, slot, offered, tuple(blocks))
+            finally:
+                slot.unlock()
+            return slot.path
+        finally:
+            lock.release()
+
+    async def _give(self, channel: Channel, frame: Mapping[str, Any]) -> None:
+        """Send a shard, or some blocks of it, to whoever asks."""
+        version = Version(int(frame["step"]), int(frame["update"]))
+        key = (version, int(frame["generation"]), int(frame["shard"]), int(frame["world"]))
+        for path, held in self._scan():
+            if (held.version, held.generation, held.shard, held.world) != key:
+                continue
+            shard = pin(path)
+            if isinstance(shard, Torn):
+                continue
+            with shard:
+                sealed = shard.sealed
+                if (sealed.stamp.version, sealed.stamp.generation) != key[:2]:
+                    continue
+                await offer(channel, {"ok": True}, sealed)
+                await send_blocks(channel, shard, _blocks(frame.get("blocks"), sealed.shape.blocks), self._rate)
+            return
+        raise VaultError(
+            f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"
+        )
+
+
+async def _readable(sock: socket.socket) -> None:
+    """Wait for as long as it takes until something can be read; the caller's end of file counts."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def readable() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(sock, readable)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock)
+
+
+def _holding(sealed: Sealed, at: str) -> Holding:
+    stamp = sealed.stamp
+    return Holding(
+        at=at,
+        node=stamp.node,
+        writer=stamp.writer,
+        version=stamp.version,
+        generation=stamp.generation,
+        shard=stamp.shard,
+        world=stamp.world,
+        nbytes=sealed.shape.data_bytes,
+        lineage=stamp.lineage,
+    )
+
+
+def _seal_of(path: Path) -> int:
+    """The seal in the file as it stands; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            prelude = file.read(layout.HEADER_AT)
+    except FileNotFoundError:
+        return 0
+    return layout.seal_now(memoryview(prelude)) if len(prelude) == layout.HEADER_AT else 0
+
+
+def _version_of(path: Path) -> Version | None:
+    shard = pin(path)
+    if isinstance(shard, Torn):
+        return None
+    with shard:
+        return shard.sealed.stamp.version
+
+
+def _blocks(asked: object, count: int) -> tuple[int, ...]:
+    """The blocks of a request, in order; all of them for None."""
+    if asked is None:
+        return tuple(range(count))
+    if not isinstance(asked, list) or not all(isinstance(b, int) and 0 <= b < count for b in asked):
+        raise VaultError(f"blocks {asked!r} are not among the {count} that the shard has")
+    return tuple(sorted(set(asked)))
+
+
+def _ring(data: Mapping[str, Any]) -> Ring:
+    addresses = {str(node): str(address) for node, address in data["addresses"].items()}
+    return replace(
+        Ring(),
+        generation=int(data["generation"]),
+        nodes=tuple(map(str, data["nodes"])),
+        addresses=tuple(sorted(addresses.items())),
+        copies=int(data["copies"]),
+    )
+
+
+def _ring_json(ring: Ring) -> dict[str, object]:
+    return {
+        "generation": ring.generation,
+        "nodes": list(ring.nodes),
+        "addresses": dict(ring.addresses),
+        "copies": ring.copies,
+    }
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,366 @@
+"""The files of a vault directory: which may be written, which must stay.
+
+The one idea: a writer (a worker of this node, or a worker elsewhere whose copies we keep) owns a few files and writes its next
+version into whichever of them is neither one of its newest `keep` sealed ones nor pinned. A pin is a shared `flock`: it ends
+with the process that holds it, so a killed reader pins nothing. Files are used again because fresh memory costs page faults.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import stat
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from elasticrl.runtime.vault import faults, layout
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.layout import Sealed, Torn
+from elasticrl.runtime.vault.version import Version
+
+SUFFIX = ".shard"
+_NAME = re.compile(r"(?P<origin>[A-Za-z0-9_.-]+)\+(?P<writer>[A-Za-z0-9_-]+)\+(?P<number>\d+)\.shard")
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python has no name for it
+MAX_FILES = 12  # of one writer; more means that pins are never released
+
+
+def prepare(directory: Path) -> Path:
+    """The directory, made if need be; refused unless it is ours alone (tmpfs is open to everyone on the machine)."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise VaultError(
+            f"{directory} is not a directory that only user {os.getuid()} can enter "
+            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}). Remove it, or set vault.dir to another place."
+        )
+    return directory
+
+
+def word(name: str) -> str:
+    """A node's or writer's name that is safe in a file name; anything else is refused."""
+    if not _WORD.fullmatch(name):
+        raise VaultError(f"{name!r} cannot name a node or writer in the vault: only letters, digits, '.', '_' and '-'.")
+    return name
+
+
+_open: "weakref.WeakSet[Slot]" = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data loader's worker) must not keep its parent's locks alive after the parent is killed."""
+    for slot in list(_open):
+        slot.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class Slot:
+    """One file of one writer, open and mapped for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _open.add(self)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._map: mmap.mmap | None = None
+        self._map_open()
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole file. Views of it must be dropped before the slot can be closed."""
+        return memoryview(self._map) if self._map is not None else memoryview(bytearray())
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapping itself, for libraries that keep the buffer alive."""
+        assert self._map is not None, "reserve() comes first"
+        return self._map
+
+    def lock(self) -> bool:
+        """Take the file for writing; False while a reader pins it or if it was removed under us."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        # A file without a seal and without a lock looks like a dead writer's, and a restarting server removes those.
+        with suppress(FileNotFoundError):
+            if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
+                return True
+        self.unlock()
+        return False
+
+    def unlock(self) -> None:
+        """Writing is over."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def reserve(self, nbytes: int) -> bool:
+        """Have at least that much memory behind the file; True if the mapping is a new one.
+
+        The memory is taken here, where a full tmpfs is an error with a name; a store into a page that tmpfs can't give
+        would be a SIGBUS that ends the worker.
+        """
+        if self._map is not None and len(self._map) >= nbytes:
+            return False
+        faults.reach("vault.reserve", self.path.name)
+        try:
+            os.posix_fallocate(self._fd, 0, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise VaultError(
+                f"The vault needs {nbytes / 1e9:.2f} GB for {self.path.name} and {self.path.parent} does not have them "
+                f"({error.strerror}). Enlarge that tmpfs, or lower vault.copies."
+            ) from error
+        self._map_open()
+        return True
+
+    def touch(self) -> None:
+        """Have the pages mapped now; otherwise each first store into one is a fault. A hint: old kernels don't know it."""
+        with suppress(OSError):
+            self.mapping.madvise(_MADV_POPULATE_WRITE)
+
+    def sealed(self) -> Sealed | Torn:
+        """What the file holds now."""
+        return layout.read(self.memory)
+
+    def version(self) -> tuple[Version, int] | None:
+        """The version and generation that the file holds, or None if it holds none."""
+        found = self.sealed()
+        return (found.stamp.version, found.stamp.generation) if isinstance(found, Sealed) else None
+
+    def _map_open(self) -> None:
+        size = os.fstat(self._fd).st_size
+        # The old mapping lives on as long as somebody holds a view of it, and then is unmapped by itself.
+        self._map = _map(self._fd, size) if size else None
+
+    def close(self) -> None:
+        """Give up the descriptor; the mapping goes when the last view of it does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._map = None
+
+
+class Slots:
+    """The files of one writer. Those that an earlier process of the same writer left are taken over, with what they hold."""
+
+    def __init__(self, directory: Path, *, origin: str, writer: str, keep: int = 2) -> None:
+        self.directory = prepare(directory)
+        self.stem = f"{word(origin)}+{word(writer)}+"
+        self.keep = keep
+        self._slots: dict[int, Slot] = {}
+        for path in sorted(self.directory.glob(f"{self.stem}*{SUFFIX}")):
+            if match := _NAME.fullmatch(path.name):
+                self._slots[int(match["number"])] = Slot(path)
+
+    def take(self, nbytes: int, *, below: tuple[Version, int] | None = None) -> Slot:
+        """A locked slot with room for `nbytes`, not sealed any more. Anything not older than `below` is void and goes first.
+
+        `below` is the version and generation about to be written: what is there under a later number was made by a
+        generation that had no future. The same version of an earlier generation is *not* void: after a reform the gang
+        writes the version it resumed from again, cut for its new world, and until that is whole it must have the old one.
+        """
+        versions = {number: slot.version() for number, slot in self._slots.items()}
+        valid = sorted((v for v in versions.values() if v is not None and (below is None or v < below)), reverse=True)
+        stay = set(valid[: self.keep])
+
+        def age(number: int) -> tuple[bool, tuple[Version, int]]:
+            version = versions[number]
+            return (version is not None, version or (Version(0), 0))
+
+        for number in sorted(self._slots, key=age):
+            slot = self._slots[number]
+            if versions[number] in stay:
+                stay.discard(versions[number])  # of two files with one version, one may go
+                continue
+            if slot.lock():
+                return self._begin(slot, nbytes)
+            if not slot.path.exists():
+                self._slots.pop(number).close()
+        number = next(n for n in range(MAX_FILES + 1) if n not in self._slots)
+        if number == MAX_FILES:
+            raise VaultError(
+                f"All {MAX_FILES} files of {self.stem} in {self.directory} are pinned: a reader has not let go of any of them."
+            )
+        slot = self._slots[number] = Slot(self.directory / f"{self.stem}{number}{SUFFIX}")
+        if not slot.lock():
+            raise VaultError(
+                f"{slot.path} is being written by another process: two workers have one name on this node."
+            )
+        return self._begin(slot, nbytes)
+
+    def _begin(self, slot: Slot, nbytes: int) -> Slot:
+        try:
+            if slot.memory:
+                layout.unseal(slot.memory)
+            slot.reserve(nbytes)
+        except BaseException:
+            slot.unlock()
+            raise
+        faults.reach("vault.begin", slot.path.name)
+        return slot
+
+    def reserve(self, count: int, nbytes: int) -> None:
+        """Have `count` files with memory for `nbytes` each; none of them loses what it holds."""
+        for number in range(count):
+            if number not in self._slots:
+                self._slots[number] = Slot(self.directory / f"{self.stem}{number}{SUFFIX}")
+            slot = self._slots[number]
+            if slot.lock():
+                try:
+                    slot.reserve(nbytes)
+                    slot.touch()
+                finally:
+                    slot.unlock()
+
+    def void_after(self, version: Version, generation: int) -> None:
+        """Unseal whatever is newer: the gang has agreed to go on from `version` as `generation` left it."""
+        for slot in self._slots.values():
+            held = slot.version()
+            if (
+                held is not None
+                and (held[0] > version or (held[0] == version and held[1] > generation))
+                and slot.lock()
+            ):
+                layout.unseal(slot.memory)
+                slot.unlock()
+
+    def close(self) -> None:
+        """Let go of all files; they stay."""
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """What a file's name tells. Example: FileName("n03", "w0", 1) is n03+w0+1.shard."""
+
+    origin: str
+    writer: str
+    number: int
+
+
+def parse_name(name: str) -> FileName | None:
+    """The reverse of how files are named; None for anything else."""
+    match = _NAME.fullmatch(name)
+    return FileName(match["origin"], match["writer"], int(match["number"])) if match else None
+
+
+class Pinned:
+    """A sealed file, mapped privately and pinned: nobody writes into it until `close`.
+
+    The mapping is copy-on-write, because tensor libraries want writable memory; what is written there reaches nobody.
+    """
+
+    def __init__(self, path: Path, fd: int, sealed: Sealed, memory: mmap.mmap) -> None:
+        self.path = path
+        self.fd = fd
+        self.sealed = sealed
+        self.mapping = memory
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole file."""
+        return memoryview(self.mapping)
+
+    def view(self, piece: int) -> memoryview:
+        """The bytes of piece number `piece`."""
+        start = self.sealed.shape.data_start + self.sealed.table.starts[piece]
+        return self.memory[start : start + self.sealed.table.pieces[piece].nbytes]
+
+    def verify(self) -> None:
+        """VaultError if a block of the data is not what was written."""
+        if bad := layout.damage(self.memory, self.sealed):
+            raise VaultError(
+                f"{self.path}: {len(bad)} of {self.sealed.shape.blocks} blocks of step {self.sealed.stamp.version} changed "
+                f"after they were sealed (first: block {bad[0]}). Use another copy."
+            )
+
+    def close(self) -> None:
+        """Let go of the pin. Views of the memory keep what they show."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _map(fd: int, size: int, access: int = mmap.ACCESS_WRITE) -> mmap.mmap:
+    """A mapping through a descriptor of its own.
+
+    `mmap` keeps a duplicate of the descriptor it is given, and a duplicate keeps the lock: as long as any tensor showed the
+    memory (in a forked child, too), the file would stay locked.
+    """
+    own = os.open(f"/proc/self/fd/{fd}", (os.O_RDONLY if access == mmap.ACCESS_COPY else os.O_RDWR) | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(own, size, access=access)
+    finally:
+        os.close(own)
+
+
+def pin(path: Path) -> Pinned | Torn:
+    """Open a sealed file and keep it from being written; Torn says why that can't be."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        return Torn(error.strerror or str(error))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return Torn("being written")
+    adopted = adopt(path, fd)
+    if isinstance(adopted, Torn):
+        os.close(fd)
+    return adopted
+
+
+def adopt(path: Path, fd: int) -> Pinned | Torn:
+    """As `pin`, for a descriptor that holds the lock already (it may have come from another process)."""
+    size = os.fstat(fd).st_size
+    if not size:
+        return Torn("empty")
+    memory = _map(fd, size, mmap.ACCESS_COPY)
+    found = layout.read(memoryview(memory))
+    return found if isinstance(found, Torn) else Pinned(path, fd, found, memory)
+
+
+def files(directory: Path) -> Iterator[tuple[Path, FileName]]:
+    """The vault's files, by name."""
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        if name := parse_name(path.name):
+            yield path, name
+
+
+def sweep(directory: Path) -> tuple[str, ...]:
+    """Remove files that nobody writes and that are not whole; their names are returned. For a server that starts."""
+    gone: list[str] = []
+    for path, _ in files(directory):
+        found = pin(path)
+        if isinstance(found, Pinned):
+            found.close()
+        elif found.reason != "being written":
+            path.unlink(missing_ok=True)
+            gone.append(path.name)
+    return tuple(gone)
+
+
+def clean(directory: Path) -> None:
+    """Remove a vault: its job has ended, and memory that nobody will read must go back to the machine."""
+    for path, _ in files(directory):
+        path.unlink(missing_ok=True)
+    for name in ("lock", "control.sock", "ring.json"):
+        (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        directory.rmdir()

@@ -1,0 +1,149 @@
+"""Reading state back: tensors and values out of whatever shards there are, for whatever sharding is wanted now.
+
+The one idea: a shard is a list of pieces with their bytes, wherever those lie (the vault's memory, a fetched part, a file on
+disk). `fill` intersects boxes; neither side needs to know the other's world size.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from elasticrl.runtime.vault.errors import StateError
+from elasticrl.runtime.vault.layout import Table
+from elasticrl.runtime.vault.piece import Piece, Reads, reads, within
+from elasticrl.runtime.vault.slots import Pinned
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that torch calls by this name."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The reverse of `dtype_of`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_tensor(raw: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Bytes (a 1-D uint8 tensor) as the tensor of `piece`, without a copy."""
+    return raw[: piece.nbytes].view(dtype_of(piece.dtype)).view(piece.lengths)
+
+
+def views(buffer: Any, start: int, table: Table) -> tuple[torch.Tensor, ...]:
+    """A tensor for each piece of `table` over a buffer in which the data begins at `start`."""
+    if not table.starts[-1]:
+        return tuple(torch.empty(piece.lengths, dtype=dtype_of(piece.dtype)) for piece in table.pieces)
+    raw = torch.frombuffer(buffer, dtype=torch.uint8)
+    return tuple(
+        as_tensor(raw[start + at : start + at + piece.nbytes], piece)
+        for piece, at in zip(table.pieces, table.starts, strict=False)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One shard, readable. `origin` is what an error calls it."""
+
+    origin: str
+    pieces: tuple[Piece, ...]
+    tensors: tuple[torch.Tensor, ...]
+    values: dict[str, Any]
+
+
+def shard_of(pinned: Pinned) -> Shard:
+    """A pinned vault file as a shard."""
+    sealed = pinned.sealed
+    return Shard(
+        origin=pinned.path.name,
+        pieces=sealed.table.pieces,
+        tensors=views(pinned.mapping, sealed.shape.data_start, sealed.table),
+        values=json.loads(sealed.values),
+    )
+
+
+class Source:
+    """Several shards of one version as one state."""
+
+    def __init__(self, shards: Sequence[Shard], *, name: str, pins: ExitStack | None = None) -> None:
+        self.name = name
+        self._pins = pins or ExitStack()
+        self.shards = tuple(shards)
+        self.pieces = tuple(piece for shard in shards for piece in shard.pieces)
+        self._tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+        self.values = merge((shard.origin, shard.values) for shard in shards)
+
+    def close(self) -> None:
+        """Let go of the files it reads from. What was filled stays."""
+        self._pins.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def plan(self, targets: Sequence[Piece]) -> Reads:
+        """What would be read for these targets."""
+        return reads(targets, self.pieces)
+
+    def fill(self, targets: Iterable[tuple[Piece, torch.Tensor]]) -> int:
+        """Copy the state into the targets' tensors, in place; the bytes that were read. All of them or StateError."""
+        wanted = tuple(targets)
+        plan = self.plan([piece for piece, _ in wanted])
+        if plan.missing:
+            index, count = plan.missing[0]
+            piece = wanted[index][0]
+            held = sorted({(p.dtype, p.shape) for p in self.pieces if p.name == piece.name})
+            raise StateError(
+                f"{self.name} cannot give {piece.name} ({piece.dtype} {list(piece.shape)}): {count} elements of the part at "
+                f"{list(piece.offset)} are missing; it holds {held or 'nothing of that name'}. "
+                f"{len(plan.missing)} of {len(wanted)} pieces are affected. The model differs from the one that was saved, "
+                "or a shard is missing."
+            )
+        nbytes = 0
+        with torch.no_grad():
+            for read in plan.reads:
+                piece, tensor = wanted[read.target]
+                part = self._tensors[read.source][within(read.box, self.pieces[read.source])]
+                tensor[within(read.box, piece)].copy_(part)
+                nbytes += part.numel() * part.element_size()
+        return nbytes
+
+    def wholes(self, prefix: str) -> dict[str, Piece]:
+        """The whole tensors whose names start with `prefix`, by name, in the order in which they were saved."""
+        found: dict[str, Piece] = {}
+        for piece in self.pieces:
+            if piece.name.startswith(prefix) and piece.name not in found:
+                found[piece.name] = Piece(piece.name, piece.dtype, piece.shape, (0,) * len(piece.shape), piece.shape)
+        return found
+
+
+def merge(values: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The values of all shards as one. A part's values may be spread over shards by key, but not contradict each other."""
+    merged: dict[str, Any] = {}
+    for origin, of_shard in values:
+        for part, value in of_shard.items():
+            if part not in merged:
+                merged[part] = value
+            elif isinstance(value, dict) and isinstance(merged[part], dict):
+                mine = dict(merged[part])
+                for key, item in value.items():
+                    if mine.setdefault(key, item) != item:
+                        raise StateError(_contradiction(origin, f"{part}.{key}"))
+                merged[part] = mine
+            elif merged[part] != value:
+                raise StateError(_contradiction(origin, part))
+    return merged
+
+
+def _contradiction(origin: str, name: str) -> str:
+    return (
+        f"{origin} has another value for {name} than the shards before it. What all ranks share must be equal on all of them; "
+        "give state that differs by lane a key for each lane."
+    )
