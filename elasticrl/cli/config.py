@@ -1,0 +1,81 @@
+"""`elasticrl config check | show | schema`: what a configuration says, and what is wrong with it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticrl.cli.main import Exit
+
+if TYPE_CHECKING:
+    from elasticrl.config import Loaded
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in YAML.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Values in place of the file's, such as ppo.lr=1e-5.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(name="config", help="Check, show and describe configurations.", no_args_is_help=True)
+    group.command("check")(check)
+    group.command("show")(show)
+    group.command("schema")(schema)
+    app.add_typer(group)
+
+
+def check(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say everything that is wrong with FILE, with the remedy. Exits with 2 if it is refused."""
+    from elasticrl.config import read
+
+    loaded = read(file, overrides or ())
+    if as_json:
+        findings = [finding.plain() for finding in loaded.findings]
+        typer.echo(json.dumps({"ok": loaded.tree is not None, "file": loaded.file, "findings": findings}, indent=2))
+    else:
+        for finding in loaded.findings:
+            typer.echo(str(finding))
+        typer.echo(_summary(loaded))
+    raise typer.Exit(Exit.REFUSED if loaded.tree is None else Exit.OK)
+
+
+def show(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print every value that is in effect, and where each was written: default, file:line, environment, command line."""
+    from elasticrl.config import read, render
+
+    loaded = read(file, overrides or ())
+    for finding in loaded.findings:
+        typer.echo(str(finding), err=True)
+    if loaded.tree is None:
+        raise typer.Exit(Exit.REFUSED)
+    if as_json:
+        typer.echo(json.dumps(render.shown(loaded.tree, loaded.origins), indent=2))
+    else:
+        typer.echo(render.show(loaded.tree, loaded.origins), nl=False)
+
+
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people.")] = False,
+) -> None:
+    """Print the JSON Schema, for editors."""
+    from elasticrl.config import render
+
+    typer.echo(render.markdown() if markdown else render.json_schema(), nl=False)
+
+
+def _summary(loaded: "Loaded") -> str:
+    if loaded.tree is None:
+        count = len(loaded.errors)
+        return f"refused: {loaded.file} has {count} {'mistake' if count == 1 else 'mistakes'}"
+    tree, members = loaded.tree, loaded.tree.membership
+    advice = f", {len(loaded.findings)} warnings" if loaded.findings else ""
+    return (
+        f"ok: {loaded.file}: job {tree.job.name}, {members.min_nodes} to {members.max_nodes} nodes with "
+        f"{tree.node.workers} workers each, {tree.lanes.count} lanes{advice}"
+    )

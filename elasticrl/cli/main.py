@@ -1,0 +1,61 @@
+"""`elasticrl`: finds the module of the verb that was asked for, and lets typer do the rest.
+
+The one idea: a table names each verb's module, and only that one is imported; help and shell completion import all. So a
+verb costs what it needs: `version` and `status` never pay for pydantic, gRPC or torch. A verb module imports at its top only
+the standard library and typer, and what it works with inside of its functions.
+
+To add verbs: write `elasticrl/cli/<group>.py` with a `register(app)`, and a row for each verb in VERBS.
+"""
+
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from importlib import import_module
+from typing import Final
+
+import typer
+
+#: verb -> the module whose `register` brings it, in the order that help lists them.
+VERBS: Final = {
+    "config": "elasticrl.cli.config",
+    "version": "elasticrl.cli.version",
+}
+
+
+class Exit(IntEnum):
+    """What a verb's exit code says. Stable: scripts rely on it. A job's own end is `core.model.Outcome`."""
+
+    OK = 0
+    FAILED = 1  # it could not be done; the message says why
+    REFUSED = 2  # the arguments or the configuration are wrong; nothing was done
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The application with the verb that these arguments ask for, or with all verbs if they ask for none of them."""
+    app = typer.Typer(
+        name="elasticrl",
+        help="Fault-tolerant elastic training for LLM post-training.",
+        no_args_is_help=True,
+        # Tracebacks with local variables would print passwords.
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)  # with a single verb, typer would make the verb's name optional
+    asked = arguments[0] if arguments else ""
+    modules = [VERBS[asked]] if asked in VERBS else dict.fromkeys(VERBS.values())
+    for module in modules:
+        import_module(module).register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point. Ends the process with one of `Exit`, or the job's own exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    build(arguments)(args=list(arguments), prog_name="elasticrl")
+
+
+def _options() -> None:
+    """Fault-tolerant elastic training for LLM post-training."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What may change in a job's life, and when: the answer to SIGHUP, and to a resume under another file.
+
+The one idea: most keys take a restart of the node's daemon and workers, so only the others are listed: those a running
+daemon takes up at once, and those that would make another job of it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from elasticrl.config.section import leaves
+from elasticrl.config.tree import Tree, values
+
+When = Literal["live", "restart", "never"]
+
+#: A running daemon takes these up on SIGHUP. A section stands for all of its keys.
+LIVE = (
+    "job.steps",
+    "membership.min_nodes",
+    "membership.max_nodes",
+    "membership.spares",
+    "membership.settle",
+    "membership.grow",
+    "membership.report",
+    "membership.rejoin",
+    "recovery",
+    "timeouts.phase",
+    "timeouts.default_phase",
+    "timeouts.floor",
+    "timeouts.slack",
+    "timeouts.confirm",
+    "timeouts.dump",
+    "checkpoint.every",
+    "checkpoint.keep_last",
+    "checkpoint.keep_every",
+    "health",
+    "policy",
+    "telemetry.level",
+)
+
+#: A checkpoint made under other values is not resumed from, unless the operator insists: they decide samples or shapes.
+NEVER = (
+    "job.name",
+    "job.seed",
+    "lanes.count",
+    "lanes.threads",
+    "ppo.algorithm",
+    "ppo.batch",
+    "ppo.mini_batch",
+    "ppo.micro_batch",
+    "ppo.epochs",
+    "ppo.group",
+    "model.path",
+    "model.dtype",
+    "model.value_head",
+    "model.lora.rank",
+    "model.lora.targets",
+    "rollout.max_tokens",
+    "data.path",
+    "data.format",
+    "data.split",
+    "data.chat_template",
+    "data.max_prompt",
+    "data.shuffle",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A key whose value differs, as one would write both.
+
+    Example: Change(key="membership.min_nodes", old="2", new="3", when="live")
+    """
+
+    key: str
+    old: str
+    new: str
+    when: When
+
+
+def when(key: str) -> When:
+    """How a change of this key takes effect."""
+    for keys, answer in ((LIVE, "live"), (NEVER, "never")):
+        if any(key == one or key.startswith(f"{one}.") for one in keys):
+            return "live" if answer == "live" else "never"
+    return "restart"
+
+
+def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
+    """All keys that differ between two trees, in the order of the schema."""
+    before, after = values(old), values(new)
+    return tuple(
+        Change(key=key, old=leaf.render(before[key]), new=leaf.render(after[key]), when=when(key))
+        for key, leaf in leaves(Tree).items()
+        if before[key] != after[key]
+    )

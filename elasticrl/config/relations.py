@@ -1,0 +1,492 @@
+"""The rules that hold between keys: one row each. To add a rule, add a row, and a case to tests/unit/test_config_relations.py.
+
+A row's first key is its subject. `broken` decides; `values` says by which numbers; `remedy` names a value that mends it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, gcd
+from typing import Literal
+
+from elasticrl.config.section import leaves
+from elasticrl.config.tree import Tree
+from elasticrl.config.units import format_duration
+
+OUR_TRAINER = "elasticrl.ppo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A rule between keys, when it is broken, and what mends it.
+
+    Example: see the first of RELATIONS.
+    """
+
+    keys: tuple[str, ...]  # all that `broken` reads, the subject first
+    rule: str  # goes on after the subject: "must ..."
+    broken: Callable[[Tree], bool]
+    values: Callable[[Tree], str] | str
+    remedy: Callable[[Tree], str] | str
+    level: Literal["error", "warning"] = "error"
+
+    def says(self, tree: Tree) -> tuple[str, str]:
+        """The values that break it and the remedy, for a tree that does."""
+        values = self.values if isinstance(self.values, str) else self.values(tree)
+        return values, self.remedy if isinstance(self.remedy, str) else self.remedy(tree)
+
+
+def _s(seconds: float) -> str:
+    return format_duration(seconds)
+
+
+def _over(seconds: float) -> str:
+    """A plain duration with some room above this one."""
+    return _s(_two_digits(seconds * 1.2))
+
+
+def _under(seconds: float) -> str:
+    """A plain duration with some room below this one."""
+    return _s(_two_digits(seconds * 0.75))
+
+
+def _two_digits(seconds: float) -> float:
+    return float(f"{seconds:.2g}")
+
+
+def _ttl(t: Tree) -> str:
+    return f"{ceil(1.2 * _lease_needs(t))}s"
+
+
+def _lease_needs(t: Tree) -> float:
+    return 2 * t.membership.keepalive_s + t.store.retry_s
+
+
+def _caps(t: Tree) -> dict[str, float]:
+    """The cap of each phase."""
+    default = t.timeouts.default_phase_s
+    named = {name.removesuffix("_s"): cap for name, cap in t.timeouts.phase}
+    return {name: default if cap is None else cap for name, cap in named.items()}
+
+
+def _longest(t: Tree) -> tuple[str, float]:
+    caps = _caps(t)
+    name = max(caps, key=caps.__getitem__)
+    return name, caps[name]
+
+
+def _stall_s(t: Tree) -> float:
+    """From a phase's last progress until its gang may be broken up."""
+    return _longest(t)[1] + t.timeouts.confirm_s + t.timeouts.dump_s
+
+
+_CAPS = (*(key for key in leaves(Tree) if key.startswith("timeouts.phase.")), "timeouts.default_phase")
+
+
+def _world(t: Tree) -> int:
+    """The most workers that may ever train together."""
+    return (t.membership.max_nodes - t.rollout.nodes) * t.node.workers
+
+
+def _ours(t: Tree) -> bool:
+    """The trainer that comes with elasticrl runs, so that ppo, model, data, reward and rollout are read."""
+    return t.job.program == OUR_TRAINER
+
+
+def _generates(t: Tree) -> bool:
+    return _ours(t) and t.ppo.algorithm in {"ppo", "grpo"}
+
+
+def _multiple(number: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not below `number`."""
+    return -(-number // unit) * unit
+
+
+def _reward_s(t: Tree) -> float:
+    return t.reward.timeout_s * (t.reward.retries + 1)
+
+
+def _scorers(t: Tree) -> list[str]:
+    return [name for name, value in t.reward if name in {"function", "model", "url"} and value is not None]
+
+
+def _inexact(t: Tree) -> list[str]:
+    """The trained roles that DeepSpeed shards."""
+    roles = {"actor": t.placement.actor, "critic": t.placement.critic}
+    return [role for role, placement in roles.items() if (placement.strategy or t.model.strategy) == "deepspeed"]
+
+
+def _away(t: Tree) -> list[str]:
+    roles = {"ref": t.placement.ref, "reward": t.placement.reward}
+    return [role for role, placement in roles.items() if placement.where == "rollout"]
+
+
+def _stray_auth(t: Tree) -> bool:
+    return t.store.username is not None and t.store.password is None and t.store.password_file is None
+
+
+RELATIONS: tuple[Relation, ...] = (
+    # Who is in, and how a death is noticed.
+    Relation(
+        keys=("membership.lease_ttl", "membership.keepalive", "store.retry"),
+        rule="must exceed 2 x keepalive + store.retry",
+        broken=lambda t: t.membership.lease_ttl_s <= _lease_needs(t),
+        values=lambda t: (
+            f"{_s(t.membership.lease_ttl_s)} is not over 2 x {_s(t.membership.keepalive_s)} + {_s(t.store.retry_s)}"
+        ),
+        remedy=lambda t: (
+            f"Raise lease_ttl to {_ttl(t)} or lower keepalive to {_under((t.membership.lease_ttl_s - t.store.retry_s) / 2)}."
+            if t.membership.lease_ttl_s > t.store.retry_s
+            else f"Raise lease_ttl to {_ttl(t)}."
+        ),
+    ),
+    Relation(
+        keys=("membership.lease_ttl",),
+        rule="must be whole seconds, as etcd counts them",
+        broken=lambda t: t.membership.lease_ttl_s != int(t.membership.lease_ttl_s),
+        values=lambda t: f"{_s(t.membership.lease_ttl_s)} is not",
+        remedy=lambda t: f"Write {ceil(t.membership.lease_ttl_s)}s.",
+    ),
+    Relation(
+        keys=("membership.suspect", "membership.beat"),
+        rule="must exceed 2 x beat, or one lost packet is a suspicion",
+        broken=lambda t: t.membership.suspect_s <= 2 * t.membership.beat_s,
+        values=lambda t: f"{_s(t.membership.suspect_s)} is not over 2 x {_s(t.membership.beat_s)}",
+        remedy=lambda t: (
+            f"Raise suspect to {_over(2 * t.membership.beat_s)} or lower beat to {_under(t.membership.suspect_s / 2)}."
+        ),
+    ),
+    Relation(
+        keys=("membership.suspect", "membership.lease_ttl"),
+        rule="must be under lease_ttl, or beats find nothing sooner than the lease",
+        broken=lambda t: t.membership.suspect_s >= t.membership.lease_ttl_s,
+        values=lambda t: f"{_s(t.membership.suspect_s)} is not under {_s(t.membership.lease_ttl_s)}",
+        remedy=lambda t: f"Lower suspect to {_under(t.membership.lease_ttl_s)}.",
+    ),
+    Relation(
+        keys=("membership.min_nodes", "membership.max_nodes"),
+        rule="must not exceed max_nodes",
+        broken=lambda t: t.membership.min_nodes > t.membership.max_nodes,
+        values=lambda t: f"{t.membership.min_nodes} is over {t.membership.max_nodes}",
+        remedy=lambda t: f"Lower min_nodes to {t.membership.max_nodes} or raise max_nodes to {t.membership.min_nodes}.",
+    ),
+    Relation(
+        keys=("membership.min_nodes", "rollout.nodes", "membership.max_nodes"),
+        rule="must leave room for rollout.nodes below max_nodes",
+        broken=lambda t: (
+            t.membership.min_nodes <= t.membership.max_nodes
+            and t.membership.min_nodes + t.rollout.nodes > t.membership.max_nodes
+        ),
+        values=lambda t: f"{t.membership.min_nodes} + {t.rollout.nodes} is over {t.membership.max_nodes}",
+        remedy=lambda t: f"Raise max_nodes to {t.membership.min_nodes + t.rollout.nodes}.",
+    ),
+    # The store.
+    Relation(
+        keys=("store.endpoints", "store.embedded"),
+        rule="must name an etcd member, unless store.embedded starts one",
+        broken=lambda t: not t.store.endpoints and not t.store.embedded,
+        values="there is neither",
+        remedy="List etcd's members as endpoints: [host:2379, ...], or set embedded: true on a single machine.",
+    ),
+    Relation(
+        keys=("store.embedded", "store.endpoints"),
+        rule="must be false where store.endpoints name an etcd",
+        broken=lambda t: t.store.embedded and bool(t.store.endpoints),
+        values=lambda t: f"it is true beside {len(t.store.endpoints)} endpoints",
+        remedy="Remove endpoints to use the embedded etcd, or set embedded: false.",
+    ),
+    Relation(
+        keys=("store.endpoints", "store.client"),
+        rule="must be a single one for the client etcd3, which knows no more",
+        broken=lambda t: t.store.client == "etcd3" and len(t.store.endpoints) > 1,
+        values=lambda t: f"there are {len(t.store.endpoints)}",
+        remedy="Set client: grpc, or name one endpoint.",
+    ),
+    Relation(
+        keys=("store.try_timeout", "store.timeout"),
+        rule="must not exceed store.timeout, of which it is one try",
+        broken=lambda t: t.store.try_timeout_s > t.store.timeout_s,
+        values=lambda t: f"{_s(t.store.try_timeout_s)} is over {_s(t.store.timeout_s)}",
+        remedy=lambda t: f"Raise timeout to {_s(4 * t.store.try_timeout_s)}.",
+    ),
+    Relation(
+        keys=("store.username", "store.password", "store.password_file"),
+        rule="must come with a password",
+        broken=_stray_auth,
+        values="there is none",
+        remedy="Set password_file, or ELASTICRL__STORE__PASSWORD in the environment.",
+    ),
+    Relation(
+        keys=("store.password", "store.password_file"),
+        rule="must not be given beside password_file",
+        broken=lambda t: t.store.password is not None and t.store.password_file is not None,
+        values="both are set",
+        remedy="Remove one of the two.",
+    ),
+    Relation(
+        keys=("store.username", "store.password", "store.password_file"),
+        rule="must be given with a password",
+        broken=lambda t: t.store.username is None and bool(t.store.password or t.store.password_file),
+        values="it is null",
+        remedy="Set username, or remove the password.",
+    ),
+    Relation(
+        keys=("store.tls.cert", "store.tls.key"),
+        rule="must come with its key, and the key with its certificate",
+        broken=lambda t: (t.store.tls.cert is None) != (t.store.tls.key is None),
+        values=lambda t: f"{'cert' if t.store.tls.cert is None else 'key'} is null",
+        remedy=lambda t: f"Set {'cert' if t.store.tls.cert is None else 'key'} too, or neither.",
+    ),
+    Relation(
+        keys=("membership.lease_ttl", "store.ping", "store.ping_timeout", "store.endpoints"),
+        rule="should exceed store.ping + store.ping_timeout, to move to another endpoint before the lease lapses",
+        broken=lambda t: (
+            len(t.store.endpoints) > 1 and t.membership.lease_ttl_s <= t.store.ping_s + t.store.ping_timeout_s
+        ),
+        values=lambda t: (
+            f"{_s(t.membership.lease_ttl_s)} is not over {_s(t.store.ping_s)} + {_s(t.store.ping_timeout_s)}"
+        ),
+        remedy=lambda t: (
+            f"Raise lease_ttl to {ceil(1.2 * (t.store.ping_s + t.store.ping_timeout_s))}s,"
+            " unless a frozen etcd may cost a member."
+        ),
+        level="warning",
+    ),
+    # The ladder and the budgets.
+    Relation(
+        keys=("recovery.reform", "recovery.replace", "recovery.restart", "recovery.reload"),
+        rule="should rise from rung to rung: reform, replace, restart, reload",
+        broken=lambda t: _rungs(t) != sorted(_rungs(t)),
+        values=lambda t: ", ".join(_s(rung) for rung in _rungs(t)),
+        remedy="Give a later rung more time, or an earlier one less: a rung slower than the next is not worth trying.",
+        level="warning",
+    ),
+    Relation(
+        keys=("timeouts.collective", "timeouts.confirm", "timeouts.dump", *_CAPS),
+        rule="must exceed the longest phase + confirm + dump, or the backend tears processes down before there is a verdict",
+        broken=lambda t: t.timeouts.collective_s <= _stall_s(t),
+        values=lambda t: (
+            f"{_s(t.timeouts.collective_s)} is not over {_longest(t)[0]}'s {_s(_longest(t)[1])}"
+            f" + {_s(t.timeouts.confirm_s)} + {_s(t.timeouts.dump_s)}"
+        ),
+        remedy=lambda t: (
+            f"Raise collective to {_over(_stall_s(t))} or lower {_longest(t)[0]}'s budget"
+            " (timeouts.phase, else timeouts.default_phase)."
+        ),
+    ),
+    Relation(
+        keys=("timeouts.monitor", "timeouts.confirm", "timeouts.dump", *_CAPS),
+        rule="should exceed the longest phase + confirm + dump, or NCCL's monitor may end a process before there is a verdict",
+        broken=lambda t: t.timeouts.monitor_s <= _stall_s(t),
+        values=lambda t: f"{_s(t.timeouts.monitor_s)} is not over {_s(_stall_s(t))}",
+        remedy=lambda t: f"Raise monitor to {_over(_stall_s(t))}.",
+        level="warning",
+    ),
+    Relation(
+        keys=("timeouts.floor", *_CAPS),
+        rule="must not exceed any phase's cap",
+        broken=lambda t: t.timeouts.floor_s > min(_caps(t).values()),
+        values=lambda t: f"{_s(t.timeouts.floor_s)} is over {_s(min(_caps(t).values()))}",
+        remedy=lambda t: f"Lower floor to {_s(min(_caps(t).values()))} or raise that cap.",
+    ),
+    Relation(
+        keys=("health.quarantine", "health.quarantine_max"),
+        rule="must not exceed quarantine_max",
+        broken=lambda t: t.health.quarantine_s > t.health.quarantine_max_s,
+        values=lambda t: f"{_s(t.health.quarantine_s)} is over {_s(t.health.quarantine_max_s)}",
+        remedy=lambda t: f"Raise quarantine_max to {_s(8 * t.health.quarantine_s)}.",
+    ),
+    # Lanes.
+    Relation(
+        keys=("lanes.count", "membership.max_nodes", "rollout.nodes", "node.workers"),
+        rule="must be at least the largest world: (max_nodes - rollout.nodes) x node.workers",
+        broken=lambda t: t.lanes.count < _world(t),
+        values=lambda t: f"{t.lanes.count} lanes are fewer than {_world(t)} workers",
+        remedy=lambda t: (
+            f"Raise lanes.count to {_world(t)} before the job starts, or lower max_nodes to "
+            f"{max(1, t.lanes.count // t.node.workers) + t.rollout.nodes}."
+        ),
+    ),
+    Relation(
+        keys=("lanes.exact", "model.strategy", "placement.actor.strategy", "placement.critic.strategy", "job.program"),
+        rule="must not be require with deepspeed, which is close in floats but not exact",
+        broken=lambda t: _ours(t) and t.lanes.exact == "require" and bool(_inexact(t)),
+        values=lambda t: f"it is require, and deepspeed shards {' and '.join(_inexact(t))}",
+        remedy="Set exact: warn, or strategy: fsdp.",
+    ),
+    # What survives.
+    Relation(
+        keys=("vault.copies", "membership.min_nodes"),
+        rule="must not exceed min_nodes - 1, because copies never sit on one node",
+        broken=lambda t: t.vault.copies > t.membership.min_nodes - 1,
+        values=lambda t: f"{t.vault.copies} is over {t.membership.min_nodes} - 1",
+        remedy=lambda t: f"Raise min_nodes to {t.vault.copies + 1} or lower copies to {t.membership.min_nodes - 1}.",
+    ),
+    Relation(
+        keys=("vault.copies", "membership.min_nodes"),
+        rule="should be at least 1 with several nodes, or a lost node costs the steps since the last disk checkpoint",
+        broken=lambda t: t.membership.min_nodes > 1 and t.vault.copies == 0,
+        values=lambda t: f"0 copies with at least {t.membership.min_nodes} nodes",
+        remedy="Set copies: 1, if memory allows.",
+        level="warning",
+    ),
+    Relation(
+        keys=("checkpoint.every", "vault.every"),
+        rule="must be a multiple of vault.every, because disk checkpoints are written from snapshots",
+        broken=lambda t: t.checkpoint.every % t.vault.every != 0,
+        values=lambda t: f"{t.checkpoint.every} is not a multiple of {t.vault.every}",
+        remedy=lambda t: f"Write every: {_multiple(t.checkpoint.every, t.vault.every)}, or set vault.every: 1.",
+    ),
+    Relation(
+        keys=("checkpoint.keep_every", "checkpoint.every"),
+        rule="must be a multiple of checkpoint.every, or those steps are never saved",
+        broken=lambda t: t.checkpoint.keep_every % t.checkpoint.every != 0,
+        values=lambda t: f"{t.checkpoint.keep_every} is not a multiple of {t.checkpoint.every}",
+        remedy=lambda t: f"Write keep_every: {_multiple(t.checkpoint.keep_every, t.checkpoint.every)}.",
+    ),
+    Relation(
+        keys=("vault.timeout", "timeouts.phase.update", "timeouts.default_phase"),
+        rule="must be under the budget of the phase update, which waits for the copy",
+        broken=lambda t: t.vault.timeout_s >= _caps(t)["update"],
+        values=lambda t: f"{_s(t.vault.timeout_s)} is not under {_s(_caps(t)['update'])}",
+        remedy=lambda t: f"Lower vault.timeout to {_under(_caps(t)['update'])} or raise timeouts.phase.update.",
+    ),
+    # Collectives.
+    Relation(
+        keys=("comm.backend", "node.device"),
+        rule="must not be nccl on CPUs",
+        broken=lambda t: t.comm.backend == "nccl" and t.node.device == "cpu",
+        values="it is nccl, and node.device is cpu",
+        remedy="Set backend: gloo, or device: cuda.",
+    ),
+    Relation(
+        keys=("policy.fabric", "policy.network", "comm.fallback"),
+        rule="must not be fallback while comm.fallback is none (policy.network likewise)",
+        broken=lambda t: "fallback" in {t.policy.fabric, t.policy.network} and t.comm.fallback == "none",
+        values=lambda t: f"fabric is {t.policy.fabric}, network is {t.policy.network}, comm.fallback is none",
+        remedy="Set comm.fallback: gloo, or another action.",
+    ),
+    Relation(
+        keys=("vault.port", "telemetry.metrics_port"),
+        rule="must differ from telemetry.metrics_port",
+        broken=lambda t: t.vault.port == t.telemetry.metrics_port != 0,
+        values=lambda t: f"both are {t.vault.port}",
+        remedy="Change one of the two, or write 0 for any free port.",
+    ),
+    # What is trained.
+    Relation(
+        keys=("model.path", "job.program"),
+        rule="must be given for the program elasticrl.ppo",
+        broken=lambda t: _ours(t) and t.model.path is None,
+        values="it is null",
+        remedy="Write the model's folder or hub name as path under model.",
+    ),
+    Relation(
+        keys=("data.path", "job.program"),
+        rule="must be given for the program elasticrl.ppo",
+        broken=lambda t: _ours(t) and t.data.path is None,
+        values="it is null",
+        remedy="Write the prompts' file as path under data.",
+    ),
+    Relation(
+        keys=("reward.function", "reward.model", "reward.url", "ppo.algorithm", "job.program"),
+        rule="must be the only scorer, or model or url in its place",
+        broken=lambda t: _generates(t) and len(_scorers(t)) != 1,
+        values=lambda t: f"set are {' and '.join(_scorers(t))}" if _scorers(t) else "none of the three is set",
+        remedy="Set exactly one of function, model and url under reward.",
+    ),
+    Relation(
+        keys=("ppo.batch", "lanes.count", "job.program"),
+        rule="must be divisible by lanes.count, because lanes are equal",
+        broken=lambda t: _ours(t) and t.ppo.batch % t.lanes.count != 0,
+        values=lambda t: f"{t.ppo.batch} samples do not divide into {t.lanes.count} lanes",
+        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, t.lanes.count)}.",
+    ),
+    Relation(
+        keys=("ppo.mini_batch", "lanes.count", "job.program"),
+        rule="must be divisible by lanes.count, because lanes are equal",
+        broken=lambda t: _ours(t) and t.ppo.mini_batch % t.lanes.count != 0,
+        values=lambda t: f"{t.ppo.mini_batch} samples do not divide into {t.lanes.count} lanes",
+        remedy=lambda t: f"Write mini_batch: {_multiple(t.ppo.mini_batch, t.lanes.count)}.",
+    ),
+    Relation(
+        keys=("ppo.batch", "ppo.mini_batch", "job.program"),
+        rule="must be divisible by mini_batch",
+        broken=lambda t: _ours(t) and t.ppo.batch % t.ppo.mini_batch != 0,
+        values=lambda t: f"{t.ppo.batch} is not a multiple of {t.ppo.mini_batch}",
+        remedy=lambda t: (
+            f"Write batch: {_multiple(t.ppo.batch, t.ppo.mini_batch)} or mini_batch: {gcd(t.ppo.batch, t.ppo.mini_batch)}."
+        ),
+    ),
+    Relation(
+        keys=("ppo.micro_batch", "ppo.mini_batch", "lanes.count", "job.program"),
+        rule="must divide a lane's part of mini_batch",
+        broken=lambda t: (
+            _ours(t)
+            and t.ppo.mini_batch % t.lanes.count == 0
+            and (t.ppo.mini_batch // t.lanes.count) % t.ppo.micro_batch != 0
+        ),
+        values=lambda t: f"{t.ppo.mini_batch} / {t.lanes.count} is not a multiple of {t.ppo.micro_batch}",
+        remedy=lambda t: f"Write micro_batch: {gcd(t.ppo.mini_batch // t.lanes.count, t.ppo.micro_batch)}.",
+    ),
+    Relation(
+        keys=("ppo.group", "ppo.algorithm", "job.program"),
+        rule="must be at least 2 for grpo, which compares samples of one prompt",
+        broken=lambda t: _ours(t) and t.ppo.algorithm == "grpo" and t.ppo.group < 2,
+        values=lambda t: f"it is {t.ppo.group}",
+        remedy="Write group: 8.",
+    ),
+    Relation(
+        keys=("ppo.group", "ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
+        rule="must divide a lane's part of batch, because a group stays in one lane",
+        broken=lambda t: (
+            _generates(t) and t.ppo.batch % t.lanes.count == 0 and (t.ppo.batch // t.lanes.count) % t.ppo.group != 0
+        ),
+        values=lambda t: f"{t.ppo.batch} / {t.lanes.count} is not a multiple of {t.ppo.group}",
+        remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}.",
+    ),
+    Relation(
+        keys=("ppo.schedule", "job.steps", "job.program"),
+        rule="must be constant while job.steps is 0, because the others end at the last step",
+        broken=lambda t: _ours(t) and t.ppo.schedule != "constant" and t.job.steps == 0,
+        values=lambda t: f"it is {t.ppo.schedule}",
+        remedy="Set job.steps, or schedule: constant.",
+    ),
+    Relation(
+        keys=("rollout.sync_timeout", "timeouts.phase.sync", "timeouts.default_phase", "job.program"),
+        rule="must be under the budget of the phase sync, so that a dead engine does not cost a healthy worker",
+        broken=lambda t: _ours(t) and t.rollout.sync_timeout_s >= _caps(t)["sync"],
+        values=lambda t: f"{_s(t.rollout.sync_timeout_s)} is not under {_s(_caps(t)['sync'])}",
+        remedy=lambda t: (
+            f"Raise timeouts.phase.sync to {_over(t.rollout.sync_timeout_s)}"
+            f" or lower sync_timeout to {_under(_caps(t)['sync'])}."
+        ),
+    ),
+    Relation(
+        keys=("reward.timeout", "reward.retries", "reward.url", "timeouts.phase.reward", "timeouts.default_phase"),
+        rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
+        broken=lambda t: t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
+        values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",
+        remedy=lambda t: (
+            f"Raise timeouts.phase.reward to {_over(_reward_s(t))} or lower timeout to "
+            f"{_under(_caps(t)['reward'] / (t.reward.retries + 1))}."
+        ),
+    ),
+    Relation(
+        keys=("node.role", "rollout.nodes"),
+        rule="must be train while rollout.nodes is 0",
+        broken=lambda t: t.node.role == "rollout" and t.rollout.nodes == 0,
+        values="it is rollout",
+        remedy="Set rollout.nodes to the number of nodes that only generate.",
+    ),
+    Relation(
+        keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),
+        rule="must be train while rollout.nodes is 0 (placement.reward.where likewise)",
+        broken=lambda t: bool(_away(t)) and t.rollout.nodes == 0,
+        values=lambda t: f"{' and '.join(_away(t))} would live on nodes that are not there",
+        remedy="Set rollout.nodes to the number of nodes that only generate, or where: train.",
+    ),
+)
+
+
+def _rungs(t: Tree) -> list[float]:
+    return [t.recovery.reform_s, t.recovery.replace_s, t.recovery.restart_s, t.recovery.reload_s]

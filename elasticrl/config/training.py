@@ -1,0 +1,269 @@
+"""The sections that say what is trained: data, models, rewards, rollouts, and the algorithm.
+
+They bind the trainer that comes with elasticrl (`job.program: elasticrl.ppo`); a script of one's own may ignore them.
+Batch sizes are in samples of the whole job, never per worker: a world that shrinks changes nothing here.
+"""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from elasticrl.config.section import (
+    Amount,
+    Bytes,
+    Count,
+    Function,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+    Text,
+    Url,
+    Whole,
+)
+from elasticrl.config.units import MiB
+
+_Fraction = Annotated[float, Ge(0), Lt(1)]
+_Strategy = Literal["replicated", "fsdp", "deepspeed"]
+
+
+class Kl(Section):
+    """What holds the actor near the reference."""
+
+    where: Literal["reward", "loss", "off"] = "reward"
+    """reward: k1 at each token of the reward; loss: k3 as a term of the loss; off: nowhere, and no reference is loaded."""
+    coef: Amount = 0.05
+    """A factor. More stays nearer to the reference; less learns faster and drifts."""
+    target: Positive | None = None
+    """Nats per sample that an adaptive coefficient steers to. null: the coefficient stays fixed."""
+    horizon: Count = 10000
+    """Samples over which an adaptive coefficient moves. More moves slower."""
+    limit: Positive = 10.0
+    """Nats. k3 is clamped to this at each token. More lets outliers pull harder."""
+
+
+class Ppo(Section):
+    """The algorithm and its optimizers."""
+
+    algorithm: Literal["ppo", "grpo", "dpo", "kto"] = "ppo"
+    """ppo: with a critic; grpo: advantages within groups of samples of one prompt, no critic; dpo, kto: from preferences,
+    no rollout."""
+    batch: Count = 64
+    """Samples of a step, of the whole job. More gives steadier gradients and longer steps."""
+    mini_batch: Count = 32
+    """Samples of an update, of the whole job. Fewer make more updates from each batch, each further off-policy."""
+    micro_batch: Count = 4
+    """Samples of a forward pass in a lane. More is faster until memory runs out. Part of the shapes, so of the bits."""
+    epochs: Count = 1
+    """Passes over each batch. More learn more from each sample, further off-policy."""
+    group: Count = 1
+    """Samples of each prompt. grpo compares them with each other and needs 2 at least; more compare better, at more
+    rollout."""
+    lr: Positive = 1e-6
+    """The actor's learning rate. More learns faster until it breaks."""
+    critic_lr: Positive = 1e-5
+    """The critic's learning rate. Usually above the actor's."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How learning rates go on after the warm-up; linear and cosine fall to 0 at job.steps."""
+    warmup_steps: Whole = 0
+    """Steps over which learning rates rise from 0. More starts gentler."""
+    betas: tuple[_Fraction, _Fraction] = (0.9, 0.999)
+    """Adam's two decay rates. Nearer to 1 averages over more steps."""
+    eps: Positive = 1e-8
+    """Adam's epsilon. More damps the steps of parameters with small gradients."""
+    weight_decay: Amount = 0.0
+    """AdamW's decay. More pulls weights to 0."""
+    max_grad_norm: Positive | None = 1.0
+    """The norm that gradients are clipped to. Less tames spikes, at slower learning. null: not clipped."""
+    gamma: Share = 1.0
+    """The discount per token. Less looks less far ahead."""
+    lam: Annotated[float, Ge(0), Le(1)] = 0.95
+    """GAE's lambda. Less trusts the critic more: less variance, more bias."""
+    whiten: bool = True
+    """true scales advantages over the whole batch to mean 0, variance 1; false keeps the reward's scale."""
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """The ratio is clipped at 1 - this. Less moves the policy less for one update."""
+    clip_high: Positive = 0.2
+    """The ratio is clipped at 1 + this. More than clip_low explores more."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    """A factor: the loss of a negative advantage is bounded at this many times it. Less is more cautious. null: off."""
+    log_ratio_limit: Positive = 20.0
+    """The log of the ratio is clamped to this either way, so that one token cannot overflow. Less biases outliers."""
+    importance_limit: Positive | None = None
+    """The weight of a token by trainer's over rollout's probability is cut off at this. Less corrects less, at less
+    variance. null: no correction."""
+    value_clip: Positive | None = 0.2
+    """New values are kept within this of the old in the loss. Less is steadier and slower. null: off."""
+    value_coef: Positive = 0.5
+    """The weight of the value loss where actor and critic share a model (model.value_head: tied)."""
+    entropy_coef: Amount = 0.0
+    """The weight of the entropy bonus. More keeps answers more varied."""
+    missing_eos_penalty: Amount = 0.0
+    """Taken from the score of a sample that did not end by itself. More teaches to end in time."""
+    preference_beta: Positive = 0.1
+    """dpo's and kto's beta. More stays nearer to the reference."""
+    kl: Kl = Kl()
+
+
+class Lora(Section):
+    """Training small adapters instead of all weights."""
+
+    rank: Whole = 0
+    """The adapters' rank. More learns more, at more memory. 0: no adapters, all weights are trained."""
+    alpha: Positive = 16.0
+    """The adapters' scale is this over the rank. More lets them weigh more."""
+    dropout: _Fraction = 0.0
+    """The share of their inputs dropped. More regularises."""
+    targets: tuple[Text, ...] = ()
+    """Names of the modules that get adapters. None: every linear layer."""
+
+
+class Model(Section):
+    """The models of all roles, and how they are sharded unless placement says otherwise."""
+
+    path: Text | None = None
+    """The actor: a folder, or a name on the Hugging Face hub."""
+    critic_path: Text | None = None
+    """The critic's start. null: model.path with a fresh value head. A trained reward model starts better."""
+    ref_path: Text | None = None
+    """The reference. null: the actor as it was at the start."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type to compute in. bfloat16 is faster and half the memory, at less precision; master weights stay float32."""
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
+    """The attention implementation. Faster ones need their hardware; a change of it changes the bits."""
+    gradient_checkpointing: bool = False
+    """true computes activations again in backward: less memory, about a third more work."""
+    value_head: Literal["separate", "tied"] = "separate"
+    """separate: the critic is a model of its own; tied: a head on the actor, at half the memory, with the two losses
+    pulling at one body."""
+    strategy: _Strategy = "replicated"
+    """replicated: parameters on each worker, optimizer sharded; fsdp: all sharded, less memory and more traffic; deepspeed:
+    ZeRO, not bit-exact."""
+    zero_stage: Annotated[int, Ge(1), Le(3)] = 2
+    """deepspeed's ZeRO stage. Higher shards more: less memory, more traffic."""
+    lora: Lora = Lora()
+
+
+class TrainedPlacement(Section):
+    """How a trained role is sharded. It lives on every training node."""
+
+    strategy: _Strategy | None = None
+    """How it is sharded, as model.strategy. null: as model.strategy says."""
+    offload: Literal["none", "cpu"] = "none"
+    """cpu: weights and optimizer wait in host memory while the role is idle. Frees GPU memory, costs copying."""
+
+
+class FrozenPlacement(TrainedPlacement):
+    """Where a role that only computes lives, and how it is sharded."""
+
+    where: Literal["train", "rollout"] = "train"
+    """train: on every training node, beside the others; rollout: on the nodes with node.role rollout, which frees memory
+    here at the price of traffic."""
+
+
+class Placement(Section):
+    """Where each role lives."""
+
+    actor: TrainedPlacement = TrainedPlacement()
+    critic: TrainedPlacement = TrainedPlacement()
+    ref: FrozenPlacement = FrozenPlacement()
+    reward: FrozenPlacement = FrozenPlacement()
+
+
+class Reward(Section):
+    """What scores a sample: exactly one of function, model and url."""
+
+    function: Function | None = None
+    """A Python function as module:function, called with a batch of samples in the worker."""
+    model: Text | None = None
+    """A reward model: a folder, or a name on the Hugging Face hub."""
+    url: Url | None = None
+    """An HTTP endpoint that takes a batch of samples as JSON. Its answers are recorded, so that a replay uses the same."""
+    timeout_s: Seconds = 10.0
+    """Seconds for one request to the endpoint. More suits a slow scorer; less notices a dead one sooner."""
+    retries: Whole = 3
+    """Further requests after a failed one. More rides out a longer outage, within the phase's budget."""
+
+
+class Vllm(Section):
+    """What is passed on to vLLM."""
+
+    gpu_memory_utilization: Share = 0.5
+    """The share of GPU memory for the engine. More holds more samples at once; what trains beside it needs the rest."""
+    kv_cache_bytes: Bytes | None = None
+    """Bytes of the KV cache, in place of the share; on CPUs the share means host memory. null: by the share."""
+    tensor_parallel: Count = 1
+    """Workers that one engine spans. More fits larger models, at more traffic for each token."""
+    max_num_seqs: Count = 256
+    """Sequences generated at once. More is faster until the cache is full."""
+    chunked_prefill: bool = True
+    """true mixes prompts and generation in one batch: steadier, a little slower for short prompts."""
+    prefix_caching: bool = True
+    """true keeps prompts' caches between samples of one group; needs memory."""
+    batch_invariant: bool = False
+    """true gives the same bits whatever else is in the batch, slower, on hardware that can; false leaves it to vLLM."""
+
+
+class Rollout(Section):
+    """How samples are generated."""
+
+    engine: Literal["torch", "vllm"] = "torch"
+    """torch: plain and exact, in the worker; vllm: a process beside it that outlives trainer restarts, faster on GPUs."""
+    nodes: Whole = 0
+    """Nodes that only generate, beyond those that train. 0: every training node generates for itself. More shorten the
+    rollout and leave the update as it is."""
+    max_tokens: Count = 256
+    """Tokens of an answer at most. More allows longer answers, at more memory and time."""
+    temperature: Positive = 1.0
+    """Sampling temperature. More varies more; anything but 1 trains on another distribution than it samples from."""
+    top_p: Share = 1.0
+    """The share of probability sampled from. Less cuts off unlikely tokens, and biases the ratio."""
+    top_k: Whole = 0
+    """Sample from so many likeliest tokens. 0: from all. Fewer bias the ratio."""
+    overlap: bool = False
+    """true generates the next half-batch while this one is trained on: shorter steps, one step off-policy."""
+    sync_transport: Literal["auto", "ipc", "nccl", "gloo"] = "auto"
+    """How weights reach the engine. auto: shared memory or CUDA IPC beside the trainer, else NCCL, or gloo where a probe
+    finds NCCL broken. Name one to skip the probe."""
+    sync_bucket_bytes: Bytes = 256 * MiB
+    """Bytes of weights moved at once. More is faster; less needs less memory on either side."""
+    sync_timeout_s: Seconds = 30.0
+    """Seconds for one weight sync, before the engine counts as failed. More for larger models and slower links."""
+    start_timeout_s: Seconds = 300.0
+    """Seconds for an engine to start and generate. More for larger models."""
+    health_every_s: Seconds = 10.0
+    """Seconds between health checks of an idle engine, each a real generation. Less finds a dead one sooner."""
+    health_timeout_s: Seconds = 5.0
+    """Seconds for a health check to answer, before the engine is restarted. More forgives a busy one."""
+    vllm: Vllm = Vllm()
+
+
+class Data(Section):
+    """Where prompts come from."""
+
+    path: Text | None = None
+    """A file, a folder, or with format datasets a name that the package datasets loads."""
+    format: Literal["jsonl", "parquet", "datasets"] = "jsonl"
+    """What is at the path."""
+    split: Text = "train"
+    """Which split of a dataset; only with format datasets."""
+    prompt: Text = "prompt"
+    """The field that holds the prompt: a text, or a list of chat messages."""
+    chosen: Text = "chosen"
+    """The field of the better answer, for dpo."""
+    rejected: Text = "rejected"
+    """The field of the worse answer, for dpo."""
+    completion: Text = "completion"
+    """The field of the answer, for kto."""
+    label: Text = "label"
+    """The field that says whether the answer was good, for kto."""
+    chat_template: bool = True
+    """true puts prompts into the tokenizer's chat template; false takes them as they are."""
+    max_prompt: Count = 512
+    """Tokens of a prompt at most; longer ones are left out, and counted. More keeps more of the data, at more memory."""
+    shuffle: bool = True
+    """true draws each epoch in a new order, from job.seed; false takes the file's order."""
+    workers: Whole = 0
+    """Processes that load and tokenize in each worker. 0: the worker does it itself. More hide slow loading, at memory."""
+    prefetch: Count = 2
+    """Batches loaded ahead by each of them. More hides longer pauses, at memory."""

@@ -1,0 +1,93 @@
+"""The tree: all sections of one configuration, and the ways to hand it on.
+
+A tree is frozen. It leaves this process as the very keys and texts of a file (`dumps`), without its secrets, so that what
+a worker is handed, what a manifest's hash covers and what `config show` prints are one thing.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from elasticrl.config.cluster import (
+    Agent,
+    Checkpoint,
+    Comm,
+    Health,
+    Job,
+    Lanes,
+    Membership,
+    Node,
+    Policy,
+    Recovery,
+    Store,
+    Telemetry,
+    Timeouts,
+    Vault,
+)
+from elasticrl.config.section import Section, leaves
+from elasticrl.config.training import Data, Model, Placement, Ppo, Reward, Rollout
+
+
+class Tree(Section):
+    """The configuration of one job on one node."""
+
+    job: Job
+    node: Node = Node()
+    store: Store = Store()
+    membership: Membership = Membership()
+    recovery: Recovery = Recovery()
+    timeouts: Timeouts = Timeouts()
+    lanes: Lanes = Lanes()
+    vault: Vault = Vault()
+    checkpoint: Checkpoint = Checkpoint()
+    health: Health = Health()
+    policy: Policy = Policy()
+    comm: Comm = Comm()
+    agent: Agent = Agent()
+    telemetry: Telemetry = Telemetry()
+    ppo: Ppo = Ppo()
+    model: Model = Model()
+    placement: Placement = Placement()
+    reward: Reward = Reward()
+    rollout: Rollout = Rollout()
+    data: Data = Data()
+
+
+def values(tree: Tree) -> Mapping[str, object]:
+    """Every key with its value, as the code holds it."""
+    found: dict[str, object] = {}
+    for leaf in leaves(Tree).values():
+        section: object = tree
+        for name in leaf.path[:-1]:
+            section = getattr(section, name)
+        found[leaf.key] = getattr(section, leaf.attribute)
+    return found
+
+
+def dumps(tree: Tree) -> str:
+    """The tree as JSON that `loads` reads back to an equal tree, but for secrets, which are left out."""
+    root: dict[str, object] = {}
+    for key, value in values(tree).items():
+        leaf = leaves(Tree)[key]
+        if not leaf.secret:
+            put(root, leaf.path, leaf.plain(value))
+    return json.dumps(root, sort_keys=True, allow_nan=False)
+
+
+def loads(text: str) -> Tree:
+    """What `dumps` wrote. It was checked before it was written; a damaged one raises pydantic's ValidationError."""
+    return Tree.model_validate_json(text)
+
+
+def digest(tree: Tree) -> str:
+    """Names this configuration, secrets apart: the config hash of manifests."""
+    return hashlib.sha256(dumps(tree).encode()).hexdigest()
+
+
+def put(root: dict[str, object], path: tuple[str, ...], value: object) -> None:
+    """Set a value at a path, making the dictionaries on the way."""
+    for name in path[:-1]:
+        inner = root.setdefault(name, {})
+        assert isinstance(inner, dict)
+        root = inner
+    root[path[-1]] = value
