@@ -1,0 +1,96 @@
+"""One member at work: the loop, its sight of the store and its office there, put together.
+
+The daemon adds beats, an agent and a control socket to it; the torchrun rendezvous adds torchrun's workers.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from elasticrl.core.events import Action, Event, Leave, Seen, Watch
+from elasticrl.core.model import View
+from elasticrl.core.state import State
+from elasticrl.shell.loop import Loop, Perform
+from elasticrl.shell.office import Office
+from elasticrl.shell.sight import Sight
+from elasticrl.shell.trace import Trace
+from elasticrl.store.protocol import Lease, Store, StoreError
+
+AGAIN_S = 0.5  # between attempts to read a store that is away
+
+
+class Node:
+    """A member of a job, as far as the store and the core go."""
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        hands: tuple[Perform, ...],
+        *,
+        log: Any,
+        trace: Trace | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.store = store
+        self.log = log
+        self.loop = Loop(state, (self._watch, self._act, *hands), log=log, trace=trace)
+        self.sight = Sight(
+            store, state.me, changed=self._changed, complain=lambda text: log.info("store.unreadable", text=text)
+        )
+        self.office = Office(
+            store,
+            state.me,
+            self.sight,
+            ttl_s=state.settings.membership.lease_ttl_s,
+            post=self.post,
+            clock=time.monotonic,
+            lease=lease,
+        )
+        self._watching: asyncio.Task[None] | None = None
+
+    def post(self, event: Event) -> None:
+        """Tell the core that something has happened. Call it from the event loop's thread."""
+        self.loop.post(event)
+
+    async def run(self) -> Leave:
+        """Until the core decides to leave; then the lease is revoked, so that the others know at once."""
+        self._start_watching(everyone=False)
+        try:
+            left = await self.loop.run()
+        finally:
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+        try:
+            await self.office.retire()
+        except StoreError as error:
+            self.log.info("store.failed", action="revoke", error=str(error))  # the lease ends by itself
+        return left
+
+    def _changed(self, view: View) -> None:
+        self.post(Seen(now=time.monotonic(), view=view))
+
+    async def _watch(self, action: Action) -> bool:
+        if not isinstance(action, Watch):
+            return False
+        self._start_watching(everyone=action.everyone)
+        return True
+
+    async def _act(self, action: Action) -> bool:
+        return await self.office.perform(action)
+
+    def _start_watching(self, *, everyone: bool) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(self._watch_for_ever(everyone=everyone), name="watch")
+
+    async def _watch_for_ever(self, *, everyone: bool) -> None:
+        while True:
+            try:
+                await self.sight.watch(everyone=everyone)
+            except StoreError as error:
+                self.log.info("store.failed", action="watch", error=str(error))
+            except Exception:  # a blind node is of no use: look again, and say `bug`
+                self.log.exception("bug", action="watch")
+            await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,239 @@
+"""The loop around the core, on the memory store: three nodes in one event loop, with hands that obey at once."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
+from elasticrl.core.model import Exit, Member, Phase, Record, Verb, Work
+from elasticrl.core.settings import Membership, Settings
+from elasticrl.core.state import State
+from elasticrl.shell import keys
+from elasticrl.shell.node import Node
+from elasticrl.shell.trace import Trace, replay
+from elasticrl.store.memory import MemoryServer, MemoryStore
+from elasticrl.telemetry.log import set_up
+
+
+class Hand:
+    """A node's workers at a protocol we own: they do at once what they are told, and say so."""
+
+    def __init__(self) -> None:
+        self.told = Workers(now=0.0, warm=True, endpoint="127.0.0.1:1")
+        self.post: Callable[[Workers], None] = lambda _: None
+        self.did: list[str] = []
+
+    def say(self, **fields: object) -> None:
+        known = {
+            name: getattr(self.told, name)
+            for name in ("work", "generation", "born", "warm", "step", "saved", "exit", "endpoint")
+        }
+        self.told = Workers(now=time.monotonic(), **{**known, **fields})  # type: ignore[arg-type]
+        self.post(self.told)
+
+    async def perform(self, action: Action) -> bool:
+        match action:
+            case Launch(plan=plan):
+                self.say(
+                    work=Work.TRAINING, generation=plan.generation, born=plan.generation, step=plan.resume, exit=None
+                )
+            case Reform(plan=plan):
+                self.say(work=Work.TRAINING, generation=plan.generation)
+            case Park(plan=plan):
+                self.say(work=Work.PARKED, generation=plan.generation)
+            case Halt(generation=generation):
+                self.say(work=Work.NONE, generation=generation, born=0)
+            case Probe(generation=generation):
+                self.post(Probed(now=time.monotonic(), generation=generation, unreachable=()))  # type: ignore[arg-type]
+            case Kill():
+                pass
+            case _:
+                return False
+        self.did.append(type(action).__name__)
+        return True
+
+
+class Cluster:
+    """Nodes on one memory server."""
+
+    def __init__(self, tmp: Path, **membership: object) -> None:
+        self.server = MemoryServer()
+        self.settings = Settings(job="t", lanes=6, retry_s=0.3, membership=Membership(settle_s=0.1, **membership))  # type: ignore[arg-type]
+        self.tmp = tmp
+        self.stack = AsyncExitStack()
+        self.nodes: dict[str, Node] = {}
+        self.hands: dict[str, Hand] = {}
+        self.tasks: dict[str, asyncio.Task[Leave]] = {}
+        self.log = set_up(pretty=False)
+
+    async def start(self, name: str, incarnation: int = 1) -> None:
+        me = Member(node=name, incarnation=incarnation)
+        hand = Hand()
+        state = State(settings=self.settings, me=me, card=Record(member=me))
+        trace = Trace(self.tmp / f"{me.node}-{incarnation}", 1 << 22)
+        self.stack.callback(trace.close)
+        store = await self.stack.enter_async_context(MemoryStore(self.server, namespace=keys.namespace("t")))
+        node = Node(state, store, (hand.perform,), log=self.log, trace=trace)
+        hand.post = node.post
+        self.nodes[name], self.hands[name] = node, hand
+        self.tasks[name] = asyncio.create_task(node.run())
+        hand.say()
+
+    async def kill(self, name: str) -> None:
+        self.tasks[name].cancel()
+        await asyncio.gather(self.tasks[name], return_exceptions=True)
+        lease = self.nodes[name].office.lease
+        assert lease is not None
+        await self.nodes[name].store.revoke(lease.id)  # stands for the lease's end
+
+    async def until(self, claim: Callable[[], bool], within_s: float = 5.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not claim():  # noqa: ASYNC110 - a claim about several nodes has no event of its own
+                await asyncio.sleep(0.01)
+
+    def plan(self, name: str = "n0"):  # type: ignore[no-untyped-def]
+        return self.nodes[name].loop.state.view.plan
+
+    def trains(self, *names: str, generation: int = 1) -> bool:
+        plans = [self.plan(name) for name in names]
+        return all(
+            plan
+            and plan.phase is Phase.TRAIN
+            and plan.generation >= generation
+            and [seat.member.node for seat in plan.seats] == list(names)
+            and self.hands[name].told.generation == plan.generation
+            for name, plan in zip(names, plans, strict=True)
+        )
+
+    async def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await self.stack.aclose()
+
+
+def with_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], script, **membership: object) -> None:  # type: ignore[no-untyped-def]
+    async def run() -> None:
+        cluster = Cluster(tmp_path, **membership)
+        try:
+            await script(cluster)
+        finally:
+            await cluster.close()
+
+    asyncio.run(run())
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert not [line for line in events if line["event"] == "bug"]
+
+
+def test_three_nodes_form_a_gang_and_survivors_reform_when_one_dies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1", "n2"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1", "n2"))
+        await c.kill("n2")
+        await c.until(lambda: c.trains("n0", "n1", generation=2))
+        assert c.hands["n0"].did == ["Launch", "Reform"]
+        await c.start("n2", incarnation=2)
+        await c.until(lambda: c.trains("n0", "n1", "n2", generation=3))
+        assert c.hands["n0"].did == ["Launch", "Reform", "Reform"]
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
+def test_a_failed_worker_with_a_warm_spare_keeps_its_seat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        gone = Exit(generation=c.plan().generation, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False)
+        c.hands["n1"].say(work=Work.FAILED, exit=gone, born=0)
+        await c.until(lambda: c.trains("n0", "n1", generation=2))
+        assert c.hands["n0"].did == ["Launch", "Reform"]
+        assert c.hands["n1"].did == ["Launch", "Launch"]
+        assert c.plan().seats[1].born == c.plan().generation
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
+def test_the_leaders_death_is_survived_and_commits_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1", "n2"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1", "n2"))
+        leader = next(name for name, node in c.nodes.items() if node.loop.state.lead)
+        left = [name for name in ("n0", "n1", "n2") if name != leader]
+        await c.kill(leader)
+        await c.until(lambda: c.trains(*left, generation=2))
+        c.hands[left[0]].say(saved=10, step=10)
+        await c.until(lambda: all(c.nodes[n].loop.state.view.committed == 10 for n in left))
+
+    with_cluster(tmp_path, capsys, script, min_nodes=1)
+
+
+def test_pause_resume_and_drain_do_what_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        c.nodes["n1"].post(Asked(now=time.monotonic(), verb=Verb.PAUSE))
+        await c.until(lambda: c.plan().phase is Phase.HOLD and c.hands["n0"].told.work is Work.PARKED)
+        c.nodes["n1"].post(Asked(now=time.monotonic(), verb=Verb.RESUME))
+        await c.until(lambda: c.trains("n0", "n1", generation=3))
+        c.nodes["n0"].post(Asked(now=time.monotonic(), verb=Verb.DRAIN, node="n1"))
+        left = await asyncio.wait_for(c.tasks["n1"], 5.0)
+        assert (left.code, left.reason) == (0, "drained by an operator")
+        await c.until(lambda: c.trains("n0", generation=4))
+
+    with_cluster(tmp_path, capsys, script, min_nodes=1)
+
+
+def test_stop_ends_every_node_with_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        c.nodes["n1"].post(Asked(now=time.monotonic(), verb=Verb.STOP))
+        left = await asyncio.wait_for(asyncio.gather(*c.tasks.values()), 5.0)
+        assert [leave.code for leave in left] == [75, 75]
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
+def test_an_outage_of_the_store_stops_nobody_and_what_waited_is_committed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        generation = c.plan().generation
+        c.server.down = True
+        c.hands["n0"].say(saved=20, step=20)
+        await asyncio.sleep(1.0)
+        c.server.down = False
+        await c.until(lambda: c.nodes["n1"].loop.state.view.committed == 20)
+        assert c.plan().generation == generation
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
+def test_a_trace_replays_to_the_same_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1", "n2"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1", "n2"))
+        await c.kill("n2")
+        await c.until(lambda: c.trains("n0", "n1", generation=2))
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+    for name in ("n0", "n1", "n2"):
+        steps = list(replay(tmp_path / f"{name}-1" / "trace-new.jsonl"))
+        assert len(steps) > 10
+        assert all(step.same for step in steps)
