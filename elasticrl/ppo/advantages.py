@@ -1,0 +1,86 @@
+"""From scores to advantages, as pure functions of one lane's tensors.
+
+The idea: a response is the sequence of its valid tokens, wherever they stand. Masked positions (padding, a tool's words) are
+stepped over as if they were not there: no reward, no value, no decay.
+
+Shapes are [samples, tokens], `mask` is true for the tokens that the policy chose, scores are [samples].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from elasticrl.runtime.scalars import Moments
+
+EPSILON = 1e-8
+
+
+def last_valid(mask: torch.Tensor) -> torch.Tensor:
+    """True at each sample's last valid token; nowhere in a sample without one."""
+    remaining = mask.flip(1).cumsum(1).flip(1)
+    return mask & (remaining == 1)
+
+
+def penalised(scores: torch.Tensor, ended: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Scores, less the penalty where a response did not end by itself. `ended` [samples] is true where it did."""
+    return scores - penalty * (~ended).to(scores.dtype)
+
+
+def token_rewards(
+    scores: torch.Tensor, mask: torch.Tensor, kl: torch.Tensor | None = None, coef: float = 0.0
+) -> torch.Tensor:
+    """The score on the last valid token, and -coef x KL on each. Zero where masked."""
+    rewards = torch.where(last_valid(mask), scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device))
+    return rewards if kl is None else rewards - coef * torch.where(mask, kl, 0.0)
+
+
+def gae(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalised advantage estimation: (advantages, returns), zero where masked. Nothing follows the last valid token.
+
+    Returns are advantages + values *before* any whitening: the critic learns rewards, not their standard scores.
+    """
+    advantages = torch.zeros_like(values)
+    ahead = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values))
+    following = ahead.clone()  # the value of the next valid token
+    for t in reversed(range(values.shape[1])):
+        here = mask[:, t]
+        gain = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * ahead
+        ahead = torch.where(here, gain, ahead)
+        following = torch.where(here, values[:, t], following)
+        advantages[:, t] = torch.where(here, ahead, 0.0)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> torch.Tensor:
+    """To mean 0 and variance 1 over the *whole* batch, whose moments these are. A batch of one value stays as it is."""
+    if moments.count < 2:
+        return advantages
+    scale = 1.0 / (moments.var(unbiased=True) + EPSILON) ** 0.5
+    return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
+
+
+def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int, *, scale: bool = True) -> torch.Tensor:
+    """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
+
+    Samples of a group are neighbours: rows 0 to group - 1 are the first. With scale=False it is not divided by the group's
+    standard deviation (which favours prompts that are almost always, or almost never, answered well).
+    """
+    assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
+    groups = scores.view(-1, group)
+    gain = groups - groups.mean(1, keepdim=True)
+    if scale and group > 1 and len(scores):
+        gain = gain / (groups.std(1, keepdim=True) + 1e-4)
+    return torch.where(mask, gain.reshape(-1, 1), 0.0)
+
+
+def explained_variance(returns: Moments, errors: Moments) -> float:
+    """How much of the returns' variance the values foresaw: 1 is all, 0 as much as their mean does. `errors` are of
+    returns - values. NaN-free: 0 where returns do not vary.
+    """
+    spread = returns.var()
+    return 1.0 - errors.var() / spread if spread > 0 else 0.0

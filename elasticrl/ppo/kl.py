@@ -1,0 +1,59 @@
+"""The divergence from the reference: two estimators of it, and the coefficient that weighs it.
+
+The idea: the coefficient of a step is a function of what is recorded, not of how often it was asked for. The controller keeps
+the step it last measured and the coefficient before and after, so a step that is run again after a fault finds the
+coefficient it had, and measuring it twice changes nothing.
+
+Estimators take log-probabilities [samples, tokens] of the same tokens by policy and reference. k1 is unbiased and may be
+negative; k3 has the same mean, less variance, is never negative, and has a useful gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def k1(policy: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """The log of policy over reference: for the reward."""
+    return policy - ref
+
+
+def k3(policy: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor, *, limit: float = 10.0) -> torch.Tensor:
+    """The ratio - 1 - log ratio of reference over policy: for the loss. Clamped to `limit`, and 0 where masked."""
+    log_ratio = torch.where(mask, ref - policy, 0.0).clamp(-20.0, 20.0)
+    return (log_ratio.exp() - 1 - log_ratio).clamp(max=limit)
+
+
+class Coefficient:
+    """The weight of the KL term; fixed without a target, else steered towards it (Ziegler et al., 2019). Training state.
+
+    Example: Coefficient(0.05, target=6.0, horizon=10_000).observe(step=0, kl=7.1, samples=64)
+    """
+
+    def __init__(self, start: float, *, target: float | None = None, horizon: float = 10_000.0) -> None:
+        self.target, self.horizon = target, horizon
+        self._step, self._before, self._after = -1, start, start
+
+    def of(self, step: int) -> float:
+        """The coefficient that step's rewards are made with."""
+        assert step >= self._step, f"the coefficient of step {step} is forgotten: step {self._step} was measured since"
+        return self._before if step == self._step else self._after
+
+    def observe(self, *, step: int, kl: float, samples: int) -> None:
+        """This step's mean KL per sample over the whole batch; the next step's coefficient follows from it."""
+        before = self.of(step)
+        after = before
+        if self.target is not None:
+            error = min(max(kl / self.target - 1, -0.2), 0.2)
+            after = before * (1 + error * samples / self.horizon)
+        self._step, self._before, self._after = step, before, after
+
+    def state_dict(self) -> dict[str, Any]:
+        """Example: {"step": 12, "before": 0.05, "after": 0.0501}"""
+        return {"step": self._step, "before": self._before, "after": self._after}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where the saved one was."""
+        self._step, self._before, self._after = int(state["step"]), float(state["before"]), float(state["after"])
