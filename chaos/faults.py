@@ -1,0 +1,105 @@
+"""The faults that both drivers can put in, and where: at a time, or at a position in the life of the job.
+
+The one idea: a fault is a value. A scenario is a list of them, a seed draws such a list, and a failing seed is saved as
+the list it drew.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Reach = Literal["node", "link", "store", "operator", "job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong.
+
+    `node` is a name or a role that is looked up when the fault strikes: leader, deputy, rank 0, last rank, seated, spare.
+    `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal), or
+    `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; `step N` may follow. `nth` counts arrivals there.
+
+    Example: Fault(kind="power_cut", node="leader", when="saving step 50", for_s=8.0)
+    """
+
+    kind: str
+    at: float | None = None
+    when: str = ""
+    nth: int = 1
+    node: str = ""
+    peer: str = ""
+    for_s: float | None = None  # None: for good, or until the healing
+    value: float = 0.0
+    way: Literal["both", "out", "in"] = "both"
+    scope: Literal["all", "beat", "data"] = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a kind of fault does, whom it touches, and from which values the nemesis draws."""
+
+    does: str
+    reach: Reach
+    weight: float = 1.0
+    for_s: tuple[float, float] | None = None  # drawn from this range; None: it has no duration
+    value: tuple[float, float] = (0.0, 0.0)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "kill_worker": Kind(does="kill -9 of a worker", reach="node", weight=3),
+    "crash_worker": Kind(does="a worker raises an exception", reach="node", weight=2),
+    "hang_worker": Kind(does="a worker's training thread stands still outside any collective", reach="node", weight=2),
+    "stop_worker": Kind(does="SIGSTOP of a worker, and perhaps SIGCONT", reach="node", for_s=(0.5, 30)),
+    "slow_worker": Kind(does="a worker is slower by a factor", reach="node", for_s=(2, 30), value=(1.5, 6)),
+    "crash_loop": Kind(does="every attempt at one step raises the same exception", reach="job", weight=0.3, value=(3, 12)),
+    "sick_node": Kind(does="a node's workers raise soon after every start", reach="node", weight=0.5, for_s=(5, 40)),
+    "kill_agent": Kind(does="kill -9 of the agent: its workers die with it", reach="node"),
+    "kill_daemon": Kind(does="kill -9 of the daemon; systemd starts it again", reach="node", weight=2, for_s=(0.3, 6)),
+    "pause_daemon": Kind(does="SIGSTOP, then SIGCONT of the daemon", reach="node", for_s=(0.3, 15)),
+    "kill_node": Kind(does="all processes of a node die, its kernel lives", reach="node", weight=2, for_s=(1, 20)),
+    "power_cut": Kind(does="a node goes silent at once; its memory is lost", reach="node", weight=2, for_s=(2, 30)),
+    "pause_node": Kind(does="a whole node stands still, then goes on", reach="node", for_s=(0.3, 12)),
+    "lose_vault": Kind(does="a node's memory snapshots are lost", reach="node"),
+    "cut_store": Kind(does="a node cannot reach the store, or not hear it", reach="node", for_s=(0.5, 20)),
+    "cut_link": Kind(does="two nodes cannot hear each other, or one not the other", reach="link", for_s=(0.3, 20)),
+    "isolate": Kind(does="a node hears no other node, or is not heard", reach="node", for_s=(0.3, 20)),
+    "partition": Kind(does="the nodes fall into two parts", reach="link", for_s=(0.5, 15)),
+    "lossy_node": Kind(does="a share of the beats from and to a node is lost", reach="node", for_s=(2, 20), value=(0.1, 0.9)),
+    "store_outage": Kind(does="the store is gone", reach="store", for_s=(0.5, 40)),
+    "store_failover": Kind(does="the store elects a new leader; leases start anew", reach="store"),
+    "store_compaction": Kind(does="watches break and must list again", reach="store"),
+    "store_loss": Kind(does="a share of all requests and answers is lost", reach="store", for_s=(1, 15), value=(0.05, 0.7)),
+    "store_delay": Kind(does="requests and watches are late", reach="store", for_s=(1, 15), value=(0.05, 3)),
+    "store_repeat": Kind(does="requests are applied again, late", reach="store", for_s=(1, 15), value=(0.2, 4)),
+    "stale_view": Kind(does="a node is shown the store as it was", reach="node", for_s=(1, 12), value=(0.2, 6)),
+    "lost_publishes": Kind(does="a node's record writes vanish", reach="node", for_s=(1, 12)),
+    "late_commit": Kind(does="the next commit is applied twice, the second time late", reach="store", value=(0.3, 12)),
+    "clock_rate": Kind(does="a node's monotonic clock runs fast or slow", reach="node", for_s=(5, 60), value=(0.95, 1.05)),
+    "clock_step": Kind(does="a node's wall clock jumps: nothing may notice", reach="node", weight=0.2, value=(-4000, 4000)),
+    "slow_disk": Kind(does="saves take longer by a factor", reach="job", for_s=(3, 30), value=(2, 10)),
+    "torn_save": Kind(does="the save in progress is never finished", reach="job"),
+    "corrupt_save": Kind(does="the newest checkpoint on disk rots", reach="job", weight=0.5),
+    "drain": Kind(does="an operator drains a node", reach="operator"),
+    "admit": Kind(does="an operator admits a node", reach="operator", weight=0.5),
+    "pause": Kind(does="an operator pauses the job, and resumes it later", reach="operator", for_s=(1, 15)),
+    "stop": Kind(does="an operator stops the job", reach="operator", weight=0.15),
+    "join_node": Kind(does="a node that was not there starts", reach="operator", weight=1),
+}  # fmt: skip
+
+PHASES: Final = ("rollout", "reduce", "apply", "gather", "seal")
+PLACES: Final = (
+    *(f"{side} {phase}" for phase in PHASES for side in ("before", "during", "after")),
+    *("saving", "reform", "forming", "elected", "committing", "probing", "held"),
+)
+ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
+
+
+def check(fault: Fault) -> str:
+    """What is wrong with a fault as written; empty if nothing is."""
+    place = fault.when.partition(" step ")[0]
+    if fault.kind not in KINDS:
+        return f"there is no fault {fault.kind!r}; there are {', '.join(KINDS)}"
+    if (fault.at is None) == (not fault.when):
+        return f"{fault.kind} needs either `at` (seconds) or `when` (a position)"
+    if fault.when and place not in PLACES:
+        return f"{fault.kind}: there is no position {place!r}; there are {', '.join(PLACES)}"
+    return ""

@@ -1,0 +1,152 @@
+"""Neighbours' beats, derived from who can hear whom; message by message where some of them are lost.
+
+The one idea: as long as a sender is audible its newest beat is known without sending it, so only changes cost anything. At
+a change the detector is told of the last beat that came through and is asked again when its patience ends.
+"""
+
+from collections import defaultdict
+from math import floor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Cluster
+    from chaos.sim.node import Node
+
+LAG_S = 0.0003
+
+
+class Beats:
+    """All beats between all neighbours."""
+
+    def __init__(self, cluster: "Cluster", *, each: bool) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        self.each = each  # every beat is a message of its own
+        self.beat_s = cluster.settings.membership.beat_s
+        self.suspect_s = cluster.settings.membership.suspect_s
+        self.listeners: defaultdict[str, set[str]] = defaultdict(set)
+        self.rings: dict[str, tuple[str, ...]] = {}
+        self.silent: set[tuple[str, str]] = set()
+        self.loops: set[tuple[str, str]] = set()
+
+    def ring(self, name: str, ring: tuple[str, ...]) -> None:
+        """This node listens to these others from now on."""
+        before = self.rings.get(name, ())
+        self.rings[name] = ring
+        for other in before:
+            if other not in ring:
+                self.listeners[other].discard(name)
+                self.silent.discard((other, name))
+        for other in ring:
+            self.listeners[other].add(name)
+            if self._by_message(other, name):
+                self._loop(other, name)
+            if other not in before:
+                self.silent.discard((other, name))
+                if not self.audible(other, name):
+                    self.silent.add((other, name))
+                self._judge_in(name, self.suspect_s + 0.001)
+
+    def audible(self, sender: str, receiver: str) -> bool:
+        """Do the sender's beats reach the receiver now?"""
+        node = self.cluster.nodes.get(sender)
+        return node is not None and node.awake and self.cluster.net.hears(sender, receiver, "beat")
+
+    def changed(self, name: str) -> None:
+        """Something about this node, or a link of it, is other than before."""
+        for receiver in sorted(self.listeners[name]):
+            self._compare(name, receiver)
+        for sender in self.rings.get(name, ()):
+            self._compare(sender, name)
+
+    def refresh(self, node: "Node") -> None:
+        """Bring the detector up to the newest beat of each neighbour that is audible."""
+        for peer, heard in node.detector.peers.items():
+            if (peer, node.name) in self.silent or self._by_message(peer, node.name) or not self.audible(peer, node.name):
+                continue
+            last = self._local(node, self._last_beat(peer))
+            if last > heard.last and (heard.doubted is None or last > heard.doubted):
+                node.detector = node.detector.hear(peer, last)
+
+    def doubt(self, name: str) -> None:
+        """Connections to this node broke: those who listen to it look twice."""
+        for receiver in sorted(self.listeners[name]):
+            node = self.cluster.nodes[receiver]
+            if node.awake:
+                self.refresh(node)
+                node.detector = node.detector.doubt(name, node.clock.now())
+                self._judge_in(receiver, 1.5 * self.beat_s + 0.001)
+
+    def lossy(self, name: str) -> None:
+        """Some of this node's beats are lost from now on."""
+        for receiver in sorted(self.listeners[name]):
+            self._loop(name, receiver)
+        for sender in self.rings.get(name, ()):
+            self._loop(sender, name)
+
+    def _by_message(self, sender: str, receiver: str) -> bool:
+        lossy = self.cluster.net.lossy
+        return self.each or bool(lossy) and (sender in lossy or receiver in lossy)
+
+    def _compare(self, sender: str, receiver: str) -> None:
+        pair = (sender, receiver)
+        if self._by_message(sender, receiver):
+            return
+        audible = self.audible(sender, receiver)
+        if audible == (pair not in self.silent):
+            return
+        node = self.cluster.nodes[receiver]
+        if audible:
+            self.silent.discard(pair)
+            self.world.later(self._next_beat(sender) - self.world.now, self._heard, sender, receiver, False)
+        else:
+            last = self._local(node, self._last_beat(sender))
+            if sender in node.detector.peers and last > node.detector.peers[sender].last:
+                node.detector = node.detector.hear(sender, last)
+            self.silent.add(pair)
+            self._judge_in(receiver, self.suspect_s + 0.001)
+
+    def _heard(self, sender: str, receiver: str, again: bool) -> None:
+        node = self.cluster.nodes[receiver]
+        if not self.audible(sender, receiver) or not node.awake:
+            return
+        node.detector = node.detector.hear(sender, node.clock.now())
+        node.judge()
+        if again:
+            self._judge_in(receiver, self.suspect_s + 0.001)
+
+    # ---- message by message
+
+    def _loop(self, sender: str, receiver: str) -> None:
+        pair = (sender, receiver)
+        if pair not in self.loops:
+            self.loops.add(pair)
+            self.silent.discard(pair)
+            self.world.later(self._next_beat(sender) - self.world.now, self._message, sender, receiver)
+
+    def _message(self, sender: str, receiver: str) -> None:
+        pair = (sender, receiver)
+        if receiver not in self.listeners[sender] or not self._by_message(sender, receiver):
+            self.loops.discard(pair)
+            self._compare(sender, receiver)
+            return
+        lossy = self.cluster.net.lossy
+        share = max(lossy.get(sender, 0.0), lossy.get(receiver, 0.0))
+        if share == 0.0 or self.world.chance("beats").random() >= share:
+            self._heard(sender, receiver, True)
+        self.world.later(self._next_beat(sender) - self.world.now, self._message, sender, receiver)
+
+    # ---- when beats come
+
+    def _judge_in(self, receiver: str, delay: float) -> None:
+        self.world.later(delay, self.cluster.nodes[receiver].judge)
+
+    def _last_beat(self, sender: str) -> float:
+        phase = self.cluster.nodes[sender].beat_phase * self.beat_s + LAG_S
+        return floor((self.world.now - phase) / self.beat_s) * self.beat_s + phase
+
+    def _next_beat(self, sender: str) -> float:
+        beat = self._last_beat(sender) + self.beat_s
+        return beat if beat > self.world.now + 1e-6 else beat + self.beat_s
+
+    def _local(self, node: "Node", true: float) -> float:
+        return node.clock.now() - (self.world.now - true) * node.clock.rate

@@ -1,0 +1,224 @@
+"""A virtual cluster: nodes, store, network, disk, and the gangs that form on them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chaos.history import Committed, Fact
+from chaos.sim.beats import Beats
+from chaos.sim.disk import Disk
+from chaos.sim.gang import Gang
+from chaos.sim.node import Node
+from chaos.sim.store import LeaseGone, Store
+from chaos.sim.world import Network, World
+from elasticrl.core import events
+from elasticrl.core.events import Action
+from elasticrl.core.model import Phase, Plan, Work
+from elasticrl.core.settings import Settings
+from elasticrl.core.suspect import Budgets
+
+if TYPE_CHECKING:
+    from chaos.sim.nemesis import Nemesis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a run is like: the nodes, the job, and how long things take when nothing is wrong."""
+
+    nodes: int = 3
+    late: int = 0  # of these, so many are off until something starts them
+    slots: int = 1
+    settings: Settings = field(default_factory=Settings)
+    updates: int = 1  # optimizer updates in a step
+    save_every: int = 5
+    step_s: float = 0.5
+    save_s: float = 0.6
+    warm_s: tuple[float, float] = (2.0, 5.0)
+    agent_s: float = 2.0
+    watch_s: float = 0.01
+    alien: tuple[str, ...] = ()  # nodes that compute other bits
+    each_beat: bool = False
+
+
+class Cluster:
+    """Everything that a run is about."""
+
+    def __init__(self, world: World, shape: Shape) -> None:
+        self.world, self.shape, self.settings = world, shape, shape.settings
+        self.updates, self.save_every, self.step_s = shape.updates, shape.save_every, shape.step_s
+        self.warm_s, self.agent_s = shape.warm_s, shape.agent_s
+        self.net = Network(world)
+        self.store = Store(world, self.net, shape.watch_s)
+        self.disk = Disk(self, shape.save_s)
+        self.beats = Beats(self, each=shape.each_beat)
+        self.budgets = Budgets(settings=self.settings.timeouts)
+        self.gangs: dict[int, Gang] = {}
+        self.layouts: dict[int, int] = {}
+        self.digests: dict[tuple[int, int], str] = {}
+        self.running: Gang | None = None
+        self.committed: list[str] = []
+        self.finishing: dict[str, int] = {}
+        self.loop_step: int | None = None
+        self.late_commit = 0.0
+        self.steps = 0
+        self.wanted: frozenset[str] = frozenset()
+        self.nemesis: Nemesis | None = None
+        width = len(str(max(shape.nodes - 1, 1)))
+        names = [f"n{i:0{max(width, 2)}d}" for i in range(shape.nodes)]
+        self.nodes = {name: Node(self, name, shape.slots) for name in names}
+        world.onlooker = self._look
+
+    def start(self) -> None:
+        """Power on, not all at the same moment."""
+        for name in list(self.nodes)[: len(self.nodes) - self.shape.late]:
+            self.world.later(0.5 * self.world.chance("start").random(), self.nodes[name].boot)
+
+    def bits_of(self, name: str) -> str:
+        """The fingerprint of what decides a node's bits."""
+        return "other" if name in self.shape.alien else "same"
+
+    def reach(self, place: str, subject: "Gang | Node") -> None:
+        """The job has come to a position at which a fault may wait."""
+        if place in self.wanted and self.nemesis is not None:
+            self.nemesis.reached(place, subject)
+
+    def _look(self, fact: Fact) -> None:
+        if isinstance(fact, Committed):
+            self.committed.append(fact.manifest)
+        if self.nemesis is not None:
+            self.nemesis.look(fact)
+
+    # ---- requests to the store
+
+    def send(
+        self,
+        name: str,
+        apply: Callable[[], object],
+        answer: Callable[[object], None] = lambda _: None,
+        *,
+        repeatable: bool = False,
+        action: Action | None = None,
+    ) -> None:
+        """A request on its way: it may be lost, late, or applied again; so may its answer."""
+        net, chance = self.net, self.world.chance("net " + name)
+        if isinstance(action, events.Commit):
+            self.reach("committing", self.nodes[name])
+        if net.to_store[name] or (net.loss and chance.random() < net.loss):
+            return
+
+        def arrive() -> None:
+            if not self.store.up:
+                return
+            result = self._apply(apply)
+            if net.repeat and repeatable:
+                self.world.later(net.repeat * chance.random(), self._apply_again, apply)
+            if self.late_commit and isinstance(action, events.Commit):
+                self.world.later(self.late_commit, self._apply_again, apply)
+                self.late_commit = 0.0
+            if not (net.from_store[name] or (net.loss and chance.random() < net.loss)):
+                self.world.later(net.lag(name), back, result)
+
+        def back(result: object) -> None:
+            node = self.nodes[name]
+            if not node.powered:
+                return
+            if node.frozen or node.daemon_paused:
+                self.world.later(0.1, back, result)
+                return
+            answer(result)
+
+        self.world.later(net.lag(name), arrive)
+
+    def _apply(self, apply: Callable[[], object]) -> object:
+        try:
+            return apply()
+        except LeaseGone as gone:
+            return gone
+
+    def _apply_again(self, apply: Callable[[], object]) -> None:
+        if self.store.up:
+            self._apply(apply)
+
+    # ---- who can do what
+
+    def reachable(self, src: str, dst: str) -> bool:
+        """Does a probe from one node to another come back?"""
+        other = self.nodes.get(dst)
+        if other is None or not other.awake:
+            return False
+        net = self.net
+        return net.linked(src, dst) and net.hears(src, dst, "beat") and net.hears(dst, src, "beat")
+
+    def gang(self, plan: Plan) -> Gang:
+        """The gang of this plan."""
+        if plan.generation not in self.gangs:
+            gang = Gang(self, plan)
+            self.gangs[plan.generation] = gang
+            self.layouts[plan.generation] = gang.shards
+            for old in [number for number in self.gangs if number < plan.generation - 8]:
+                del self.gangs[old]
+        return self.gangs[plan.generation]
+
+    def newest_whole(self, seats: list[Node]) -> tuple[int, int]:
+        """The newest version that is whole in these nodes' vaults, and the generation that sealed it; (-1, 0): none."""
+        found: dict[tuple[int, int], int] = {}
+        for node in seats:
+            if node.powered:
+                for key, shards in node.vault.items():
+                    found[key] = found.get(key, 0) | shards
+        whole = [key for key, shards in found.items() if shards == self.layouts[key[1]] and key in self.digests]
+        return max(whole, default=(-1, 0))
+
+    def learn(self, phase: str, took_s: float) -> None:
+        """A phase was left in this time."""
+        self.budgets = self.budgets.learn(phase, took_s)
+
+    def finished(self, version: int) -> bool:
+        """Are all steps made?"""
+        return bool(self.settings.steps) and version >= self.settings.steps * self.updates
+
+    # ---- the ends of gangs
+
+    def finish(self, node: Node, halt: events.Halt) -> None:
+        """A node's workers shall finish the step, save, and end."""
+        if node.name in self.finishing:
+            return
+        self.finishing[node.name] = halt.generation
+        self.world.later(halt.within_s, self._finished, node, halt.generation)
+        gang = node.gang
+        if gang is not None and gang.running and not gang.broken and node.work is not Work.DONE:
+            gang.halting = True
+            return
+        plan = node.state.view.plan if node.state else None
+        if plan and plan.seats and plan.seats[0].member.node == node.name:
+            seats = [self.nodes[seat.member.node] for seat in plan.seats]
+            if not self.disk.active and not self.disk.save_held(seats):
+                self.world.later(0.05, self.saved, seats)
+
+    def _finished(self, node: Node, generation: int) -> None:
+        if self.finishing.get(node.name) == generation:
+            del self.finishing[node.name]
+            node.halted(generation)
+
+    def saved(self, nodes: list[Node]) -> None:
+        """A save has ended: those who waited for it may end too."""
+        for node in nodes:
+            if node.name in self.finishing:
+                self._finished(node, self.finishing[node.name])
+
+    def save_held(self, plan: Plan) -> None:
+        """A held gang's state goes to disk."""
+        if plan.phase is Phase.HOLD:
+            self.disk.save_held([self.nodes[seat.member.node] for seat in plan.seats])
+
+    def watch_still(self, node: Node, phase: str, since: float) -> None:
+        """A worker that stood still when its group broke: either it moves again, or its agent finds it stalled."""
+        if not node.alive or node.gang is not None or node.work is Work.PARKED:
+            return
+        if node.able:
+            node.work, node.stall = Work.PARKED, None
+            node.tell()
+            return
+        if not node.frozen and node.stall is None and self.world.now - since >= self.budgets.budget(phase):
+            node.stalls(phase, self.world.now - since, self.budgets.budget(phase))
+        self.world.later(0.2, self.watch_still, node, phase, since)

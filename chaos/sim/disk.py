@@ -1,0 +1,89 @@
+"""The shared disk: checkpoints that are written in the background from vaults, and may be torn or rot.
+
+The one idea: a save is a promise by every node's vault to write its shards; it is whole only if all of them could.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chaos.history import Saved
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Cluster
+    from chaos.sim.gang import Gang
+    from chaos.sim.node import Node
+
+
+@dataclass(slots=True)
+class Save:
+    """One checkpoint, on its way or there."""
+
+    step: int
+    version: int
+    digest: str
+    manifest: str
+    head: "Node"
+    sources: "list[tuple[Node, int]]"  # whose vaults it is written from, and which life of each vault
+    torn: bool = False
+    rotten: bool = False
+
+
+class Disk:
+    """All checkpoints of the job."""
+
+    def __init__(self, cluster: "Cluster", save_s: float) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        self.save_s = save_s
+        self.factor = 1.0
+        self.active: list[Save] = []
+        self.saves: dict[str, Save] = {}
+        self._number = 0
+
+    def save_gang(self, gang: "Gang") -> None:
+        """Begin to write what a running gang has just sealed."""
+        self._begin(gang.seats, gang.version, gang.digest)
+
+    def save_held(self, seats: "list[Node]") -> bool:
+        """Begin to write the newest version that is whole in these vaults; False if there is nothing new to write."""
+        version, generation = self.cluster.newest_whole(seats)
+        if version < 0 or version // self.cluster.updates <= self.cluster.store.shared.committed:
+            return False
+        self._begin(seats, version, self.cluster.digests[version, generation])
+        return True
+
+    def _begin(self, seats: "list[Node]", version: int, digest: str) -> None:
+        step = version // self.cluster.updates
+        if any(save.step == step for save in self.active):
+            return
+        self._number += 1
+        manifest = f"step-{step:08d}-{self._number}"
+        save = Save(step, version, digest, manifest, seats[0], [(node, node.vault_life) for node in seats])
+        self.active.append(save)
+        self.world.later(self.save_s * self.factor, self._end, save)
+        self.cluster.reach(f"saving step {step}", seats[0])
+        self.cluster.reach("saving", seats[0])
+
+    def _end(self, save: Save) -> None:
+        self.active.remove(save)
+        whole = not save.torn and all(node.vault_life == life for node, life in save.sources)
+        self.world.note(
+            Saved(
+                at=self.world.now,
+                step=save.step,
+                version=save.version,
+                digest=save.digest,
+                manifest=save.manifest,
+                whole=whole,
+            )
+        )
+        if whole:
+            self.saves[save.manifest] = save
+            if save.step > save.head.saved:
+                save.head.saved, save.head.manifest = save.step, save.manifest
+                save.head.tell()
+        self.cluster.saved([node for node, _ in save.sources])
+
+    def newest(self) -> Save | None:
+        """The newest committed checkpoint that is good: a rotten one makes the loader step back."""
+        good = (self.saves[manifest] for manifest in reversed(self.cluster.committed) if manifest in self.saves)
+        return next((save for save in good if not save.rotten), None)

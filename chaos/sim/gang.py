@@ -1,0 +1,325 @@
+"""Virtual workers: a gang that forms, agrees on a version, and makes updates in two phases.
+
+The one idea: healthy ranks do the same thing at the same time, so a gang is one machine with one clock; only what differs (a
+rank that hangs, a link that is down, a shard that was copied or not) is kept by node. A version is a number of updates, and
+its digest a chain over the samples that went in, so equal digests mean equal bits.
+"""
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from chaos.history import Resumed, Sealed
+from elasticrl.core.model import Plan, Rung, Work, deal
+from elasticrl.core.suspect import Progress
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Cluster
+    from chaos.sim.node import Node
+
+PHASES = ("rollout", "reduce", "apply", "gather", "seal")
+SHARE = {"rollout": 0.4, "reduce": 0.15, "apply": 0.1, "gather": 0.15, "seal": 0.2}
+COLLECTIVE = frozenset({"reduce", "gather", "seal"})  # the phases in which a worker waits for others
+
+
+def chain(digest: str, version: int, ranges: tuple[tuple[int, int], ...]) -> str:
+    """The digest after one update: it depends on which lanes' samples went in, not on who carried them."""
+    lanes = sorted(lane for first, end in ranges for lane in range(first, end))
+    return blake2b(f"{digest}:{version}:{lanes}".encode(), digest_size=6).hexdigest()
+
+
+def chain_whole(digest: str, version: int, lanes: int) -> str:
+    """The digest after one update of an undisturbed run."""
+    return chain(digest, version, ((0, lanes),))
+
+
+class Gang:
+    """The workers of one generation."""
+
+    def __init__(self, cluster: "Cluster", plan: Plan) -> None:
+        self.cluster, self.world, self.plan = cluster, cluster.world, plan
+        self.seats = [cluster.nodes[seat.member.node] for seat in plan.seats]
+        self.joined: set[str] = set()
+        self.running = self.broken = False
+        self.version = 0
+        self.digest = ""
+        self.phase = ""
+        self.phase_at = 0.0
+        self.waits_since: float | None = None  # something has kept this phase from ending since then
+        self.turn = 0  # rises with every phase: what was planned for an earlier one is void
+        self.restarted_at = 0.0
+        self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.world)) if plan.world else ()
+        self.shards, self.holds = self._shards()
+        self.halting = False
+
+    def _shards(self) -> tuple[int, dict[str, int]]:
+        """All shards, and those that each node keeps: its own and those of the nodes before it in the ring."""
+        own, rank = [], 0
+        for seat in self.plan.seats:
+            own.append(((1 << seat.slots) - 1) << rank)
+            rank += seat.slots
+        copies = min(self.cluster.settings.copies, len(own) - 1)
+        holds = {}
+        for i, node in enumerate(self.seats):
+            mask = 0
+            for back in range(copies + 1):
+                mask |= own[i - back]
+            holds[node.name] = mask
+        return (1 << rank) - 1, holds
+
+    @property
+    def attempted(self) -> int:
+        """The step that is being made."""
+        return self.version // self.cluster.updates
+
+    # ---- forming
+
+    def join(self, node: "Node") -> None:
+        """A node's workers have come to the meeting."""
+        if self.broken:
+            self._park(node)
+            return
+        node.gang = self
+        self.joined.add(node.name)
+        if len(self.joined) == len(self.seats):
+            self._meet()
+
+    def _meet(self) -> None:
+        if self.broken:
+            return
+        head = self.seats[0]
+        if self._hindered() or self.plan.endpoint != head.endpoint:
+            self.world.later(0.3, self._meet)
+            return
+        version, self.digest, source, whole = self._agree()
+        self.version = version
+        took = {"vault": 0.1, "start": 0.05, "disk": 0.5 * self.cluster.disk.factor}[source]
+        self.world.later(took, self._form, source, whole)
+
+    def _agree(self) -> tuple[int, str, str, int]:
+        """The version to go on from, its digest and source, and the newest that is whole in the members' vaults."""
+        least = self.plan.resume * self.cluster.updates
+        whole, generation = self.cluster.newest_whole(self.seats)
+        if self.plan.rung is not Rung.RELOAD and whole >= max(least, 0):
+            return whole, self.cluster.digests[whole, generation], "vault", whole
+        save = self.cluster.disk.newest()
+        return (save.version, save.digest, "disk", whole) if save else (0, "", "start", whole)
+
+    def _form(self, source: str, whole: int) -> None:
+        if self.broken:
+            return
+        if self._hindered():
+            self.world.later(0.3, self._form, source, whole)
+            return
+        generation = self.plan.generation
+        self.running = True
+        self.cluster.running = self
+        self.world.note(
+            Resumed(
+                at=self.world.now,
+                generation=generation,
+                version=self.version,
+                digest=self.digest,
+                source=source,
+                whole=whole,
+                nodes=tuple(node.name for node in self.seats),
+                ranges=self.ranges,
+            )
+        )
+        for node in self.seats:
+            node.work, node.step = Work.TRAINING, self.attempted
+            self._keep(node)
+            node.tell()
+        self._next(0 if self.version % self.cluster.updates == 0 else 1)
+
+    # ---- stepping
+
+    def _next(self, phase: int) -> None:
+        if self.cluster.finished(self.version):
+            self._done()
+            return
+        self.phase = PHASES[phase]
+        self.phase_at = self.restarted_at = self.world.now
+        self.waits_since = None
+        self.turn += 1
+        took = SHARE[self.phase] * self.cluster.step_s * max(node.slow for node in self.seats)
+        self.cluster.reach("before " + self.phase, self)
+        if self.broken:
+            return
+        if "during " + self.phase in self.cluster.wanted:
+            self.world.later(took / 2, self._midst, self.turn)
+        self.world.later(took, self._end_phase, self.turn)
+
+    def _midst(self, turn: int) -> None:
+        if turn == self.turn and not self.broken:
+            self.cluster.reach("during " + self.phase, self)
+
+    def _end_phase(self, turn: int) -> None:
+        if turn != self.turn or self.broken:
+            return
+        self._program_fails()
+        if self.broken:
+            return
+        if self._hindered():
+            self._wait(turn)
+            return
+        if self.waits_since is not None:
+            self._relieved()
+        if self.phase != "seal":
+            self.cluster.reach("after " + self.phase, self)
+            if not self.broken:
+                self.cluster.learn(self.phase, self.world.now - self.phase_at)
+                self._next(PHASES.index(self.phase) + 1)
+            return
+        self._seal()
+
+    def _program_fails(self) -> None:
+        """What the program itself does wrong: the same at the same step, or on a sick node."""
+        if self.phase != "reduce":
+            return
+        if self.cluster.loop_step is not None and self.attempted == self.cluster.loop_step:
+            self.seats[-1].dies("exit code 1: ValueError: bad prompt", own=True)
+            return
+        for node in self.seats:
+            if node.sick and node.alive:
+                node.dies("exit code 1: RuntimeError: bad memory", own=True)
+                return
+
+    def _seal(self) -> None:
+        self.version += 1
+        self.digest = chain(self.digest, self.version, self.ranges)
+        self.cluster.learn("seal", self.world.now - self.phase_at)
+        for node in self.seats:
+            self._keep(node)
+        step = self.attempted
+        self.world.note(
+            Sealed(
+                at=self.world.now, generation=self.plan.generation, version=self.version, step=step, digest=self.digest
+            )
+        )
+        whole_step = self.version % self.cluster.updates == 0
+        for node in self.seats:
+            node.step = step
+        self.cluster.reach("after seal", self)
+        if self.broken:
+            return
+        if self.halting and whole_step:
+            self.cluster.disk.save_gang(self)
+            return
+        if whole_step and step % self.cluster.save_every == 0:
+            self.cluster.disk.save_gang(self)
+        self._next(0 if whole_step else 1)
+
+    def _keep(self, node: "Node") -> None:
+        """This node's part of the present version; the two newest are kept."""
+        self.cluster.digests[self.version, self.plan.generation] = self.digest
+        node.vault[(self.version, self.plan.generation)] = self.holds[node.name]
+        if len(node.vault) > 2:
+            newest = sorted(node.vault, key=lambda key: (key[1], key[0]))[-2:]
+            node.vault = {key: node.vault[key] for key in newest}
+
+    def _done(self) -> None:
+        self.turn += 1
+        self.phase = "done"
+        self.cluster.disk.save_gang(self)
+        for node in self.seats:
+            node.work = Work.DONE
+            node.tell()
+
+    # ---- standing still
+
+    def _hindered(self) -> bool:
+        """Is there a rank that does not move, or a link that does not carry?"""
+        if any(node.gang is not self or not node.able for node in self.seats):
+            return True
+        bad = [node.name for node in self.seats if node.name in self.cluster.net.cut_nodes]
+        return any(not self.cluster.net.linked(a, node.name) for a in bad for node in self.seats if node.name != a)
+
+    def _wait(self, turn: int) -> None:
+        if self.waits_since is None:
+            self.waits_since = self.world.now
+        self._notice_stalls()
+        self.world.later(0.1, self._end_phase, turn)
+
+    def _notice_stalls(self) -> None:
+        """What each agent concludes from its workers' beats."""
+        budgets = self.cluster.budgets
+        assert self.waits_since is not None
+        waiting_in = self.phase if self.phase in COLLECTIVE else PHASES[PHASES.index(self.phase) + 1]
+        if self.world.now < min(
+            self.phase_at + budgets.budget(self.phase), self.waits_since + budgets.budget(waiting_in)
+        ):
+            return
+        for node in self.seats:
+            if not (node.alive and node.powered and not node.frozen and node.gang is self):
+                continue
+            culprit = bool(node.hung or node.stopped)
+            slot = min(node.hung | node.stopped, default=0)
+            progress = Progress(
+                slot=slot,
+                step=self.attempted,
+                phase=self.phase if culprit else waiting_in,
+                since=self.phase_at if culprit or self.phase in COLLECTIVE else self.waits_since,
+                waiting=not culprit,
+                stopped=bool(node.stopped),
+            )
+            stall = budgets.stalled(progress, self.world.now)
+            if stall is not None and node.stall is None:
+                node.stall = stall
+                if not culprit:
+                    node.work = Work.STALLED
+                node.tell()
+
+    def _relieved(self) -> None:
+        """What kept the gang is gone."""
+        for node in self.seats:
+            if node.gang is self and node.stall is not None:
+                node.stall = None
+                if node.work is Work.STALLED:
+                    node.work = Work.TRAINING
+                node.tell()
+
+    # ---- breaking
+
+    def lost(self, node: "Node", *, silent: bool) -> None:
+        """A member's processes have left or died. Unless its whole node went silent, its peers' sockets tell."""
+        self.joined.discard(node.name)
+        if silent:
+            return
+        self.break_()
+        self.cluster.beats.doubt(node.name)
+
+    def break_(self) -> None:
+        """The group is broken: members leave it and wait, with what they hold."""
+        if self.broken:
+            return
+        self.broken = True
+        self.turn += 1
+        if self.running and self.phase == "seal":
+            self._half_sealed()
+        low, high = 0.005, 0.1
+        self.world.later(low + (high - low) * self.world.chance("break").random(), self._park_all)
+
+    def _half_sealed(self) -> None:
+        """The break came while shards were being kept and copied: some were, some not."""
+        chance = self.world.chance("half sealed")
+        share = chance.random()
+        key = (self.version + 1, self.plan.generation)
+        for node in self.seats:
+            if node.agent_up and node.powered and chance.random() < share:
+                node.vault[key] = self.holds[node.name]
+
+    def _park_all(self) -> None:
+        for node in self.seats:
+            if node.gang is self:
+                self._park(node)
+
+    def _park(self, node: "Node") -> None:
+        node.gang = None
+        if node.alive and node.generation == self.plan.generation:
+            if not node.able:
+                # A worker that stands still cannot leave; its agent goes on watching it.
+                self.cluster.watch_still(node, self.phase or "reform", self.phase_at or self.world.now)
+                return
+            node.work, node.stall = Work.PARKED, None
+            node.tell()
+

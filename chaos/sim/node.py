@@ -1,0 +1,557 @@
+"""One virtual node: the shell around `core.step`, as thin as the real one.
+
+The one idea: what the shell does with actions and events is the same as in `elasticrl.shell.loop`: one action at a time for
+each subject, each with a deadline, no replies. All else here is a node's body: power, clock, daemon, agent, vault.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from chaos.history import Asked, Began, Bug, Died, Left, Spun, Started, Suspicion
+from chaos.sim.store import LeaseGone
+from chaos.sim.world import Clock
+from elasticrl.core import events
+from elasticrl.core.events import Action, Event
+from elasticrl.core.model import Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.core.state import State
+from elasticrl.core.step import step, subject
+from elasticrl.core.suspect import Detector, neighbours
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Cluster
+    from chaos.sim.gang import Gang
+
+REQUEST_S = 1.0  # a store request's deadline
+SPIN = 400  # core steps of one node in one second that nothing explains
+ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
+
+
+class Node:
+    """A machine with one daemon, one agent, its workers, and its vault."""
+
+    def __init__(self, cluster: "Cluster", name: str, slots: int) -> None:
+        self.cluster, self.world, self.name, self.slots = cluster, cluster.world, name, slots
+        chance = self.world.chance("node " + name)
+        self.chance = chance
+        self.clock = Clock(self.world, 1000 * chance.random(), 1 + 1e-4 * (chance.random() - 0.5))
+        self.beat_phase = chance.random()
+        self.incarnation = 0
+        self.powered = self.frozen = self.daemon_up = self.agent_up = False
+        self.daemon_paused = False
+        self.life = 0  # rises when the daemon starts or ends: what was on its way to an earlier one is lost
+        self.agent_life = 0
+        self.lease: int | None = None
+        self.lease_sent = -inf  # true time at which the newest acknowledged keepalive was sent
+        self.state: State | None = None
+        self.detector = Detector(settings=cluster.settings.membership)
+        self.ring_of = -1
+        self.running: dict[Hashable, int] = {}
+        self.request = 0
+        self.inbox: list[Event] = []
+        self.wake_at = inf
+        self.wake_due = inf
+        self.second, self.steps = 0, 0
+        self.wants_up = True
+        self.mute_publish = False
+        # The agent and its workers.
+        self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
+        self.step = 0
+        self.saved, self.manifest = 0, ""
+        self.exit: Exit | None = None
+        self.stall: Stall | None = None
+        self.gang: Gang | None = None
+        self.dead: set[int] = set()
+        self.hung: set[int] = set()
+        self.stopped: set[int] = set()
+        self.slow = 1.0
+        self.sick = False
+        self.telling = False
+        self.vault_life = 0
+        self.vault: dict[tuple[int, int], int] = {}  # (version, generation) -> shards, as a bit mask
+
+    # ---- life and death
+
+    def boot(self) -> None:
+        """Power on: a new life."""
+        if self.powered:
+            return
+        self.powered, self.frozen, self.wants_up = True, False, True
+        running = self.cluster.running
+        if running is not None and self in running.seats:
+            running.break_()  # its kernel answers again, and knows no such connection
+        self.start_agent()
+        self.start_daemon()
+
+    def power_off(self) -> None:
+        """Everything here is gone, and says nothing about it."""
+        self.powered = False
+        self.lose_vault()
+        self._end_agent(silent=True)
+        self.end_daemon()
+
+    def kill_all(self) -> None:
+        """All processes die; the kernel says so to their peers. The vault's memory goes with its process."""
+        self.lose_vault()
+        self._end_agent(silent=False)
+        self.end_daemon()
+
+    def lose_vault(self) -> None:
+        """The memory snapshots of this node are gone."""
+        self.vault = {}
+        self.vault_life += 1
+        self.saved, self.manifest = 0, ""
+
+    def start_daemon(self) -> None:
+        """A daemon begins; it adopts the workers it finds."""
+        if self.daemon_up or not self.powered or not self.wants_up:
+            return
+        if not self.agent_up:
+            self.start_agent()
+        adopted = self.work is not Work.NONE and self.incarnation > 0
+        if not adopted:
+            self.incarnation += 1
+            self.lease = None
+        me = Member(node=self.name, incarnation=self.incarnation)
+        self.life += 1
+        self.daemon_up, self.daemon_paused = True, False
+        card = Record(member=me, slots=self.slots, beat=f"{self.name}:7461", bits=self.cluster.bits_of(self.name))
+        self.state = State(settings=self.cluster.settings, me=me, card=card)
+        self.detector = Detector(settings=self.cluster.settings.membership)
+        self.ring_of = -1
+        self.running.clear()
+        self.inbox.clear()
+        self.lease_sent = -inf
+        self.wake_at = self.wake_due = inf
+        self.world.note(Started(at=self.world.now, member=str(me), adopted=adopted))
+        self.cluster.beats.changed(self.name)
+        self.cluster.store.watch(me, self._seen(self.life), everyone=False)
+        self.tell()
+        self._round(self.life)
+
+    def end_daemon(self) -> None:
+        """The daemon is gone; what it had sent may still arrive."""
+        if self.daemon_up:
+            self.daemon_up = False
+            self.life += 1
+            self.cluster.store.unwatch(self.name)
+            self.cluster.beats.changed(self.name)
+
+    def _round(self, life: int) -> None:
+        """The agent speaks at least this often."""
+        if life == self.life and self.daemon_up:
+            self.tell()
+            self.world.later(self.cluster.agent_s * (0.9 + 0.2 * self.chance.random()), self._round, life)
+
+    # ---- the loop
+
+    @property
+    def awake(self) -> bool:
+        """Does the daemon run at this moment?"""
+        return self.daemon_up and self.powered and not (self.frozen or self.daemon_paused)
+
+    def post(self, event: Event) -> None:
+        """Something happened to this node's core."""
+        if not self.awake or self.inbox:
+            self.inbox.append(event)
+            return
+        self._take(event)
+
+    def thaw(self) -> None:
+        """The daemon runs on: first what has come in, then what is due."""
+        if not self.awake:
+            return
+        waiting, self.inbox = self.inbox, []
+        seen = [event for event in waiting if isinstance(event, events.Seen)][-1:]
+        for event in waiting:
+            if not isinstance(event, events.Seen) or event in seen:
+                self._take(replace(event, now=self.clock.now()))
+            if not self.awake:
+                return
+        self._take(events.Tick(now=self.clock.now()))
+
+    def _take(self, event: Event) -> None:
+        if self.state is None or not self.daemon_up:
+            return
+        second = int(self.world.now)
+        self.steps = self.steps + 1 if second == self.second else 1
+        self.second = second
+        if self.steps == SPIN:
+            self.world.note(Spun(at=self.world.now, node=self.name, steps=self.steps))
+        try:
+            decision = step(self.state, event)
+        except AssertionError as error:
+            self.world.note(Bug(at=self.world.now, node=self.name, error=f"{error}"))
+            return
+        before, self.state = self.state, decision.state
+        self.cluster.steps += 1
+        if before.view.plan is not self.state.view.plan:
+            self._ring()
+        self.wake_at = decision.wake_at
+        if self.wake_at < self.wake_due:
+            self._alarm()
+        for action in decision.actions:
+            self.perform(action)
+            if not self.daemon_up:
+                return
+
+    def _alarm(self) -> None:
+        self.wake_due = self.wake_at
+        delay = max(self.clock.true(self.wake_at) - self.world.now, 0.001)
+        self.world.later(delay, self._wake, self.life, self.wake_due)
+
+    def _wake(self, life: int, due: float) -> None:
+        if life != self.life or due != self.wake_due:
+            return
+        self.wake_due = inf
+        if not self.awake:
+            return  # `thaw` ticks
+        if self.clock.now() + 1e-9 < self.wake_at:
+            self._alarm()
+        else:
+            self._take(events.Tick(now=self.clock.now()))
+
+    def _seen(self, life: int) -> Callable[[View], None]:
+        def deliver(view: View) -> None:
+            if life == self.life:
+                self.post(events.Seen(now=self.clock.now(), view=view))
+
+        return deliver
+
+    def _ring(self) -> None:
+        """The neighbours changed with the plan."""
+        assert self.state is not None
+        ring = neighbours(self.state.view.plan, self.name, self.cluster.settings.membership.neighbours)
+        self.detector = self.detector.watch(ring, self.clock.now())
+        self.cluster.beats.ring(self.name, ring)
+
+    # ---- actions
+
+    def perform(self, action: Action) -> None:
+        """What the core decided."""
+        match action:
+            case events.Say():
+                pass
+            case events.Leave(code=code, reason=reason):
+                self._leave(code, reason)
+            case events.Watch(everyone=everyone):
+                me = self._me
+                self.world.later(
+                    0.002, self._now, self.life, lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone)
+                )
+            case events.Launch() | events.Reform() | events.Park() | events.Halt() | events.Kill():
+                self.world.later(0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action)
+            case events.Probe(generation=generation, targets=targets):
+                self.world.later(
+                    0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
+                )
+            case _:
+                self._send(action)
+
+    @property
+    def _me(self) -> Member:
+        assert self.state is not None
+        return self.state.me
+
+    def _now(self, life: int, what: Callable[[], None]) -> None:
+        if life == self.life:
+            what()
+
+    def _probed(self, life: int, generation: int, targets: tuple[str, ...]) -> None:
+        if life != self.life or not self.daemon_up:
+            return
+        if self.frozen or self.daemon_paused:
+            self.world.later(0.5, self._probed, life, generation, targets)
+            return
+        self.cluster.reach("probing", self)
+        out = tuple(t for t in targets if not self.cluster.reachable(self.name, t))
+        self.post(events.Probed(now=self.clock.now(), generation=generation, unreachable=out))
+
+    def _leave(self, code: int, reason: str) -> None:
+        self.world.note(Left(at=self.world.now, member=str(self._me), code=code, reason=reason))
+        self.wants_up = False
+        self._end_agent(silent=False)
+        lease, self.lease = self.lease, None
+        self.end_daemon()
+        if lease is not None:
+            self.cluster.send(self.name, lambda: self.cluster.store.revoke(lease))
+
+    # ---- the store
+
+    def _send(self, action: Action) -> None:
+        """One request to the store; its answer, if it comes, only ends the waiting for it, but for the lease's."""
+        about = subject(action)
+        if about in self.running:
+            return
+        if isinstance(action, events.Publish) and self.mute_publish:
+            return
+        self.request += 1
+        number, life = self.request, self.life
+        self.running[about] = number
+        sent, true_sent = self.clock.now(), self.world.now
+        member, store = self._me, self.cluster.store
+
+        def answer(result: object) -> None:
+            if life != self.life or not self.daemon_up:
+                return
+            if self.running.get(about) == number:
+                del self.running[about]
+            if isinstance(result, LeaseGone):
+                self.lease = None
+                self.post(events.Leased(now=self.clock.now(), sent=0.0, held=False))
+            elif isinstance(action, events.KeepAlive):
+                if isinstance(result, int) and not isinstance(result, bool):
+                    self.lease = result
+                elif not result:
+                    self.lease = None
+                held = self.lease is not None
+                self.lease_sent = max(self.lease_sent, true_sent) if held else -inf
+                self.post(events.Leased(now=self.clock.now(), sent=sent, held=held))
+
+        def late() -> None:
+            if life == self.life and self.running.get(about) == number:
+                del self.running[about]
+
+        lease = self.lease
+        ttl_s = self.cluster.settings.membership.lease_ttl_s
+        lapsed_s = max(0.0, self.world.now - self.lease_sent - ttl_s)
+
+        def apply() -> object:
+            match action:
+                case events.KeepAlive():
+                    return store.keepalive(lease) if lease is not None else store.grant(member, ttl_s)
+                case events.Publish(record=record) if lease is not None:
+                    store.put_record(record, lease)
+                case events.Campaign(over=over) if lease is not None:
+                    store.campaign(member, lease, over)
+                case events.Propose():
+                    store.propose(action, member, lapsed_s)
+                case events.Commit():
+                    store.commit(action)
+                case events.Confine():
+                    store.confine(action)
+                case events.Ask(verb=verb, node=node):
+                    store.ask(verb, node)
+            return None
+
+        self.cluster.send(self.name, apply, answer, repeatable=not isinstance(action, events.KeepAlive), action=action)
+        self.world.later(REQUEST_S, late)
+
+    # ---- the detector
+
+    def judge(self) -> None:
+        """Ask the detector, and pass on what it says."""
+        if not self.awake:
+            return
+        self.cluster.beats.refresh(self)
+        self.detector, suspected, cleared = self.detector.judge(self.clock.now())
+        for other in suspected:
+            self._suspect(other, suspected=True)
+        for other in cleared:
+            self._suspect(other, suspected=False)
+
+    def _suspect(self, other: str, *, suspected: bool) -> None:
+        self.world.note(Suspicion(at=self.world.now, node=self.name, other=other, suspected=suspected))
+        kind = events.Suspected if suspected else events.Cleared
+        self.post(kind(now=self.clock.now(), node=other))
+
+    # ---- operators
+
+    def asked(self, verb: Verb, node: str | None) -> None:
+        """An operator at this node's control socket."""
+        if self.awake:
+            self.world.note(Asked(at=self.world.now, verb=verb.value, node=node or ""))
+            self.post(events.Asked(now=self.clock.now(), verb=verb, node=node))
+
+    # ---- the agent
+
+    def start_agent(self) -> None:
+        """An agent with no workers; its spares warm up."""
+        if self.agent_up or not self.powered:
+            return
+        self.agent_up = True
+        self.agent_life += 1
+        self._clear()
+        self.warm = False
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        low, high = self.cluster.warm_s
+        self.world.later(low + (high - low) * self.chance.random(), self._warmed, self.agent_life)
+
+    def _warmed(self, life: int) -> None:
+        if life != self.agent_life or not self.agent_up:
+            return
+        if self.frozen:
+            self.world.later(1.0, self._warmed, life)
+            return
+        if not self.warm:
+            self.warm = True
+            self.tell()
+
+    def kill_agent(self) -> None:
+        """kill -9 of the agent: its workers die with it, the vault stays; systemd starts it again."""
+        self._end_agent(silent=False)
+        self.tell()
+        self.world.later(1.0, self._agent_again, self.agent_life)
+
+    def _agent_again(self, life: int) -> None:
+        if life == self.agent_life and self.powered and self.wants_up:
+            self.start_agent()
+            self.tell()
+
+    def _end_agent(self, *, silent: bool) -> None:
+        if self.agent_up:
+            self.agent_up = False
+            self.agent_life += 1
+            gang, self.gang = self.gang, None
+            self._clear()
+            self.warm = False
+            if gang is not None:
+                gang.lost(self, silent=silent)
+
+    def _clear(self) -> None:
+        self.work, self.generation, self.born = Work.NONE, 0, 0
+        self.exit, self.stall = None, None
+        self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
+        self.slow = 1.0
+
+    @property
+    def alive(self) -> bool:
+        """Are there worker processes that can go on?"""
+        return self.agent_up and self.work in ALIVE
+
+    @property
+    def able(self) -> bool:
+        """Can the workers act at this moment?"""
+        return self.alive and self.powered and not (self.frozen or self.hung or self.stopped)
+
+    def tell(self) -> None:
+        """The agent tells the daemon how its workers are; what changes at one moment is told at once."""
+        if not self.telling and self.daemon_up:
+            self.telling = True
+            self.world.later(0.001, self._tell)
+
+    def _tell(self) -> None:
+        self.telling = False
+        if not self.daemon_up:
+            return
+        self.post(
+            events.Workers(
+                now=self.clock.now(),
+                work=self.work,
+                generation=self.generation,
+                born=self.born,
+                warm=self.warm,
+                step=self.step,
+                saved=self.saved,
+                manifest=self.manifest,
+                exit=self.exit,
+                stall=self.stall,
+                endpoint=self.endpoint if self.agent_up else "",
+            )
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """Of the TCPStore that this agent offers."""
+        return f"{self.name}:{20000 + self.agent_life}"
+
+    def _agent_does(self, life: int, action: Action) -> None:
+        if life != self.agent_life or not self.agent_up:
+            return
+        if self.frozen:
+            self.world.later(0.2, self._agent_does, life, action)
+            return
+        match action:
+            case events.Launch(plan=plan):
+                self._launch(plan)
+            case events.Reform(plan=plan):
+                self._reform(plan)
+            case events.Park(plan=plan):
+                self._park(plan)
+            case events.Halt():
+                self._halt(action)
+            case events.Kill(slot=slot, cause=cause):
+                self.dies(cause, own=False, slot=slot)
+
+    def _launch(self, plan: Plan) -> None:
+        if not self.warm or (self.alive and self.generation >= plan.generation):
+            return
+        self.leave_gang()
+        self._clear()
+        self.warm = False
+        self.work, self.generation, self.born = Work.JOINING, plan.generation, plan.generation
+        self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=True))
+        self._warm_up()
+        self.cluster.reach("forming", self)
+        self.world.later(0.2 + 0.3 * self.chance.random(), self._join, self.agent_life, plan)
+        self.tell()
+
+    def _reform(self, plan: Plan) -> None:
+        # A worker that hangs does not hear of a new generation: it says nothing, and the agent nothing for it.
+        if not self.able or self.generation >= plan.generation:
+            return
+        self.leave_gang()
+        self.work, self.generation, self.stall = Work.JOINING, plan.generation, None
+        self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=False))
+        self.cluster.reach("reform", self)
+        self.world.later(0.02 + 0.04 * self.chance.random(), self._join, self.agent_life, plan)
+        self.tell()
+
+    def _join(self, life: int, plan: Plan) -> None:
+        if life == self.agent_life and self.work is Work.JOINING and self.generation == plan.generation:
+            self.cluster.gang(plan).join(self)
+
+    def _park(self, plan: Plan) -> None:
+        if not self.able or self.generation >= plan.generation:
+            return
+        self.leave_gang()
+        self.work, self.generation, self.stall = Work.PARKED, plan.generation, None
+        self.cluster.reach("held", self)
+        if plan.seats and plan.seats[0].member.node == self.name:
+            self.cluster.save_held(plan)
+        self.tell()
+
+    def _halt(self, action: events.Halt) -> None:
+        if action.save and self.alive:
+            self.cluster.finish(self, action)
+        else:
+            self.halted(action.generation if action.save else 0)
+
+    def halted(self, generation: int) -> None:
+        """The workers have ended as they were asked to."""
+        self.leave_gang()
+        self._clear()
+        self.generation = generation
+        self.tell()
+
+    def leave_gang(self) -> None:
+        """Out of the group: its sockets close, which the others notice."""
+        gang, self.gang = self.gang, None
+        if gang is not None:
+            gang.lost(self, silent=False)
+
+    def stalls(self, phase: str, for_s: float, budget_s: float) -> None:
+        """The agent finds a worker standing still outside a collective."""
+        slot = min(self.hung | self.stopped, default=0)
+        self.stall = Stall(
+            slot=slot, step=self.step, phase=phase, for_s=for_s, budget_s=budget_s, waiting=False, stopped=bool(self.stopped)
+        )
+        self.tell()
+
+    def dies(self, cause: str, *, own: bool, slot: int = 0) -> None:
+        """A worker ends."""
+        if not self.alive:
+            return
+        gang = self.gang
+        at = gang.attempted if gang is not None else self.step
+        self.exit = Exit(generation=self.generation, slot=slot, step=at, cause=cause, own=own)
+        self.work, self.stall = Work.FAILED, None
+        self.hung, self.stopped = set(), set()
+        self.world.note(
+            Died(at=self.world.now, node=self.name, generation=self.generation, step=at, cause=cause, own=own)
+        )
+        self.leave_gang()
+        self.tell()

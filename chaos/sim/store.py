@@ -1,0 +1,283 @@
+"""A virtual etcd: revisions, leases, fenced transactions, watches.
+
+The one idea: it keeps what etcd promises and no more. A transaction is atomic and fenced by revisions; its answer may be
+lost; a watch is late, may skip to the newest, and never goes backwards unless a fault says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from chaos.history import Committed, Confined, Elected, Expired, Planned
+from chaos.sim.world import Network, World
+from elasticrl.core import events
+from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, Verb, View
+
+INTENTS = {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
+
+
+class LeaseGone(Exception):
+    """The store does not know this lease."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Whose it is and until when it holds."""
+
+    owner: Member
+    ttl_s: float
+    until: float
+
+
+@dataclass(slots=True)
+class Watcher:
+    """One node's watch: where its views go, and whether one is on its way."""
+
+    member: Member
+    node: str
+    deliver: Callable[[View], None]
+    everyone: bool
+    lag_s: float
+    pending: bool = False
+    dead: bool = False
+
+
+class Store:
+    """All keys of one job."""
+
+    def __init__(self, world: World, net: Network, watch_s: float) -> None:
+        self._world = world
+        self._net = net
+        self._watch_s = watch_s
+        self.up = True
+        self.revision = 1
+        self.shared = View(revision=1)  # what every watcher is shown
+        self.records: dict[str, tuple[Record, int]] = {}  # with its lease
+        self.quarantines: dict[str, Quarantine] = {}
+        self.confined_at: dict[str, float] = {}
+        self.drains: dict[str, Member] = {}
+        self.leader_lease = 0
+        self.leases: dict[int, Lease] = {}
+        self.watchers: dict[str, Watcher] = {}
+        self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
+        self.paused_at: float | None = None
+        self._lease = 0
+
+    # ---- leases
+
+    def grant(self, owner: Member, ttl_s: float) -> int:
+        """A new lease."""
+        self._lease += 1
+        self.leases[self._lease] = Lease(owner, ttl_s, self._world.now + ttl_s)
+        self._world.later(ttl_s + 0.2, self._expire, self._lease)
+        return self._lease
+
+    def keepalive(self, lease: int) -> bool:
+        """Does the lease still hold, and from now on for its whole time?"""
+        held = self.leases.get(lease)
+        if held:
+            held.until = self._world.now + held.ttl_s
+        return held is not None
+
+    def revoke(self, lease: int) -> None:
+        """The lease and all its keys go."""
+        if self.leases.pop(lease, None):
+            self._drop(lease)
+
+    def _expire(self, lease: int) -> None:
+        held = self.leases.get(lease)
+        if held is None:
+            return
+        if not self.up:
+            held.until = max(held.until, self._world.now + 1.0)
+        if self._world.now < held.until:
+            chance = self._world.chance("expiry").random()
+            self._world.later(held.until - self._world.now + 0.2 * chance, self._expire, lease)
+            return
+        del self.leases[lease]
+        self._world.note(Expired(at=self._world.now, member=str(held.owner)))
+        self._drop(lease)
+
+    def _drop(self, lease: int) -> None:
+        gone = sorted(node for node, (_, of) in self.records.items() if of == lease)
+        for node in gone:
+            del self.records[node]
+            self._touch(node)
+        if self.leader_lease == lease and self.shared.leader is not None:
+            self.leader_lease = 0
+            self._share(leader=None, leader_revision=0)
+
+    def restart_leases(self) -> None:
+        """A new leader of the store starts all leases anew."""
+        for held in self.leases.values():
+            held.until = self._world.now + held.ttl_s
+
+    # ---- writes
+
+    def put_record(self, record: Record, lease: int) -> None:
+        """A member's record under its lease."""
+        if lease not in self.leases:
+            raise LeaseGone
+        self.records[record.member.node] = (record, lease)
+        self._touch(record.member.node)
+
+    def campaign(self, member: Member, lease: int, over: int) -> None:
+        """Take the leader key if it is still as the candidate saw it."""
+        if lease not in self.leases:
+            raise LeaseGone
+        if self.shared.leader_revision == over:
+            self.leader_lease = lease
+            self._share(leader=member, leader_revision=self.revision + 1)
+            self._world.note(Elected(at=self._world.now, member=str(member)))
+
+    def propose(self, action: events.Propose, by: Member, lapsed_s: float) -> None:
+        """Write the plan if plan, commit and leader are still at these revisions."""
+        at = (self.shared.plan_revision, self.shared.commit_revision, self.shared.leader_revision)
+        if at != (action.if_plan, action.if_commit, action.if_leader):
+            return
+        now = self._world.now
+        held = tuple(
+            str(q.member) for n, q in sorted(self.quarantines.items()) if q.held and now - self.confined_at[n] > 2
+        )
+        fact = Planned(
+            at=now,
+            plan=action.plan,
+            by=str(by),
+            committed=self.shared.committed,
+            paused_s=now - self.paused_at if self.paused_at is not None else 0.0,
+            held=held,
+            lapsed_s=lapsed_s,
+        )
+        self._share(plan=action.plan, plan_revision=self.revision + 1)
+        self._world.note(fact)
+
+    def commit(self, action: events.Commit) -> None:
+        """Make a checkpoint the newest if plan and commit are still at these revisions."""
+        if (self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit):
+            return
+        commit = Commit(step=action.step, generation=action.generation, manifest=action.manifest)
+        self._share(commit=commit, commit_revision=self.revision + 1)
+        self._world.note(
+            Committed(at=self._world.now, step=commit.step, generation=commit.generation, manifest=commit.manifest)
+        )
+
+    def confine(self, action: events.Confine) -> None:
+        """Write a quarantine if the leader key is still at this revision."""
+        if self.shared.leader_revision != action.if_leader:
+            return
+        quarantine = action.quarantine
+        node = quarantine.member.node
+        self.quarantines[node] = quarantine
+        self.confined_at[node] = self._world.now
+        self._touch("")
+        self._note_quarantine(quarantine)
+
+    def ask(self, verb: Verb, node: str | None) -> None:
+        """What an operator wants."""
+        if verb in INTENTS:
+            intent = INTENTS[verb]
+            self.paused_at = self._world.now if intent is Intent.PAUSE else None
+            self._share(intent=intent, intent_generation=self.shared.generation)
+        elif verb is Verb.ADMIT and node:
+            self.drains.pop(node, None)
+            gone = self.quarantines.pop(node, None)
+            if gone:
+                self._note_quarantine(replace(gone, held=False))
+            self._touch(node)
+        elif verb is Verb.DRAIN and node and node in self.records:
+            self.drains[node] = self.records[node][0].member
+            self._touch(node)
+
+    def _note_quarantine(self, quarantine: Quarantine) -> None:
+        self._world.note(
+            Confined(
+                at=self._world.now,
+                node=quarantine.member.node,
+                member=str(quarantine.member),
+                reason=quarantine.reason,
+                strikes=quarantine.strikes,
+                held=quarantine.held,
+            )
+        )
+
+    # ---- watches
+
+    def watch(self, member: Member, deliver: Callable[[View], None], *, everyone: bool) -> None:
+        """Show this node the store from now on; its first view is a whole one."""
+        node = member.node
+        old = self.watchers.get(node)
+        if old:
+            old.dead = True
+        lag = self._watch_s * (0.5 + self._world.chance("watch " + node).random())
+        watcher = Watcher(member, node, deliver, everyone, lag)
+        self.watchers[node] = watcher
+        self._wake(watcher)
+
+    def unwatch(self, node: str) -> None:
+        """This node's daemon is gone."""
+        watcher = self.watchers.pop(node, None)
+        if watcher:
+            watcher.dead = True
+
+    def relist(self) -> None:
+        """Compaction: every watch breaks and begins again."""
+        for node in sorted(self.watchers):
+            self._wake(self.watchers[node])
+
+    def _share(self, **changes: object) -> None:
+        self.revision += 1
+        self.shared = replace(self.shared, revision=self.revision, **changes)  # type: ignore[arg-type]
+        for watcher in self.watchers.values():
+            if not watcher.pending:
+                self._wake(watcher)
+
+    def _touch(self, node: str) -> None:
+        """A node's own keys have changed: it is shown them, and those who watch everyone."""
+        self.revision += 1
+        for watcher in self.watchers.values():
+            if (watcher.everyone or watcher.node == node) and not watcher.pending:
+                self._wake(watcher)
+
+    def _wake(self, watcher: Watcher) -> None:
+        watcher.pending = True
+        lag = watcher.lag_s
+        if self._net.delay:
+            lag += self._net.delay * self._world.chance("watch " + watcher.node).random()
+        self._world.later(lag, self._deliver, watcher)
+
+    def _deliver(self, watcher: Watcher) -> None:
+        if watcher.dead:
+            return
+        if not self.up or self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
+            self._world.later(0.2, self._deliver, watcher)
+            return
+        watcher.pending = False
+        stale = self.lags.get(watcher.node)
+        if stale is not None:
+            self._world.later(stale * self._world.chance("stale").random(), self._show, watcher, self.view(watcher))
+        else:
+            watcher.deliver(self.view(watcher))
+
+    def _show(self, watcher: Watcher, view: View) -> None:
+        if not watcher.dead:
+            watcher.deliver(view)
+
+    def view(self, watcher: Watcher) -> View:
+        """The store as this watcher is shown it."""
+        shared, node = self.shared, watcher.node
+        record = self.records.get(node)
+        return View(
+            revision=self.revision,
+            plan=shared.plan,
+            plan_revision=shared.plan_revision,
+            commit=shared.commit,
+            commit_revision=shared.commit_revision,
+            leader=shared.leader,
+            leader_revision=shared.leader_revision,
+            intent=shared.intent,
+            intent_generation=shared.intent_generation,
+            own=record[0] if record and record[0].member == watcher.member else None,
+            drain=self.drains.get(node),
+            records={name: entry[0] for name, entry in self.records.items()} if watcher.everyone else None,
+            quarantines=dict(self.quarantines) if watcher.everyone else None,
+        )
+

@@ -1,0 +1,114 @@
+"""Virtual time, chance by name, and the network: the ground that virtual nodes stand on.
+
+The one idea: everything that will happen lies in one heap, ordered by time and then by when it was put there. Nothing else
+moves time, and every random number comes from a generator seeded by a name, so a seed is a run.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from math import inf
+from random import Random
+from typing import TypeVarTuple, Unpack
+
+from chaos.history import Fact, History
+
+Args = TypeVarTuple("Args")
+
+
+class World:
+    """The heap, the clock and the history."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        self.now = 0.0
+        self.history: History = []
+        self.events = 0
+        self.onlooker: Callable[[Fact], None] | None = None
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._order = count()
+        self._chance: dict[str, Random] = {}
+
+    def chance(self, name: str) -> Random:
+        """The generator of this name; asking one never disturbs another."""
+        if name not in self._chance:
+            self._chance[name] = Random(f"{self.seed}:{name}")
+        return self._chance[name]
+
+    def later(self, delay: float, what: Callable[[Unpack[Args]], None], *args: Unpack[Args]) -> None:
+        """Do this after `delay` seconds of true time."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._order), what, args))
+
+    def note(self, fact: Fact) -> None:
+        """Write down what an outsider could have seen."""
+        self.history.append(fact)
+        if self.onlooker is not None:
+            self.onlooker(fact)
+
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen until this time, or until `stop`."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            at, _, what, args = heapq.heappop(heap)
+            self.now = at
+            self.events += 1
+            what(*args)
+            if stop():
+                return
+        self.now = max(self.now, until)
+
+
+class Clock:
+    """A node's monotonic clock: its own zero, and a rate that a fault may change. It never goes backwards."""
+
+    def __init__(self, world: World, zero: float, rate: float) -> None:
+        self._world = world
+        self._true = world.now
+        self._local = zero
+        self.rate = rate
+
+    def now(self) -> float:
+        """Seconds on this clock."""
+        return self._local + (self._world.now - self._true) * self.rate
+
+    def run_at(self, rate: float) -> None:
+        """From now on at this rate."""
+        self._local, self._true, self.rate = self.now(), self._world.now, rate
+
+    def true(self, local: float) -> float:
+        """When this clock will show `local`, in true time."""
+        return inf if local == inf else self._true + (local - self._local) / self.rate
+
+
+class Network:
+    """Who can reach whom. Only what is broken is written down, so a healthy network costs nothing."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.cuts: Counter[tuple[str, str, str]] = Counter()  # (from, to, beat|data)
+        self.cut_nodes: Counter[str] = Counter()  # that some cut or isolation concerns
+        self.deaf: Counter[tuple[str, str]] = Counter()  # (node, scope): hears nobody
+        self.dumb: Counter[tuple[str, str]] = Counter()  # (node, scope): is heard by nobody
+        self.to_store: Counter[str] = Counter()
+        self.from_store: Counter[str] = Counter()
+        self.loss = 0.0  # of requests and answers
+        self.repeat = 0.0  # requests are applied again up to this much later
+        self.delay = 0.0  # more than usual, up to
+        self.lossy: dict[str, float] = {}  # share of the beats from and to a node that is lost
+
+    def hears(self, src: str, dst: str, scope: str) -> bool:
+        """Does what `src` sends reach `dst`?"""
+        if not self.cut_nodes or (src not in self.cut_nodes and dst not in self.cut_nodes):
+            return True
+        return not (self.cuts[src, dst, scope] or self.dumb[src, scope] or self.deaf[dst, scope])
+
+    def linked(self, a: str, b: str) -> bool:
+        """Can these two exchange data?"""
+        return self.hears(a, b, "data") and self.hears(b, a, "data")
+
+    def lag(self, name: str) -> float:
+        """How long a message to or from the store takes."""
+        chance = self._world.chance("net " + name)
+        usual = 0.0005 + 0.002 * chance.random()
+        return usual + self.delay * chance.random() if self.delay else usual
