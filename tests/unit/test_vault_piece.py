@@ -1,6 +1,6 @@
 """Boxes: any range of a tensor, any sharding into any other."""
 
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import pytest
@@ -36,7 +36,7 @@ def test_shares_tile_a_tensor_at_aligned_boundaries(numel: int, world: int):
     parts = [share(numel, rank, world) for rank in range(world)]
     assert parts[0][0] == 0
     assert parts[-1][1] == numel
-    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
     assert all(start % 64 == 0 or start == numel for start, _ in parts)
 
 

@@ -91,6 +91,14 @@ class Channel:
         if raw:
             await self._put(raw)
 
+    async def refuse(self, why: str) -> None:
+        """Say why not, and read on until the other side has heard it: closing at once would lose the sentence with a reset."""
+        await self.send({"ok": False, "why": why})
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.deadline_s):
+            while await loop.sock_recv(self.sock, 1 << 20):
+                pass
+
     async def receive(self) -> tuple[dict[str, Any], int]:
         """The next frame, and how many raw bytes follow it."""
         size = int.from_bytes(await self.read(4), "big")

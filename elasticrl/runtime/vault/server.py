@@ -435,7 +435,7 @@ class Server:
                 try:
                     await self._answer(channel, frame, size)
                 except VaultError as error:
-                    await channel.send({"ok": False, "why": str(error)})
+                    await channel.refuse(str(error))
                     raise
         except ConnectionResetError:
             pass  # that is how a conversation ends

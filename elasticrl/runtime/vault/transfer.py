@@ -5,7 +5,6 @@ receiver slows its sender and nothing piles up in between. What arrives is writt
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from elasticrl.runtime.vault import faults, layout
@@ -81,10 +80,10 @@ async def receive_blocks(channel: Channel, slot: Slot, offered: Offer, blocks: S
         await channel.read_into(memory[start:stop])
         if layout.checksum(memory[start:stop]) != offered.sums[4 * expected : 4 * expected + 4]:
             # The sender's memory was used again while it read, or a bit changed on the way: either way not this version.
-            why = f"block {expected} of {offered.stamp.node}'s step {offered.stamp.version} does not have its checksum"
-            with suppress(OSError):
-                await channel.send({"ok": False, "why": why})
-            raise PeerError(f"from {channel.peer}: {why}")
+            raise PeerError(
+                f"block {expected} of {offered.stamp.node}'s step {offered.stamp.version} does not have its checksum "
+                f"when it comes from {channel.peer}"
+            )
         faults.reach("vault.receive.block")
         await channel.send({"ok": True})
     layout.seal(memory, offered.shape, offered.text, offered.sums)

@@ -1,0 +1,362 @@
+"""The vault server as a real process: copies, fetches, deaths, strangers."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from vault_nodes import Node, cluster, pattern, ring, until
+
+from elasticrl.runtime.vault import layout
+from elasticrl.runtime.vault.channel import load_key
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.holdings import newest_whole
+from elasticrl.runtime.vault.slots import Pinned, files, pin
+from elasticrl.runtime.vault.version import Version
+
+BIG = 20 << 20  # more blocks than may be in flight
+
+
+def held(node: Node) -> list[tuple[int, str]]:
+    """(step, whose) of what a node's vault holds."""
+    rows = node.control.ask("list")["holdings"]
+    return sorted((row["step"], row["node"]) for row in rows)
+
+
+def copied(node: Node, step: int, *, generation: int = 1, timeout_s: float = 5.0) -> int:
+    return node.control.copied("w0", version=Version(step), generation=generation, timeout_s=timeout_s)
+
+
+def test_a_copy_on_a_buddy_outlives_its_node(tmp_path: Path):
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes)
+        for number, node in enumerate(nodes):
+            node.announce(node.keep(7, shard=number, world=3, size=BIG))
+        assert [copied(node, 7) for node in nodes] == [1, 1, 1]
+        assert held(nodes[1]) == [(7, "n0"), (7, "n1")]
+        nodes[0].kill()
+        survey = nodes[2].control.survey(timeout_s=2.0)
+        assert list(survey.silent) == ["n0"]
+        whole = newest_whole(survey.holdings, here="n2")
+        assert whole is not None
+        assert whole.sources == (("n1",), ("n2", "n1"), ("n2",))
+        answer = nodes[2].control.ask(
+            "fetch", timeout_s=5.0, at="n1", step=7, update=0, generation=1, shard=0, world=3, blocks=None
+        )
+        fetched = pin(nodes[2].directory / answer["file"])
+        assert isinstance(fetched, Pinned)
+        with fetched:
+            fetched.verify()
+            assert bytes(fetched.view(0)) == pattern(7, 0, BIG)
+
+
+def test_the_newest_versions_are_copied_and_memory_stays_bounded(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        for step in range(12):
+            nodes[0].announce(nodes[0].keep(step))
+            assert copied(nodes[0], step) == 1
+        assert held(nodes[1]) == [(step, "n0") for step in (9, 10, 11)]
+        assert len(list(files(nodes[1].directory))) == 3
+
+
+def test_a_ring_known_later_copies_what_is_newest_already(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        nodes[0].announce(nodes[0].keep(3))
+        ring(nodes)
+        assert copied(nodes[0], 3) == 1
+
+
+def test_copies_go_to_the_new_buddy_when_the_ring_changes(tmp_path: Path):
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes)
+        nodes[0].announce(nodes[0].keep(3))
+        assert copied(nodes[0], 3) == 1
+        nodes[1].kill()
+        ring([nodes[0], nodes[2]], generation=2)
+        assert copied(nodes[0], 3) == 1
+        assert held(nodes[2]) == [(3, "n0")]
+        with pytest.raises(VaultError, match="older"):
+            ring([nodes[0], nodes[2]], generation=1)
+
+
+def test_a_killed_server_comes_back_with_what_was_whole_and_goes_on_copying(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        nodes[0].announce(nodes[0].keep(3))
+        assert copied(nodes[0], 3) == 1
+        nodes[0].kill()
+        nodes[0].keep(5)
+        torn = nodes[0].keep(6)
+        with torn.open("r+b") as file:
+            file.seek(layout.HEADER_AT - 8)
+            file.write(bytes(8))
+        nodes[0].start()
+        assert nodes[0].dropped == [torn.name]
+        assert copied(nodes[0], 5) == 1  # nobody told it of the ring or the file
+        assert held(nodes[0]) == [(3, "n0"), (5, "n0")]
+
+
+@pytest.mark.parametrize("point", ["vault.receive.block@2", "vault.seal.last", "vault.seal.done"])
+def test_a_receiver_killed_while_it_receives_has_nothing_torn_and_gets_it_later(tmp_path: Path, point: str):
+    giver, taker = Node(tmp_path, 0), Node(tmp_path, 1)
+    try:
+        giver.start()
+        taker.start(fault=f"{point}:kill")
+        ring([giver, taker])
+        giver.announce(giver.keep(3, size=BIG))
+        assert taker.process is not None
+        assert taker.process.wait(10) == -signal.SIGKILL, "the fault never fired"
+        taker.kill()
+        for path, _ in files(taker.directory):
+            found = pin(path)
+            assert isinstance(found, Pinned) == (point == "vault.seal.done")
+        with pytest.raises(VaultError, match=r"was not copied within 0\.3 s: copies to n1"):
+            copied(giver, 3, timeout_s=0.3)
+        taker.start()
+        assert copied(giver, 3) == 1
+        assert held(taker) == [(3, "n0")]
+    finally:
+        giver.stop()
+        taker.stop()
+
+
+def test_a_frozen_buddy_is_named_within_the_deadline_and_served_when_it_wakes(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        nodes[1].signal(signal.SIGSTOP)
+        nodes[0].announce(nodes[0].keep(3, size=BIG))
+        began = time.monotonic()
+        with pytest.raises(VaultError, match="n1"):
+            copied(nodes[0], 3, timeout_s=1.5)
+        assert time.monotonic() - began < 3
+        until(lambda: nodes[0].control.ask("status")["buddies"][0]["failing"] != "", "the failure shows in status")
+        nodes[1].signal(signal.SIGCONT)
+        assert copied(nodes[0], 3) == 1
+
+
+def test_a_shard_changed_after_it_was_sealed_is_not_accepted_as_a_copy(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        path = nodes[0].keep(3, size=BIG)
+        with path.open("r+b") as file:
+            file.seek(layout.PAGE + (2 << 20))
+            file.write(b"\xff")
+        nodes[0].announce(path)
+        with pytest.raises(VaultError, match=r"block 2 of n0's step 3\.0 does not have its checksum"):
+            copied(nodes[0], 3, timeout_s=1.0)
+        assert held(nodes[1]) == []
+
+
+def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        nodes[0].announce(nodes[0].keep(3, size=BIG))
+        answer = nodes[1].control.ask(
+            "fetch", timeout_s=5.0, at="n0", step=3, update=0, generation=1, shard=0, world=1, blocks=[4, 5]
+        )
+        assert answer["nbytes"] == 2 << 20
+        fetched = pin(nodes[1].directory / answer["file"])
+        assert isinstance(fetched, Pinned)
+        with fetched:
+            assert layout.damage(fetched.memory, fetched.sealed, [4, 5]) == ()
+            assert bytes(fetched.view(0)[4 << 20 : 6 << 20]) == pattern(3, 0, BIG)[4 << 20 : 6 << 20]
+            with pytest.raises(VaultError, match="18 of 20 blocks"):
+                fetched.verify()
+        assert held(nodes[1]) == []
+
+
+def test_what_is_not_held_is_refused_with_a_sentence(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "blocks": None}
+        with pytest.raises(VaultError, match=r"n0 does not hold shard 0 of 1 of step 3\.0, generation 1"):
+            nodes[1].control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
+        with pytest.raises(VaultError, match="n9 is not in the ring"):
+            nodes[1].control.ask("fetch", timeout_s=5.0, at="n9", **wanted)
+
+
+def test_a_node_with_another_key_gets_and_gives_nothing(tmp_path: Path):
+    good, stranger = Node(tmp_path, 0), Node(tmp_path, 1, key="quite another key for strangers!")
+    try:
+        good.start()
+        stranger.start()
+        ring([good, stranger])
+        stranger.announce(stranger.keep(3))
+        with pytest.raises(VaultError, match="does not know the job's key"):
+            copied(stranger, 3, timeout_s=0.5)
+        assert "does not know the job's key" in good.control.survey(timeout_s=1.0).silent["n1"]
+        assert held(good) == []
+    finally:
+        good.stop()
+        stranger.stop()
+
+
+def test_two_jobs_on_one_host_do_not_meet(tmp_path: Path):
+    one, other = Node(tmp_path, 0), Node(tmp_path, 1, job="another")
+    try:
+        one.start()
+        other.start()
+        ring([one, other])
+        assert "two jobs on one host need two ports" in one.control.survey(timeout_s=1.0).silent["n1"]
+    finally:
+        one.stop()
+        other.stop()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        (1 << 31).to_bytes(4, "big"),
+        (20).to_bytes(4, "big") + bytes(16) + b"[1,2,3]" * 3,
+    ],
+)
+def test_a_stranger_who_talks_nonsense_harms_nobody(tmp_path: Path, garbage: bytes):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        with socket.create_connection((nodes[1].host, nodes[1].port), timeout=5) as sock:
+            sock.sendall(garbage)
+            nodes[0].announce(nodes[0].keep(3))
+            assert copied(nodes[0], 3) == 1
+
+
+def test_the_control_socket_is_ours_alone_and_answers_mistakes(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        assert stat.S_IMODE((node.directory / "control.sock").stat().st_mode) == 0o600
+        with pytest.raises(VaultError, match="'nonsense' is not one of"):
+            node.control.ask("nonsense")
+        with pytest.raises(VaultError, match="not understood"):
+            node.control.ask("sealed")
+        with pytest.raises(VaultError, match="is not a file of a worker of n0"):
+            node.control.ask("sealed", file="../../etc/passwd")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(str(node.directory / "control.sock"))
+            sock.sendall(b'{"v":99,"op":"status"}\nnot json\n')
+            lines = sock.makefile().readline(), sock.makefile().readline()
+        assert "speaks version 1" in json.loads(lines[0])["why"]
+
+
+def test_a_server_that_does_not_answer_is_an_error_with_a_sentence(tmp_path: Path):
+    node = Node(tmp_path, 0)
+    with pytest.raises(VaultError, match="Snapshots go on in this node's memory"):
+        node.control.ask("status")
+
+
+def test_one_directory_has_one_server(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "job", "--node", "n0"]
+        second = subprocess.run([*command, "--dir", str(node.directory)], capture_output=True, text=True, timeout=20)
+        assert second.returncode == 1
+        assert "Another vault server already serves" in second.stderr
+        assert node.control.ask("status")["node"] == "n0"
+
+
+def test_copies_without_a_key_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ELASTICRL_VAULT_KEY", raising=False)
+    command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "job", "--node", "n0"]
+    done = subprocess.run(
+        [*command, "--dir", str(tmp_path / "v"), "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 1
+    assert "has no key" in done.stderr
+    shared = tmp_path / "key"
+    shared.write_text("k" * 32)
+    shared.chmod(0o644)
+    with pytest.raises(VaultError, match="chmod 600"):
+        load_key(shared)
+    shared.chmod(0o600)
+    assert load_key(shared) == b"k" * 32
+    shared.write_text("short")
+    with pytest.raises(VaultError, match="needs 16 or more"):
+        load_key(shared)
+
+
+def test_a_stopped_server_leaves_the_files_and_an_ended_job_leaves_none(tmp_path: Path):
+    node = Node(tmp_path, 0)
+    try:
+        node.start()
+        node.announce(node.keep(3))
+        node.signal(signal.SIGTERM)
+        assert node.process is not None
+        assert node.process.wait(10) == 0
+        assert len(list(files(node.directory))) == 1
+        node.kill()
+        node.start()
+        node.control.end()
+        assert node.process is not None
+        assert node.process.wait(10) == 0
+        assert not node.directory.exists()
+    finally:
+        node.stop()
+
+
+def test_files_of_writers_that_are_gone_are_released_once_all_others_are_beyond(tmp_path: Path):
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes)
+        for node in nodes:
+            node.announce(node.keep(3))
+            assert copied(node, 3) == 1
+        nodes[0].kill()
+        ring(nodes[1:], generation=2)
+        for step in (4, 5):
+            for node in nodes[1:]:
+                node.announce(node.keep(step, generation=2))
+                assert copied(node, step, generation=2) == 1
+        assert (3, "n0") in held(nodes[1])
+        nodes[1].control.release(Version(5))
+        assert held(nodes[1]) == [(step, node) for step in (3, 4, 5) for node in ("n1", "n2")]
+        nodes[1].announce(nodes[1].keep(6, generation=2))
+        assert copied(nodes[1], 6, generation=2) == 1
+
+
+def test_the_rate_limit_holds(tmp_path: Path):
+    giver, taker = Node(tmp_path, 0), Node(tmp_path, 1)
+    try:
+        giver.start("--rate-mb-s", "20")
+        taker.start()
+        ring([giver, taker])
+        giver.announce(giver.keep(3, size=BIG))
+        began = time.monotonic()
+        assert copied(giver, 3, timeout_s=10) == 1
+        assert 0.6 < time.monotonic() - began < 4  # 21 MB at 20 MB/s, a quarter of a second of it at once
+    finally:
+        giver.stop()
+        taker.stop()
+
+
+def test_copies_leave_from_the_interface_they_were_told_to(tmp_path: Path):
+    """n0 listens on 127.0.1.1, so its calls come from there, not from where the route would have them."""
+    giver = Node(tmp_path, 0)
+    with socket.create_server(("127.0.1.2", 0)) as listener:
+        listener.settimeout(5)
+        try:
+            giver.start()
+            giver.control.ring(
+                generation=1,
+                nodes=["n0", "n1"],
+                addresses={"n0": giver.address, "n1": f"127.0.1.2:{listener.getsockname()[1]}"},
+                copies=1,
+            )
+            giver.announce(giver.keep(3))
+            sock, peer = listener.accept()
+            sock.close()
+            assert peer[0] == "127.0.1.1"
+        finally:
+            giver.stop()
+
+
+def test_the_server_imports_neither_torch_nor_numpy():
+    code = "import sys, elasticrl.runtime.vault.server, elasticrl.runtime.vault.__main__; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert "'torch'" not in done.stdout
+    assert "'numpy'" not in done.stdout
