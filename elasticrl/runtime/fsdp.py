@@ -1,0 +1,261 @@
+"""Strategy `fsdp`: FSDP2 shards the model, and its gradients are summed per lane in the tree's order.
+
+The idea: FSDP2 reduces each unit's gradient at the end of every backward pass, through a reduce-scatter that it lets us
+replace. Ours is an all-to-all that brings every lane's leaf, unsummed, to the rank that owns the slice; the slices are folded
+into the tree there. So what is kept between lanes is sharded, and with lanes dealt round by round (Deal.interleaved) no more
+than the logarithm of their number. All ranks must issue the same collectives: who has fewer lanes plays ghosts, and sends
+nothing for them.
+
+FSDP2 binds a model to one group for good. A new generation therefore builds the model anew, by the same function, and loads
+its shard: what is lost is the object, not the state.
+"""
+
+# ruff: noqa: SLF001 - FSDP2 tells nobody which parameters it reduces together
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
+from elasticrl.runtime.layout import Layout, Piece, up
+from elasticrl.runtime.shard import Shard
+from elasticrl.runtime.strategy import Point, Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed.tensor import DTensor
+
+    from elasticrl.runtime.optim import Rule
+
+IN_FLIGHT = 2  # all-to-alls that a backward pass may be ahead of, on the CPU
+
+
+class _Unit(NamedTuple):
+    """What FSDP2 reduces in one go."""
+
+    name: str
+    module: FSDPModule
+    params: tuple[tuple[str, torch.nn.Parameter], ...]  # the trainable ones, in FSDP2's order
+    place: slice  # in the shard
+
+
+class _Arrival(NamedTuple):
+    """Leaves on their way to us."""
+
+    unit: int
+    work: dist.Work | None
+    leaves: torch.Tensor  # [ranks with a real lane in this round, slice]
+    sent: torch.Tensor  # kept until the work is done
+
+
+class Fsdp(Strategy):
+    """`build(mesh)` returns the model with `fully_shard(..., mesh=mesh)` applied, with the same parameters for every world."""
+
+    def __init__(
+        self,
+        build: Callable[[DeviceMesh], torch.nn.Module],
+        rule_of: Callable[[str], Rule],
+        *,
+        deal: Deal,
+        rank: int,
+        group: dist.ProcessGroup,
+        device: str = "cpu",
+        point: Point = lambda _name: None,
+    ) -> None:
+        super().__init__(deal, rank, group, point)
+        self.model = build(DeviceMesh.from_group(group, device))
+        self._units, layout = _units(self.model, deal.world)
+        kinds = {param.dtype for unit in self._units for _, param in unit.params}
+        if len(kinds) != 1:
+            raise ValueError(f"trainable parameters must be of one dtype, not {sorted(map(str, kinds))}")
+        self._shard = Shard(layout, rank, rule_of, dtype=kinds.pop(), device=torch.device(device))
+        for u, unit in enumerate(self._units):
+            unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
+            unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter
+            unit.module.set_gradient_divide_factor(1.0)  # the sum, and the caller's scale
+            unit.module.set_force_sum_reduction_for_comms(True)
+            unit.module.set_reduce_scatter_unused_params(True, recurse=False)
+        for place, local in self._places():
+            self._shard.state[0, place] = local
+        self._drop()
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the state."""
+        return self._shard
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The passes this rank makes in each update, ghosts among them."""
+        return self.deal.turns(self.rank, ghosts=True)
+
+    def close(self) -> None:
+        """Nothing to take out: the model goes with its group."""
+
+    def _arrived(self, u: int, leaf: torch.Tensor) -> None:
+        """A unit's backward pass is over: its leaf goes out, one slice to each rank."""
+        assert self.group is not None
+        owners = self._owners()
+        part = leaf.numel() // self.deal.world
+        inbox = leaf.new_empty(len(owners), part)
+        comes = [part if rank in owners else 0 for rank in range(self.deal.world)]
+        goes = [part if self.rank in owners else 0] * self.deal.world
+        sent = leaf if self.rank in owners else leaf[:0]
+        self._count(u)
+        work = dist.all_to_all_single(inbox.view(-1), sent, comes, goes, group=self.group, async_op=True)
+        self._arrivals.append(_Arrival(unit=u, work=work, leaves=inbox, sent=sent))
+        # On a GPU the stream orders everything and waiting costs the host nothing; here waiting would stop the backward pass.
+        while len(self._arrivals) > (IN_FLIGHT if leaf.device.type == "cpu" else 0):
+            self._fold(self._arrivals.popleft())
+
+    def _alone(self, u: int, leaf: torch.Tensor) -> None:
+        if self.deal.world == 1:
+            self._count(u)
+            self._fold(_Arrival(unit=u, work=None, leaves=leaf.unsqueeze(0), sent=leaf))
+
+    def _count(self, u: int) -> None:
+        if self.turn is None:
+            raise RuntimeError(
+                "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
+            )
+        if u in self._seen:
+            raise RuntimeError(
+                f"unit '{self._units[u].name}' was reduced twice in lane {self.turn.lane}; "
+                "a lane is one forward and one backward pass: take more lanes instead"
+            )
+        self._seen.add(u)
+
+    def _fold(self, arrival: _Arrival) -> None:
+        """Adds the round's leaves to the tree."""
+        if arrival.work is not None:
+            arrival.work.wait()
+        fold = self._folds[arrival.unit]
+        for rank, leaf in zip(self._owners(), arrival.leaves, strict=True):
+            lane = self.deal.carried[rank][len(self._done)]
+            fold.put(Node(lane, lane + 1), leaf)
+        if list(fold.parts) == [(0, self.deal.lanes)]:
+            self._shard.grad[self._units[arrival.unit].place] = fold.total()
+            fold.parts.clear()
+        elif self.deal.world > 1:
+            # A sum that lives on in one of many leaves' rows would keep them all in memory.
+            mine = {node for node, part in fold.parts.items() if _within(part, arrival.leaves)}
+            if 2 * len(mine) <= len(arrival.leaves):
+                fold.parts.update({node: fold.parts[node].clone() for node in mine})
+
+    def _owners(self) -> list[int]:
+        """The ranks that have a real lane in the present round."""
+        return [rank for rank, mine in enumerate(self.deal.carried) if len(self._done) < len(mine)]
+
+    def _finish(self, turn: Turn) -> None:
+        while self._arrivals:
+            self._fold(self._arrivals.popleft())
+        missing = [unit.name for u, unit in enumerate(self._units) if u not in self._seen]
+        if missing:
+            raise RuntimeError(
+                f"unit '{missing[0]}' had no backward pass in lane {turn.lane}; every lane runs every unit once"
+            )
+        self._seen.clear()
+        for unit in self._units:
+            for _, param in unit.params:
+                param.grad = None
+
+    def _reduce(self) -> None:
+        self.point("reduce")  # the reducing itself was done lane by lane
+        self._drop()
+
+    def _drop(self) -> None:
+        self._folds = [Fold[torch.Tensor](self.deal.lanes, torch.Tensor.add_) for _ in self._units]
+        self._arrivals: deque[_Arrival] = deque()
+        self._seen: set[int] = set()
+        for unit in self._units:
+            for _, param in unit.params:
+                param.grad = None
+
+    def _publish(self, params: torch.Tensor) -> None:
+        self.point("gather")  # the gathering itself is the next forward pass's
+        for unit in self._units:
+            unit.module.reshard()  # or a unit that is still gathered would go on computing with the old version
+        for place, local in self._places():
+            local.copy_(params[place])
+
+    def _places(self) -> list[tuple[slice, torch.Tensor]]:
+        """Where each of this rank's pieces lies: in the shard, and in FSDP2's own memory."""
+        pieces = {piece.name: piece for piece in self._shard.pieces}
+        found: list[tuple[slice, torch.Tensor]] = []
+        for unit in self._units:
+            for name, param in unit.params:
+                if name in pieces:
+                    found.append((pieces[name].there, cast("DTensor", param)._local_tensor.detach().view(-1)))
+        return found
+
+
+class _Leaves(ReduceScatter):
+    """Hands FSDP2's reduce-scatter input to us. Its output is never looked at."""
+
+    def __init__(self, arrived: Callable[[torch.Tensor], None]) -> None:
+        self._arrived = arrived
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        del group, op, async_op
+        output_tensor.zero_()
+        self._arrived(input_tensor)
+
+
+def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
+    """FSDP2's units and where each rank's slices lie. FSDP2 cuts every parameter along its first dimension into `world` chunks
+    of equal height, the last ones shorter or empty, and a unit's slice is its parameters' chunks, padded, one after the other.
+    """
+    names = {id(param): name for name, param in model.named_parameters()}
+    units: list[_Unit] = []
+    ranks: list[list[Piece]] = [[] for _ in range(world)]
+    at = 0
+    for name, module, sharded in _groups(model):
+        mine = tuple((names[id(param)], param) for param in sharded if param.requires_grad)
+        if not mine:
+            continue
+        begin = at
+        for param_name, param in mine:
+            shape = tuple(param.shape)
+            height, row = -(-shape[0] // world), prod(shape[1:])
+            for rank in range(world):
+                start, stop = min(rank * height, shape[0]) * row, min((rank + 1) * height, shape[0]) * row
+                if start < stop:
+                    ranks[rank].append(Piece(name=param_name, shape=shape, start=start, stop=stop, at=at))
+            at += height * row
+        units.append(_Unit(name=name or "the root", module=module, params=mine, place=slice(begin, at)))
+        at = up(at)
+    return units, Layout(size=at, pieces=tuple(tuple(mine) for mine in ranks))
+
+
+def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[torch.nn.Parameter]]]:
+    """What FSDP2 keeps to itself: (name, module, parameters) of each unit. Modules sharded together are one unit."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                if id(group) not in seen:
+                    seen.add(id(group))
+                    yield name, module, [param.sharded_param for param in group.fsdp_params]
+
+
+def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:
+    return part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -1,0 +1,357 @@
+"""The process group of one generation, which can be left at any moment, whatever a peer does.
+
+The idea: nobody blocks in torch. Every wait for a gloo collective is a loop of short waits (`Work.wait` with a timeout
+leaves the work as it was), and between two of them a flag is looked at that any thread may set. A wait that is given up is
+`Interrupted`; its work, with the tensors that a late peer might still write to, is kept aside until gloo lets go of it, so
+whoever was interrupted must go on with fresh buffers. NCCL has an abort of its own; there the flag calls that.
+
+    gang = form(generation=14, rank=0, world=2, store=store)   # the default group, for everything in torch
+    gang.interrupt("n03/1 died (lease)")                       # from a watcher's thread
+    gang.leave()                                               # in place; then form() the next one
+
+Errors: GangError (a RuntimeError) is what ends a collective: Interrupted by our own decision, or Broken by a peer.
+"""
+
+# ruff: noqa: SLF001 - a group of our own needs names that torch keeps private; test_group notices when they change
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+
+SLICE = timedelta(milliseconds=20)  # the longest that a decision to leave goes unnoticed
+BACKEND = "elastic"
+POINT_TO_POINT = ("send", "recv", "recv_anysource")
+GLOO_SAYS_NOT_YET = "Operation timed out!"  # what Work.wait(timeout) raises while the work goes on undisturbed
+
+
+class GangError(RuntimeError):
+    """A collective of this generation will not complete; the process and its state are fine."""
+
+
+class Interrupted(GangError):
+    """We were told to leave while waiting."""
+
+
+class Broken(GangError):
+    """A peer's connection ended, or the group's timeout passed. What gloo said is in the message."""
+
+
+class Interrupt:
+    """The flag. Any thread may set it; it stays set, since a generation is left only once."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def set(self, reason: str) -> None:
+        """The first reason stands."""
+        self.reason = self.reason or reason
+
+    def check(self, doing: str) -> None:
+        """Raises Interrupted if the flag is set."""
+        if self.reason is not None:
+            raise Interrupted(f"{doing} was given up: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The newest collective of a rank, for its beat. Of two ranks the one with the lower number holds the other up; the same
+    number with another `op` means that they have parted ways.
+
+    Example: Collective(number=88412, op="allreduce", waiting=True)
+    """
+
+    number: int
+    op: str
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """One generation, as seen by one of its ranks. Its group is torch's default group.
+
+    Example: Gang(generation=14, rank=0, world=2, backend="elastic", flag=Interrupt())
+    """
+
+    generation: int
+    rank: int
+    world: int
+    backend: str
+    flag: Interrupt
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group, for those who want it handed to them."""
+        return c10d._get_default_group()
+
+    @property
+    def collective(self) -> Collective | None:
+        """What this rank is at; None where the backend is not ours to ask."""
+        group = dist.group.WORLD
+        return group.collective if isinstance(group, ElasticGroup) else None
+
+    def interrupt(self, reason: str) -> None:
+        """Ends this rank's collectives, now and from now on, with Interrupted. From any thread, any number of times."""
+        first = self.flag.reason is None
+        self.flag.set(reason)
+        if self.backend == "nccl" and first and dist.is_initialized():
+            # A kernel that waits on the GPU looks at no flag: NCCL has to be told. The waiting thread then gets NCCL's error.
+            c10d._abort_process_group()
+
+    def leave(self) -> None:
+        """Destroys the group at once, stuck or not: the peers' waits end when its sockets close."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.flag.set(f"generation {self.generation} was left")
+
+
+def form(
+    *,
+    generation: int,
+    rank: int,
+    world: int,
+    store: Store,
+    backend: Literal["elastic", "nccl"] = "elastic",
+    form_s: float = 30.0,
+    timeout_s: float = 1800.0,
+    flag: Interrupt | None = None,
+) -> Gang:
+    """Joins a generation's group and makes it torch's default group.
+
+    The store must outlive the workers (a daemon's or the plan's), since rank 0 may be the one that dies. Pass `flag` to be
+    able to interrupt the forming too: a peer of the plan may die before it gets here.
+    """
+    global _live  # noqa: PLW0603 - torch's default group is one per process, and so is this
+    assert not dist.is_initialized(), "leave() the old generation before forming the next"
+    gang = Gang(generation=generation, rank=rank, world=world, backend=backend, flag=flag or Interrupt())
+    _live = gang.flag
+    doing = f"forming generation {generation} ({world} ranks)"
+    gang.flag.check(doing)
+    try:
+        dist.init_process_group(
+            backend,
+            store=c10d.PrefixStore(f"g{generation}/", store),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=form_s),
+        )
+    except GangError:
+        raise
+    except (RuntimeError, ValueError) as error:  # torch's DistError and gloo's exceptions are RuntimeErrors
+        raise Broken(f"{doing} failed after at most {form_s:g} s: {error}") from error
+    gang.group.set_timeout(timedelta(seconds=timeout_s))
+    return gang
+
+
+_live = Interrupt()
+
+
+class Wait(dist.Work):
+    """A gloo work whose wait can be interrupted."""
+
+    def __init__(self, inner: dist.Work, doing: str, flag: Interrupt, *, sliced: bool) -> None:
+        super().__init__()
+        self._inner, self._doing, self._flag, self._sliced = inner, doing, flag, sliced
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """True when done. Without a timeout, gloo's own (the group's) ends it."""
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        while True:
+            try:
+                if self._sliced:
+                    return self._inner.wait(SLICE)
+                return _bounded(self._inner.wait, self._flag)
+            except RuntimeError as error:
+                # When we leave, the others' connections break: then our decision is the cause, not what gloo says of it.
+                self._flag.check(self._doing)
+                if GLOO_SAYS_NOT_YET not in str(error):
+                    self._flag.set(f"a peer broke {self._doing}")  # no use in waiting for this generation's other works
+                    raise Broken(f"{self._doing} was broken by a peer: {error}") from error
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self._doing} is still going on after {timeout}")
+
+    def is_completed(self) -> bool:
+        """As torch's."""
+        return self._inner.is_completed()
+
+    def is_success(self) -> bool:
+        """As torch's."""
+        return self._inner.is_success()
+
+    def exception(self) -> Any:
+        """As torch's."""
+        return self._inner.exception()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """As torch's; waiting for it cannot be interrupted."""
+        return self._inner.get_future()
+
+    def result(self) -> list[torch.Tensor]:
+        """As torch's."""
+        return self._inner.result()
+
+    def synchronize(self) -> None:
+        """As wait()."""
+        self.wait()
+
+
+class ElasticGroup(dist.ProcessGroup):
+    """Gloo behind interruptible waits; c10d, FSDP2, DTensor and DCP use it like any other group."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg] # the stubs know only one of its constructors
+        self._flag = flag
+        self._pending: list[dist.Work] = []
+        self._number, self._op = 0, "none"
+        self._name = self._desc = ""
+        self._gloo: dist.ProcessGroup | None = _bounded(lambda: _gloo(store, rank, size, timeout), flag)
+
+    @property
+    def collective(self) -> Collective:
+        """What this rank is at."""
+        waiting = any(not work.is_completed() for work in self._pending)
+        return Collective(number=self._number, op=self._op, waiting=waiting)
+
+    def _run(self, op: str, *args: Any, **options: Any) -> Wait:
+        self._flag.check(op)
+        assert self._gloo is not None, f"{op} on a group that was left"
+        self._pending = [work for work in self._pending if not work.is_completed()]
+        self._number, self._op = self._number + 1, op
+        doing = f"{op} {self._number} of rank {self.rank()}"
+        try:
+            work = getattr(self._gloo, op)(*args, **options)
+        except RuntimeError as error:  # a connection known to be gone may refuse at once
+            raise Broken(f"{doing} could not start: {error}") from error
+        if op in POINT_TO_POINT:  # a timed-out wait for one of these closes the connection: it is waited for as a whole
+            return Wait(work, doing, self._flag, sliced=False)
+        self._pending.append(work)
+        return Wait(work, doing, self._flag, sliced=True)
+
+    def shutdown(self) -> None:
+        """Lets go of gloo, so that the peers' waits end. Where it is stuck, a thread waits for it in our place."""
+        held: list[Any] = [self._gloo, *self._pending]
+        clean = self._flag.reason is None and not self.collective.waiting
+        self._pending, self._gloo = [], None
+        if not clean:
+            # gloo's destructor joins its threads (without the GIL): 20 ms after a peer's death, and until the group's
+            # timeout where one is stuck. Neither is worth waiting for.
+            threading.Thread(target=held.clear, name="elasticrl-reaper", daemon=True).start()
+
+    abort = shutdown
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Gloo's own limit of a collective."""
+        assert self._gloo is not None
+        self._gloo.set_timeout(timeout)
+
+    # torch asks a group for its names by these, in Python and, by the second spelling, from compiled code.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name, for compiled code."""
+        return self._name
+
+    group_name = property(getGroupName)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The description, for compiled code."""
+        return self._desc
+
+    group_desc = property(getGroupDesc)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The backend, for compiled code."""
+        return BACKEND
+
+
+# What torch calls on a group. 2.13 renamed some; the old names are still called from compiled code.
+COLLECTIVES = [
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "allgather",
+    "allgather_coalesced",
+    "reduce_scatter",
+    "alltoall",
+    "send",
+    "recv",
+    "recv_anysource",
+    "all_gather_single",
+    "_allgather_base",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "alltoall_base",
+]
+
+
+def _forward(op: str) -> Callable[..., Wait]:
+    def run(self: ElasticGroup, *args: Any, **options: Any) -> Wait:
+        return self._run(op, *args, **options)
+
+    return run
+
+
+for _op in COLLECTIVES:
+    setattr(ElasticGroup, _op, _forward(_op))
+
+
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """A plain group over gloo, connected to every peer. Wrapped once more, since only a ProcessGroup has all collectives."""
+    backend = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    backend._set_sequence_number_for_group()
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def _bounded(make: Callable[[], T], flag: Interrupt) -> T:
+    """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done."""
+    made: list[T] = []
+    failed: list[Exception] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except Exception as error:  # noqa: BLE001 - raised again, in the thread that asked
+            failed.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="elasticrl-form", daemon=True).start()
+    while not done.wait(SLICE.total_seconds()):
+        flag.check("forming the group")
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+dist.Backend.register_backend(
+    BACKEND, lambda store, rank, size, timeout: ElasticGroup(store, rank, size, timeout, _live), devices=["cpu"]
+)

@@ -1,0 +1,267 @@
+"""Strategy `replicated`: every rank holds all parameters and a shard of the optimizer's state.
+
+The idea: gradients never leave flat buckets. A backward pass leaves each lane's gradient in a bucket row; rows of sibling lanes
+are added as soon as both are there, in place, so a rank keeps only the whole subtrees of its lanes. Each such row is cut in
+`world` parts and goes out as it is in one all-to-all, while the backward pass is still busy with the next bucket. A rank gets
+its own part of every subtree in the gang, finishes the tree, and after the update one all-gather per bucket brings the
+parameters together, straight into the memory that the model computes with.
+
+With the lanes dealt evenly this moves the bytes of a reduce-scatter and an all-gather, which is what an all-reduce moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
+from elasticrl.runtime.layout import UNIT, buckets, striped, up
+from elasticrl.runtime.shard import Shard
+from elasticrl.runtime.strategy import Point, Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from elasticrl.runtime.optim import Rule
+    from elasticrl.runtime.scalars import Tally
+
+BUCKET_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class _Filling:
+    """One bucket in one update: the subtrees added up so far, and the row that the present lane's gradient goes to."""
+
+    fold: Fold[torch.Tensor]
+    node: Node | None = None
+    row: torch.Tensor | None = None
+    fresh: bool = True  # the row has no lane in it yet: copy, don't add
+    missing: set[int] = field(default_factory=set)  # parameters whose gradient is still to come
+
+
+class Replicated(Strategy):
+    """The parameters of `model` are moved into flat memory, and stay there; the model is otherwise untouched.
+
+    A lane is one backward pass: whoever wants smaller ones takes more lanes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rule_of: Callable[[str], Rule],
+        *,
+        deal: Deal,
+        rank: int = 0,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        point: Point = lambda _name: None,
+    ) -> None:
+        super().__init__(deal, rank, group, point)
+        # Backward passes finish the last layers first, so those fill the first bucket.
+        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad][::-1]
+        kinds = {(param.dtype, param.device) for _, param in named}
+        if len(kinds) != 1:
+            raise ValueError(f"trainable parameters must be of one dtype on one device, not {sorted(map(str, kinds))}")
+        (dtype, device) = kinds.pop()
+        norms = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
+        if norms:
+            raise ValueError(f"{norms[0]} keeps running statistics, which no lane owns; use LayerNorm or GroupNorm")
+        self.params = [param for _, param in named]
+        self.buckets = buckets([(name, tuple(p.shape)) for name, p in named], bucket_bytes // dtype.itemsize)
+        self._shard = Shard(striped(self.buckets, deal.world), rank, rule_of, dtype=dtype, device=device)
+        self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
+        self._flat = [self._row(i) for i in range(len(self.buckets))]
+        self._adopt(dict(named))
+        self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
+        self._first = [sum(len(x.params) for x in self.buckets[:b]) for b in range(len(self.buckets))]
+        self._hooks: list[RemovableHandle] = [
+            param.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
+            for i, param in enumerate(self.params)
+        ]
+        self._subtrees = [deal.subtrees(r) for r in range(deal.world)]
+        self._waves = max(len(mine) for mine in self._subtrees)
+        # All subtrees of the gang in the order they arrive here: wave by wave, in a wave by rank.
+        self._arrivals = [[mine[j] for mine in self._subtrees if j < len(mine)] for j in range(self._waves)]
+        self._nothing = torch.empty(0, dtype=dtype, device=device)
+        self._inbox = [
+            torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=device) for part in self._parts
+        ]
+        self._drop()
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the state."""
+        return self._shard
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The passes this rank makes in each update."""
+        return self.deal.turns(self.rank, ghosts=False)  # a forward pass here needs nobody else: no ghosts
+
+    def replica(self) -> int:
+        """A digest of the parameters that this rank computes with; all ranks' should be equal at any sealed version."""
+        from elasticrl.runtime.digest import MASK, digest_of
+
+        each = zip(self.params, (name for bucket in self.buckets for name, _, _ in bucket.params), strict=True)
+        return sum(digest_of(param.detach().view(-1), 0, "param", name) for param, name in each) & MASK
+
+    def close(self) -> None:
+        """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _row(self, bucket: int) -> torch.Tensor:
+        """A bucket's row of memory. Zeros, since padding is sent and added too."""
+        return torch.zeros(
+            self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self._shard.grad.device
+        )
+
+    def _adopt(self, named: dict[str, torch.nn.Parameter]) -> None:
+        """Moves the parameters' values into the flat rows and this rank's shard."""
+        at = 0
+        for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
+            for name, shape, begin in bucket.params:
+                place = flat[begin : begin + prod(shape)]
+                place.copy_(named[name].detach().reshape(-1))
+                named[name].data = place.view(shape)
+            self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
+            at += part
+
+    # Phase one, lane by lane.
+
+    def begin(self, turn: Turn) -> Tally:
+        """As Strategy.begin."""
+        tally = super().begin(turn)
+        for b, filling in enumerate(self._filling):
+            filling.node, row = filling.fold.take(turn.lane)
+            filling.fresh = row is None
+            filling.row = row if row is not None else self._spare[b].pop() if self._spare[b] else self._row(b)
+            filling.missing = set(range(self._first[b], self._first[b] + len(self.buckets[b].params)))
+        return tally
+
+    def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
+        """Autograd has this parameter's gradient for this pass."""
+        if self.turn is None:
+            raise RuntimeError(
+                "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
+            )
+        if i not in self._filling[self._index[i][0]].missing:
+            raise RuntimeError(
+                f"lane {self.turn.lane} ran backward twice; a lane is one backward pass: take more lanes instead"
+            )
+        assert param.grad is not None
+        self._collect(i, param.grad)
+        param.grad = None
+
+    def _collect(self, i: int, grad: torch.Tensor | None) -> None:
+        b, j = self._index[i]
+        filling = self._filling[b]
+        _, shape, begin = self.buckets[b].params[j]
+        assert filling.row is not None
+        place = filling.row[begin : begin + prod(shape)].view(shape)
+        if filling.fresh:
+            place.zero_() if grad is None else place.copy_(grad)
+        else:  # an absent gradient is added as zero, not skipped: it would be, had the lane come from another rank
+            place.add_(0.0 if grad is None else grad)
+        filling.missing.discard(i)
+        if not filling.missing:
+            self._complete(b)
+
+    def _complete(self, b: int) -> None:
+        """The bucket has all of this lane. Sibling subtrees join; one that nobody here can add to is ready to go."""
+        filling = self._filling[b]
+        assert filling.row is not None
+        assert filling.node is not None
+        filling.fold.put(filling.node, filling.row)
+        filling.row = None
+        self._send()
+
+    def _join(self, b: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        self._spare[b].append(right)
+        return left.add_(right)
+
+    def _finish(self, turn: Turn) -> None:
+        for b, filling in enumerate(self._filling):
+            for i in sorted(filling.missing):
+                self._collect(i, None)  # a parameter that this lane had no use for
+            assert filling.row is None, f"bucket {b} of lane {turn.lane}"
+
+    def _send(self) -> None:
+        """Starts every all-to-all whose turn it is and whose rows are ready. All ranks start them in the same order: wave by
+        wave, in a wave bucket by bucket.
+        """
+        if self.group is None:
+            return
+        mine = self._subtrees[self.rank]
+        while self._sent < self._waves * len(self.buckets):
+            wave, b = divmod(self._sent, len(self.buckets))
+            row = self._filling[b].fold.parts.get(mine[wave]) if wave < len(mine) else self._nothing
+            if row is None:
+                return
+            part = self._parts[b]
+            before = sum(map(len, self._arrivals[:wave]))
+            inbox = self._inbox[b][before : before + len(self._arrivals[wave])]
+            comes = [part if wave < len(theirs) else 0 for theirs in self._subtrees]
+            goes = [part if wave < len(mine) else 0] * self.deal.world
+            self._works.append(
+                dist.all_to_all_single(inbox.view(-1), row, comes, goes, group=self.group, async_op=True)
+            )
+            self._sent += 1
+
+    def _reduce(self) -> None:
+        """Waits for what the gang sent, and finishes the tree for this rank's part of each bucket."""
+        at = 0
+        for b, part in enumerate(self._parts):
+            grad = self._shard.grad[at : at + part]
+            at += part
+            filling = self._filling[b]
+            if b == len(self.buckets) // 2:
+                self.point("reduce")
+            if self.group is None:
+                grad.copy_(filling.fold.total())
+            else:
+                for wave in range(self._waves):
+                    self._works[wave * len(self.buckets) + b].wait()
+                fold = Fold[torch.Tensor](self.deal.lanes, torch.Tensor.add_)
+                for node, row in zip((n for wave in self._arrivals for n in wave), self._inbox[b], strict=True):
+                    fold.put(node, row)
+                grad.copy_(fold.total())
+            self._spare[b] += filling.fold.parts.values()
+        self._start()
+
+    def _drop(self) -> None:
+        # Fresh memory for everything a peer might still write to or read from.
+        self._spare: list[list[torch.Tensor]] = [[] for _ in self.buckets]
+        self._inbox = [torch.empty_like(inbox) for inbox in self._inbox]
+        for param in self.params:
+            param.grad = None
+        self._start()
+
+    def _start(self) -> None:
+        self._filling = [_Filling(Fold(self.deal.lanes, partial(self._join, b))) for b in range(len(self.buckets))]
+        self._works: list[dist.Work] = []
+        self._sent = 0
+
+    # Phase two.
+
+    def _publish(self, params: torch.Tensor) -> None:
+        at = 0
+        works: list[dist.Work] = []
+        for b, (flat, part) in enumerate(zip(self._flat, self._parts, strict=True)):
+            mine = params[at : at + part]
+            at += part
+            if b == len(self._flat) // 2:
+                self.point("gather")
+            if self.group is None:
+                flat.copy_(mine)
+            else:
+                works.append(dist.all_gather_single(flat, mine, group=self.group, async_op=True))
+        for work in works:
+            work.wait()

@@ -1,0 +1,120 @@
+"""Global scalars (token counts, losses, means and variances) that come out the same for any number of workers.
+
+The idea: a scalar belongs to a lane, as a gradient does. Each lane tallies its own in float64, every rank learns every
+lane's tally (they are a few numbers), and all fold them over the same tree of lanes. A ghost's tally is never asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticrl.runtime.lanes import Fold, Node
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Count, mean and sum of squared deviations: mergeable, and exact where a sum of squares would cancel.
+
+    Example: Moments(count=3, mean=2.0, m2=2.0)  # of 1, 2, 3
+    """
+
+    count: float = 0.0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    @classmethod
+    def of(cls, values: torch.Tensor | Sequence[float], mask: torch.Tensor | None = None) -> Moments:
+        """Of one lane's values; where a mask is given, of those under it. A tensor of any shape."""
+        if isinstance(values, Sequence):
+            numbers: list[float] = [float(value) for value in values]
+            count, total = float(len(numbers)), math.fsum(numbers)
+            mean = total / count if count else 0.0
+            return cls(count=count, mean=mean, m2=math.fsum((value - mean) ** 2 for value in numbers))
+        x = values.detach().double()
+        if mask is not None:  # multiplied, not selected: the shapes and so the order of summation stay fixed
+            weight = mask.double()
+            count = weight.sum().item()
+            mean = (x * weight).sum().item() / count if count else 0.0
+            return cls(count=count, mean=mean, m2=((x - mean).square() * weight).sum().item())
+        mean = x.mean().item() if x.numel() else 0.0
+        return cls(count=float(x.numel()), mean=mean, m2=(x - mean).square().sum().item())
+
+    def __add__(self, other: Moments) -> Moments:
+        """Of both sets (Chan's formula)."""
+        count = self.count + other.count
+        if count == 0:
+            return Moments()
+        delta = other.mean - self.mean
+        return Moments(
+            count=count,
+            mean=self.mean + delta * (other.count / count),
+            m2=self.m2 + other.m2 + delta * delta * (self.count * other.count / count),
+        )
+
+    def var(self, *, unbiased: bool = False) -> float:
+        """The variance; 0 where there are too few values for one."""
+        count = self.count - 1 if unbiased else self.count
+        return self.m2 / count if count > 0 else 0.0
+
+    def std(self, *, unbiased: bool = False) -> float:
+        """The standard deviation."""
+        return math.sqrt(self.var(unbiased=unbiased))
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one lane has to say. Names must be the same in all lanes.
+
+    Example: tally = Tally(); tally.add(tokens=512, loss=3.2); tally.spread("advantage", advantages, mask)
+    """
+
+    sums: dict[str, float] = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+
+    def add(self, **values: float) -> None:
+        """Adds to sums by name."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def spread(self, name: str, values: torch.Tensor | Sequence[float], mask: torch.Tensor | None = None) -> None:
+        """Adds values to those whose mean and variance are asked for."""
+        self.moments[name] = self.moments.get(name, Moments()) + Moments.of(values, mask)
+
+    def row(self) -> list[float]:
+        """As plain numbers, in the order of the names."""
+        row = [self.sums[name] for name in sorted(self.sums)]
+        for name in sorted(self.moments):
+            row += (self.moments[name].count, self.moments[name].mean, self.moments[name].m2)
+        return row
+
+    def like(self, row: Iterable[float]) -> Tally:
+        """Another lane's row, with this one's names."""
+        numbers = iter(row)
+        sums = {name: next(numbers) for name in sorted(self.sums)}
+        return Tally(
+            sums, {n: Moments(count=next(numbers), mean=next(numbers), m2=next(numbers)) for n in sorted(self.moments)}
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        """Of both lanes."""
+        assert self.sums.keys() == other.sums.keys(), "lanes tally alike"
+        assert self.moments.keys() == other.moments.keys(), "lanes tally alike"
+        return Tally(
+            {name: value + other.sums[name] for name, value in self.sums.items()},
+            {name: value + other.moments[name] for name, value in self.moments.items()},
+        )
+
+
+def total(tallies: Mapping[int, Tally], lanes: int) -> Tally:
+    """The whole batch's tally from all lanes', along the tree."""
+    assert sorted(tallies) == list(range(lanes)), f"tallies of lanes {sorted(tallies)} out of {lanes}"
+    fold = Fold[Tally](lanes, lambda left, right: left + right)
+    for lane in sorted(tallies):
+        fold.put(Node(lane, lane + 1), tallies[lane])
+    return fold.total()

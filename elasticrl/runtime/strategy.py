@@ -1,0 +1,250 @@
+"""One optimizer update in two phases, the same for every way of spreading a model over ranks.
+
+The idea: an update is `reduce`, vote, `apply`, `publish`, `seal`. Up to the vote no rank has changed anything; the vote is the
+exchange of the gradient norm's parts, which nobody can finish before all have reduced. After it every rank writes the next
+version beside the present one and publishes the new parameters; the present version stays until `seal`. So at any instant
+the gang can go back to the newest version that is whole everywhere, whoever died where.
+
+    for turn in strategy.turns:
+        strategy.begin(turn); loss(turn).backward(); strategy.done()
+    result = strategy.update(max_norm=1.0)
+
+How gradients become this rank's shard of their sum, and how parameters get back into the model, is the subclasses' part.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from elasticrl.runtime.digest import MASK, Digest
+from elasticrl.runtime.scalars import Tally, total
+
+if TYPE_CHECKING:
+    from elasticrl.runtime.lanes import Deal, Turn
+    from elasticrl.runtime.shard import Shard
+
+# Where a chaos test may stop a rank, in the order they are passed. "reduce", "apply" and "gather" are in the middle of it.
+POINTS = (
+    "before_reduce",
+    "reduce",
+    "after_reduce",
+    "before_apply",
+    "apply",
+    "after_apply",
+    "before_gather",
+    "gather",
+    "after_gather",
+    "before_seal",
+)
+Point = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """What all ranks agree on when everything is reduced and nothing is applied.
+
+    Example: Reduced(norm=3.72, tally=Tally(sums={"tokens": 4096.0}))
+    """
+
+    norm: float  # of the summed gradient, before any scale
+    tally: Tally  # of all lanes; empty if no lane tallied anything
+
+
+class Strategy(ABC):
+    """The common part. `group` is None for a world of one."""
+
+    def __init__(self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point) -> None:
+        assert (group is None and deal.world == 1) or (group is not None and group.size() == deal.world), deal
+        self.deal, self.rank, self.group, self.point = deal, rank, group, point
+        self.turn: Turn | None = None
+        self._tallies: dict[int, Tally] = {}
+        self._done: list[int] = []
+        self._reduced: Reduced | None = None
+        self._published = True
+
+    @property
+    @abstractmethod
+    def shard(self) -> Shard:
+        """This rank's part of the state."""
+
+    @property
+    @abstractmethod
+    def turns(self) -> tuple[Turn, ...]:
+        """The passes this rank makes in each update."""
+
+    def begin(self, turn: Turn) -> Tally:
+        """The backward pass that follows belongs to this lane. Returns the lane's tally, to be filled in."""
+        assert self.turn is None, f"lane {self.turn} is not done"
+        expected = self.turns[len(self._done)] if len(self._done) < len(self.turns) else None
+        assert turn == expected, f"the next turn of rank {self.rank} is {expected}, not {turn}"
+        self.turn = turn
+        tally = Tally()
+        if not turn.ghost:
+            self._tallies[turn.lane] = tally
+        return tally
+
+    def done(self) -> None:
+        """The lane's gradient is complete."""
+        assert self.turn is not None, "done() without begin()"
+        self._finish(self.turn)
+        self._done.append(self.turn.lane)
+        self.turn = None
+
+    def forget(self) -> None:
+        """Drops what was accumulated for an update that will be made again from its start."""
+        self.turn, self._reduced = None, None
+        self._done, self._tallies = [], {}
+        self._drop()
+
+    def reduce(self) -> Reduced:
+        """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything."""
+        assert len(self._done) == len(self.turns), f"{len(self._done)} of {len(self.turns)} lanes are done"
+        assert not self.shard.applied, "the last update was neither sealed nor rolled back"
+        self.point("before_reduce")
+        self._reduce()
+        self.point("after_reduce")
+        self._reduced = self._vote()
+        self._done, self._tallies = [], {}
+        return self._reduced
+
+    def apply(self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0) -> float:
+        """Phase two: writes this rank's shard of the next version. The gradient is the lanes' sum times `scale`, clipped to
+        `max_norm`. Returns the factor that was used.
+        """
+        assert self._reduced is not None, "apply() comes after reduce()"
+        factor = scale * clip(self._reduced.norm * abs(scale), max_norm)
+        self.point("before_apply")
+        self.shard.apply(scale=factor, lr_factor=lr_factor, halfway=lambda: self.point("apply"))
+        self._reduced = None
+        self._published = False
+        self.point("after_apply")
+        return factor
+
+    def publish(self) -> None:
+        """Puts the newest parameters, applied or loaded, into the model on every rank. Collective."""
+        self.point("before_gather")
+        self._publish((self.shard.next if self.shard.applied else self.shard.state)[0])
+        self._published = True
+        self.point("after_gather")
+
+    def seal(self) -> None:
+        """The update is whole and copied on all ranks: from here on there is no way back before it. For the caller to know."""
+        self.point("before_seal")
+        self.shard.seal()
+
+    def roll_back(self) -> None:
+        """Back to the last sealed version, on this rank. The model has it again after `publish` (over a group that works)."""
+        self.shard.roll_back()
+        self.forget()
+        self._published = False
+
+    def update(
+        self,
+        *,
+        scale: float = 1.0,
+        max_norm: float | None = None,
+        lr_factor: float = 1.0,
+        seal: bool = True,
+    ) -> Reduced:
+        """All of it. With seal=False the caller seals, when the last copy of every shard is there."""
+        reduced = self.reduce()
+        self.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+        self.publish()
+        if seal:
+            self.seal()
+        return reduced
+
+    def digest(self) -> Digest:
+        """Of the newest version, over all ranks. Collective."""
+        mine = self.shard.digest()
+        rows = torch.tensor(
+            [_signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.shard.grad.device
+        )
+        everyone = gather(rows, [len(rows)] * self.deal.world, self.group)
+        sums = dict.fromkeys(self.shard.rows, 0)
+        for theirs in everyone:
+            for row, value in zip(self.shard.rows, theirs.tolist(), strict=True):
+                sums[row] = (sums[row] + value) & MASK
+        return Digest(version=self.shard.version + self.shard.applied, sums=sums)
+
+    def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
+        """The whole batch's tally from this rank's lanes': for scalars that are needed before the backward pass. Collective."""
+        rows = [number for lane in self.deal.carried[self.rank] for number in tallies[lane].row()]
+        mine = torch.tensor(rows, dtype=torch.float64, device=self.shard.grad.device)
+        sample = tallies[self.deal.carried[self.rank][0]]
+        width = len(sample.row())
+        everyone = gather(mine, [len(carried) * width for carried in self.deal.carried], self.group)
+        return self._total(sample, [part.tolist() for part in everyone])
+
+    @abstractmethod
+    def close(self) -> None:
+        """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
+
+    @abstractmethod
+    def _finish(self, turn: Turn) -> None: ...
+
+    @abstractmethod
+    def _drop(self) -> None: ...
+
+    @abstractmethod
+    def _reduce(self) -> None: ...
+
+    @abstractmethod
+    def _publish(self, params: torch.Tensor) -> None: ...
+
+    def _vote(self) -> Reduced:
+        """One exchange: the norm's parts, then the lanes' tallies."""
+        plan = self.shard.sums
+        carried = self.deal.carried
+        sample = self._tallies[carried[self.rank][0]]
+        width = len(sample.row())
+        tallies = [number for lane in carried[self.rank] for number in self._tallies[lane].row()]
+        squares = self.shard.squares()
+        mine = torch.cat([squares, torch.tensor(tallies, dtype=torch.float64, device=squares.device)])
+        lengths = [count + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
+        everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
+        values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]
+        for left, right in plan.adds:
+            values[left] += values[right]
+        norm = math.sqrt(math.fsum(values[root] for root in plan.roots))
+        rows = [part[count:] for part, count in zip(everyone, plan.counts, strict=True)]
+        return Reduced(norm=norm, tally=self._total(sample, rows))
+
+    def _total(self, sample: Tally, rows: list[list[float]]) -> Tally:
+        width = len(sample.row())
+        tallies: dict[int, Tally] = {}
+        for carried, numbers in zip(self.deal.carried, rows, strict=True):
+            for i, lane in enumerate(carried):
+                tallies[lane] = sample.like(numbers[i * width : (i + 1) * width])
+        return total(tallies, self.deal.lanes)
+
+
+def clip(norm: float, max_norm: float | None) -> float:
+    """The factor that brings a gradient of this norm to at most `max_norm`."""
+    if max_norm is None or norm <= max_norm:
+        return 1.0
+    return max_norm / (norm + 1e-6)
+
+
+def gather(mine: torch.Tensor, lengths: list[int], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """Every rank's row of numbers, in rank order; lengths may differ but are known. On the host."""
+    if group is None:
+        return [mine.cpu()]
+    longest = max(lengths)
+    padded = mine.new_zeros(longest)
+    padded[: mine.numel()] = mine
+    everyone = mine.new_empty(longest * len(lengths))
+    dist.all_gather_single(everyone, padded, group=group)
+    rows = everyone.cpu().view(len(lengths), longest)
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

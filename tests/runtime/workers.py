@@ -1,0 +1,109 @@
+"""Worker processes for tests: forked from a server that has imported torch once, so that each costs milliseconds.
+
+`Workers(n)` runs n of them and a store. `run(function, ranks, ...)` calls a module-level function in each as
+`function(rank, world, store, **kwargs)` and returns the results in rank order; a worker that dies meanwhile gives None.
+"""
+
+import multiprocessing
+import os
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+PRELOAD = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "elasticrl.runtime.group",
+    "elasticrl.runtime.replicated",
+    "elasticrl.runtime.fsdp",
+]
+
+
+def _serve(pipe: Connection, port: int | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if port is None:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pipe.send(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        pipe.send(os.getpid())
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            pipe.send((True, function(*args, store, **kwargs)))
+        except BaseException:  # noqa: BLE001 - reported to the test
+            pipe.send((False, traceback.format_exc()))
+
+
+class Workers:
+    def __init__(self, count: int) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        self._all: list[tuple[BaseProcess, Connection]] = []
+        self._port = None
+        self._port = self._answer(self._start())
+        self.pids = [self._answer(i) for i in [self._start() for _ in range(count)]]
+
+    def run(self, function, world: int, *, timeout_s: float = 60.0, ranks=None, **kwargs) -> list:
+        """Ranks 0 .. world-1 by default; `ranks` maps rank -> worker."""
+        chosen = list(ranks) if ranks is not None else list(range(world))
+        for rank, worker in enumerate(chosen):
+            self._all[1 + worker][1].send((function, (rank, world), kwargs))
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, object] = {}
+        while len(answers) < len(chosen):
+            pending = {1 + worker: rank for rank, worker in enumerate(chosen) if rank not in answers}
+            sources = {
+                source: index for index in pending for source in (self._all[index][1], self._all[index][0].sentinel)
+            }
+            ready = wait(list(sources), timeout=max(0.0, deadline - time.monotonic()))
+            assert ready, f"ranks {sorted(pending.values())} have not answered within {timeout_s} s"
+            for index in {sources[source] for source in ready}:
+                answers[pending[index]] = self._result(index)
+        return [answers[rank] for rank in range(len(chosen))]
+
+    def replace(self, worker: int) -> None:
+        """A new process in the place of a dead one."""
+        self._all[1 + worker][0].join(10)
+        fresh = self._start()
+        self._all[1 + worker] = self._all.pop(fresh)
+        self.pids[worker] = self._answer(1 + worker)
+
+    def close(self) -> None:
+        for process, pipe in self._all:
+            pipe.close()
+            process.kill()
+            process.join(10)
+
+    def _start(self) -> int:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, self._port), daemon=True)
+        process.start()
+        theirs.close()
+        self._all.append((process, ours))
+        return len(self._all) - 1
+
+    def _answer(self, index: int):
+        assert self._all[index][1].poll(120), "a worker did not start within 120 s"
+        return self._all[index][1].recv()
+
+    def _result(self, index: int):
+        pipe = self._all[index][1]
+        try:
+            good, value = pipe.recv() if pipe.poll() else (True, None)
+        except EOFError:
+            return None
+        assert good, f"worker {index - 1} failed:\n{value}"
+        return value
