@@ -1,4 +1,4 @@
-"""`elasticrl config check | show | schema`: what a configuration says, and what is wrong with it."""
+"""`elasticrl config check | show | diff | schema`: what a configuration says, and what is wrong with it."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(name="config", help="Check, show and describe configurations.", no_args_is_help=True)
     group.command("check")(check)
     group.command("show")(show)
+    group.command("diff")(diff)
     group.command("schema")(schema)
     app.add_typer(group)
 
@@ -60,6 +61,31 @@ def show(file: File, overrides: Overrides = None, as_json: AsJson = False) -> No
         typer.echo(render.show(loaded.tree, loaded.origins), nl=False)
 
 
+def diff(old: File, new: File, as_json: AsJson = False) -> None:
+    """Print what differs between two configurations, and when each change takes effect."""
+    from dataclasses import asdict
+
+    from elasticrl.config import ConfigError, changes, load
+
+    try:
+        found = changes(load(old), load(new))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.REFUSED) from error
+    if as_json:
+        typer.echo(json.dumps([asdict(change) for change in found], indent=2))
+        return
+    for change in found:
+        typer.echo(f"{change.key}: {change.old} -> {change.new}  # {_EFFECT[change.when]}")
+
+
+_EFFECT = {
+    "live": "on SIGHUP",
+    "restart": "after a restart",
+    "never": "another job: checkpoints of the old one are refused",
+}
+
+
 def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people.")] = False,
 ) -> None:
@@ -71,11 +97,14 @@ def schema(
 
 def _summary(loaded: "Loaded") -> str:
     if loaded.tree is None:
-        count = len(loaded.errors)
-        return f"refused: {loaded.file} has {count} {'mistake' if count == 1 else 'mistakes'}"
+        return f"refused: {loaded.file} has {_count(len(loaded.errors), 'mistake')}"
     tree, members = loaded.tree, loaded.tree.membership
-    advice = f", {len(loaded.findings)} warnings" if loaded.findings else ""
+    advice = f", {_count(len(loaded.findings), 'warning')}" if loaded.findings else ""
     return (
-        f"ok: {loaded.file}: job {tree.job.name}, {members.min_nodes} to {members.max_nodes} nodes with "
-        f"{tree.node.workers} workers each, {tree.lanes.count} lanes{advice}"
+        f"ok: {loaded.file}: job {tree.job.name}, {members.min_nodes} to {_count(members.max_nodes, 'node')} with "
+        f"{_count(tree.node.workers, 'worker')} each, {_count(tree.lanes.count, 'lane')}{advice}"
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -21,7 +21,7 @@ from elasticrl.config.finding import DEFAULT, ConfigError, Finding, Origin, in_o
 from elasticrl.config.relations import RELATIONS, Relation
 from elasticrl.config.section import DURATION_MARK, Leaf, leaves, sections
 from elasticrl.config.source import NULL, STR, Unreadable, compose, flow, line_of, pairs, plain, read_file
-from elasticrl.config.tree import Tree, put
+from elasticrl.config.tree import Tree, put, values
 
 PREFIX = "ELASTICRL__"
 
@@ -290,19 +290,24 @@ class _Sheet:
         )
 
     def broken(self, relation: Relation, tree: Tree) -> Finding:
+        known = values(tree)
         written = [self.origins[key] for key in relation.keys if key in self.origins]
-        silent = [key for key in relation.keys if key not in self.origins]
-        values, remedy = relation.says(tree)
-        if written and silent:
-            values += f"; {_and(silent)} {'is' if len(silent) == 1 else 'are'} not set"
+        silent = [key for key in relation.keys if key not in self.origins and _is_number(known[key])]
+        why, remedy = relation.says(tree)
+        if written and 0 < len(silent) <= 3:  # which of the numbers are defaults; a longer list tells nobody anything
+            why += f"; {_and(silent)} {'is' if len(silent) == 1 else 'are'} not set"
         return Finding(
             where=written[0] if written else Origin(source="file", name=self.file),
             key=relation.keys[0],
             rule=relation.rule,
-            values=values,
+            values=why,
             remedy=remedy,
             level=relation.level,
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @cache

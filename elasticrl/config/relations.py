@@ -409,9 +409,10 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write mini_batch: {_multiple(t.ppo.mini_batch, t.lanes.count)}.",
     ),
     Relation(
-        keys=("ppo.batch", "ppo.mini_batch", "job.program"),
+        keys=("ppo.batch", "ppo.mini_batch", "lanes.count", "job.program"),
         rule="must be divisible by mini_batch",
-        broken=lambda t: _ours(t) and t.ppo.batch % t.ppo.mini_batch != 0,
+        # A batch that does not even divide into lanes has its finding already.
+        broken=lambda t: _ours(t) and t.ppo.batch % t.lanes.count == 0 and t.ppo.batch % t.ppo.mini_batch != 0,
         values=lambda t: f"{t.ppo.batch} is not a multiple of {t.ppo.mini_batch}",
         remedy=lambda t: (
             f"Write batch: {_multiple(t.ppo.batch, t.ppo.mini_batch)} or mini_batch: {gcd(t.ppo.batch, t.ppo.mini_batch)}."

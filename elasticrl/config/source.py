@@ -5,6 +5,7 @@ scalars surprise people: `no` is false, `1e-5` is a text, `12:30` is 750. Here a
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,6 +214,8 @@ def flow(value: object) -> str:
         return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_text(value):
         return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}".replace("inf", ".inf").replace("nan", ".nan")
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 

@@ -1,0 +1,188 @@
+"""No dead keys: each key of the schema is read by code outside of `config/`, or waits for a part that is not built yet.
+
+A read is an attribute of that name on something that is known to be that section: named like it (`tree.store.prefix`,
+`store.prefix`), assigned from it (`m = tree.membership`), or annotated with its class (`settings: Membership`). So
+`path.name` does not keep `node.name` alive. Files count that import the configuration; for the keys that `to_core` hands on,
+all files do, because there the core's settings have the same names.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from elasticrl.config.core import RENAMED
+from elasticrl.config.section import leaves, sections
+from elasticrl.config.tree import Tree
+
+PACKAGE = Path(__file__).parents[2] / "elasticrl"
+
+#: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
+WAITING = {
+    "daemon": """telemetry.level telemetry.format""",
+    "store": """store.tls.server_name""",
+    "runtime": """job.seed node.device lanes.bucket lanes.digest vault.every vault.copies vault.dir vault.port
+        vault.timeout vault.window checkpoint.dir checkpoint.shared checkpoint.every checkpoint.keep_last
+        checkpoint.keep_every checkpoint.timeout timeouts.collective model.strategy comm.backend""",
+    "diagnosis": """timeouts.dump timeouts.monitor comm.fallback comm.profile comm.recorder health.sample
+        health.straggler_z health.straggler_steps policy.dead_rank policy.dead_node policy.network
+        policy.fabric policy.desync policy.straggler policy.host_hang policy.oom_gpu policy.oom_host
+        policy.disk policy.gpu_fault policy.config policy.version_mismatch policy.coordinator
+        policy.divergence policy.user_error policy.unknown""",
+    "ppo": """ppo.algorithm ppo.batch ppo.mini_batch ppo.micro_batch ppo.epochs ppo.group ppo.lr ppo.critic_lr
+        ppo.schedule ppo.warmup_steps ppo.betas ppo.eps ppo.weight_decay ppo.max_grad_norm ppo.gamma ppo.lam
+        ppo.whiten ppo.clip_low ppo.clip_high ppo.dual_clip ppo.log_ratio_limit ppo.importance_limit
+        ppo.value_clip ppo.value_coef ppo.entropy_coef ppo.missing_eos_penalty ppo.preference_beta
+        ppo.kl.where ppo.kl.coef ppo.kl.target ppo.kl.horizon ppo.kl.limit model.path model.critic_path
+        model.ref_path model.dtype model.attention model.gradient_checkpointing model.value_head
+        model.zero_stage model.lora.rank model.lora.alpha model.lora.dropout model.lora.targets
+        placement.actor.strategy placement.actor.offload placement.critic.strategy placement.critic.offload
+        placement.ref.strategy placement.ref.offload placement.ref.where placement.reward.strategy
+        placement.reward.offload placement.reward.where reward.function reward.model reward.url
+        reward.timeout reward.retries data.path data.format data.split data.prompt data.chosen data.rejected
+        data.completion data.label data.chat_template data.max_prompt data.shuffle data.workers
+        data.prefetch telemetry.tensorboard telemetry.wandb""",
+    "rollout": """rollout.engine rollout.nodes rollout.max_tokens rollout.temperature rollout.top_p rollout.top_k
+        rollout.overlap rollout.sync_transport rollout.sync_bucket rollout.sync_timeout
+        rollout.start_timeout rollout.health_every rollout.health_timeout
+        rollout.vllm.gpu_memory_utilization rollout.vllm.kv_cache rollout.vllm.tensor_parallel
+        rollout.vllm.max_num_seqs rollout.vllm.chunked_prefill rollout.vllm.prefix_caching
+        rollout.vllm.batch_invariant""",
+}
+
+Read = tuple[str, str]  # section and attribute, as ("membership", "lease_ttl_s")
+
+#: What the core calls the keys that it is handed: job.name is ("settings", "job").
+IN_CORE: dict[str, Read] = {}
+for _name, _key in RENAMED.items():
+    _section, _, _attribute = f"settings.{_name}".rpartition(".")
+    for _leaf in leaves(Tree):
+        if _leaf == _key or _leaf.startswith(f"{_key}."):
+            IN_CORE[_leaf] = (_section.removeprefix("settings."), _attribute)
+for _leaf in leaves(Tree).values():
+    if _leaf.path[0] in {"membership", "recovery", "health", "timeouts"} and _leaf.key not in IN_CORE:
+        IN_CORE[_leaf.key] = (_leaf.path[0], _leaf.attribute)
+
+SECTION_OF_CLASS: dict[str, set[str]] = defaultdict(set)
+for _key, _kind in sections(Tree):
+    SECTION_OF_CLASS[_kind.__name__].add(_key.rpartition(".")[2])
+SECTION_OF_CLASS["Settings"].add("settings")
+SECTIONS = {name for names in SECTION_OF_CLASS.values() for name in names}
+
+
+def reads(tree: ast.AST) -> set[Read]:
+    """All (section, attribute) pairs that this module reads."""
+    aliases = _aliases(tree)
+    found: set[Read] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = _last(node.value)
+            found |= {(section, node.attr) for section in {name, *aliases.get(name, ())} & SECTIONS}
+    return found
+
+
+def _aliases(tree: ast.AST) -> dict[str, set[str]]:
+    """Names for sections in this module, by annotation or assignment; twice, for an alias of an alias."""
+    known: dict[str, set[str]] = defaultdict(set)
+    for name, annotation in _annotated(tree):
+        for word in ast.walk(annotation):
+            text = word.value if isinstance(word, ast.Constant) else _last(word)
+            known[name] |= SECTION_OF_CLASS.get(str(text).rpartition(".")[2], set())
+    for _ in range(2):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    known_pairs = zip(_flat(target), _flat(node.value), strict=False)
+                    for left, right in known_pairs:
+                        source = _last(right)
+                        known[_last(left)] |= known.get(source, set()) | ({source} & SECTIONS)
+    return known
+
+
+def _annotated(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign):
+            yield _last(node.target), node.annotation
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            yield node.arg, node.annotation
+
+
+def _flat(node: ast.expr) -> Iterable[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _last(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _imports_config(tree: ast.AST) -> bool:
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return any(f"{module}.".startswith("elasticrl.config.") for module in modules)
+
+
+def living(files: Iterable[Path]) -> set[str]:
+    """The keys that these files read."""
+    anywhere: set[Read] = set()
+    knowing: set[Read] = set()
+    for file in files:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found = reads(tree)
+        anywhere |= found
+        knowing |= found if _imports_config(tree) else set()
+    alive = {key for key, read in IN_CORE.items() if read in anywhere}
+    for leaf in leaves(Tree).values():
+        # Roles share one class, and one reader for all of them may name the role by a variable.
+        names = {leaf.path[-2]} | ({"placement"} if leaf.path[0] == "placement" else set())
+        if any((name, leaf.attribute) in knowing for name in names):
+            alive.add(leaf.key)
+    return alive
+
+
+def outside() -> list[Path]:
+    config = PACKAGE / "config"
+    own = {PACKAGE / "core" / "settings.py"}
+    return sorted(file for file in PACKAGE.rglob("*.py") if config not in file.parents and file not in own)
+
+
+def test_every_key_is_read_outside_of_config_or_waits_for_a_part_that_will() -> None:
+    waiting = {key for keys in WAITING.values() for key in keys.split()}
+    alive = living(outside())
+    dead = [key for key in leaves(Tree) if key not in alive and key not in waiting]
+    assert not dead, f"nothing outside of elasticrl/config reads these, so delete them, or read them: {' '.join(dead)}"
+
+
+def test_no_key_waits_that_is_read_already() -> None:
+    waiting = [key for keys in WAITING.values() for key in keys.split()]
+    assert len(waiting) == len(set(waiting))
+    assert set(waiting) <= set(leaves(Tree))
+    read = sorted(living(outside()) & set(waiting))
+    assert not read, f"these are read now, so delete them from WAITING: {' '.join(read)}"
+
+
+def test_the_scan_tells_a_read_from_a_like_name(tmp_path: Path) -> None:
+    file = tmp_path / "reader.py"
+    file.write_text(
+        """
+from elasticrl.config import Tree
+from elasticrl.config.cluster import Vault
+from elasticrl.config.training import Kl
+
+class Holder:
+    kept: "Vault"
+    def __init__(self, t: Tree, kl: Kl | None, path):
+        self._rollout = t.rollout.vllm
+        beats, store = t.membership, t.store
+        self.all = (beats.beat_s, store.tls.ca, t.ppo.lr, self.kept.every, kl.coef, self._rollout.max_num_seqs)
+        path.name, t.job, store.prefix_, t.data.path
+        store.retry_s = 1
+"""
+    )
+    assert living([file]) == {
+        "membership.beat", "store.tls.ca", "ppo.lr", "vault.every", "ppo.kl.coef", "rollout.vllm.max_num_seqs", "data.path",
+    }  # fmt: skip
+    core = tmp_path / "core.py"
+    core.write_text(
+        "def f(state, timeouts: Timeouts):\n    return state.settings.lanes, timeouts.phase_s, state.store.prefix\n"
+    )
+    assert living([core]) == {"lanes.count"} | {key for key in leaves(Tree) if key.startswith("timeouts.phase.")}

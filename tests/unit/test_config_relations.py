@@ -1,0 +1,412 @@
+"""One case to each row of RELATIONS: what breaks exactly it, and that the remedy it names mends it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from elasticrl.config import Loaded, read
+from elasticrl.config.relations import RELATIONS
+from elasticrl.config.section import leaves
+from elasticrl.config.tree import Tree
+
+BASE = """\
+job: {name: demo}
+store: {embedded: true}
+model: {path: m}
+data: {path: d}
+reward: {function: a:b}
+"""
+CLUSTER = ["store.embedded=false", "store.endpoints=[a:1, b:1, c:1]"]
+ENV = "ELASTICRL__"
+
+
+class Case(NamedTuple):
+    key: str
+    rule: str  # a part of it
+    broken: Sequence[str]
+    values: str
+    mended: Sequence[str]  # what the remedy says
+    said: str  # a part of the remedy
+
+
+CASES = [
+    Case(
+        "membership.lease_ttl",
+        "2 x keepalive + store.retry",
+        ["membership.lease_ttl=10s", "membership.keepalive=4s", "store.retry=2s"],
+        "10s is not over 2 x 4s + 2s",
+        ["membership.lease_ttl=12s"],
+        "Raise lease_ttl to 12s or lower keepalive to 3s.",
+    ),
+    Case(
+        "membership.lease_ttl",
+        "whole seconds",
+        ["membership.lease_ttl=10.5s"],
+        "10.5s is not",
+        ["membership.lease_ttl=11s"],
+        "Write 11s.",
+    ),
+    Case(
+        "membership.suspect",
+        "2 x beat",
+        ["membership.beat=400ms"],
+        "800ms is not over 2 x 400ms",
+        ["membership.suspect=960ms"],
+        "Raise suspect to 960ms or lower beat to 300ms.",
+    ),
+    Case(
+        "membership.suspect",
+        "under lease_ttl",
+        ["membership.suspect=10s"],
+        "10s is not under 10s",
+        ["membership.suspect=7.5s"],
+        "Lower suspect to 7.5s.",
+    ),
+    Case(
+        "membership.min_nodes",
+        "not exceed max_nodes",
+        ["membership.min_nodes=3", "membership.max_nodes=2", "vault.copies=1"],
+        "3 is over 2",
+        ["membership.min_nodes=2"],
+        "Lower min_nodes to 2 or raise max_nodes to 3.",
+    ),
+    Case(
+        "membership.min_nodes",
+        "room for rollout.nodes",
+        ["membership.min_nodes=7", "rollout.nodes=2", "vault.copies=1"],
+        "7 + 2 is over 8",
+        ["membership.max_nodes=9"],
+        "Raise max_nodes to 9.",
+    ),
+    Case(
+        "store.endpoints",
+        "name an etcd member",
+        ["store.embedded=false"],
+        "there is neither",
+        ["store.endpoints=[host:2379]"],
+        "endpoints: [host:2379, ...]",
+    ),
+    Case(
+        "store.embedded",
+        "false where store.endpoints",
+        ["store.endpoints=[a:1]"],
+        "it is true beside 1 endpoints",
+        ["store.embedded=false"],
+        "embedded: false",
+    ),
+    Case(
+        "store.endpoints",
+        "single one",
+        [*CLUSTER, "store.client=etcd3"],
+        "there are 3",
+        ["store.client=grpc"],
+        "client: grpc",
+    ),
+    Case(
+        "store.try_timeout",
+        "store.timeout",
+        ["store.try_timeout=6s"],
+        "6s is over 5s",
+        ["store.timeout=24s"],
+        "Raise timeout to 24s.",
+    ),
+    Case(
+        "store.username",
+        "come with a password",
+        ["store.username=u"],
+        "there is none",
+        ["store.password_file=/p"],
+        "Set password_file",
+    ),
+    Case(
+        "store.password",
+        "beside password_file",
+        ["store.username=u", "store.password_file=/p", ENV + "STORE__PASSWORD=x"],
+        "both are set",
+        ["store.password_file=null"],
+        "Remove one",
+    ),
+    Case(
+        "store.username",
+        "given with a password",
+        [ENV + "STORE__PASSWORD=x"],
+        "it is null",
+        ["store.username=u"],
+        "Set username",
+    ),
+    Case(
+        "store.tls.cert", "come with its key", ["store.tls.key=k"], "cert is null", ["store.tls.cert=c"], "Set cert too"
+    ),
+    Case(
+        "membership.lease_ttl",
+        "store.ping + store.ping_timeout",
+        [*CLUSTER, "membership.lease_ttl=8s"],
+        "8s is not over 5s + 3s",
+        ["membership.lease_ttl=10s"],
+        "Raise lease_ttl to 10s",
+    ),
+    Case(
+        "recovery.reform",
+        "rise from rung to rung",
+        ["recovery.restart=10m"],
+        "10s, 20s, 10m, 5m",
+        ["recovery.reload=10m"],
+        "Give a later rung more time",
+    ),
+    Case(
+        "timeouts.collective",
+        "longest phase + confirm + dump",
+        ["timeouts.phase.ref=10m", "timeouts.monitor=1h"],
+        "10m is not over ref's 10m + 1s + 10s",
+        ["timeouts.collective=730s"],
+        "Raise collective to 730s",
+    ),
+    Case(
+        "timeouts.monitor",
+        "longest phase + confirm + dump",
+        ["timeouts.monitor=311s"],
+        "311s is not over 311s",
+        ["timeouts.monitor=370s"],
+        "Raise monitor to 370s.",
+    ),
+    Case(
+        "timeouts.floor",
+        "any phase's cap",
+        ["timeouts.phase.advantage=1s"],
+        "2s is over 1s",
+        ["timeouts.floor=1s"],
+        "Lower floor to 1s",
+    ),
+    Case(
+        "health.quarantine",
+        "quarantine_max",
+        ["health.quarantine=2h"],
+        "2h is over 1h",
+        ["health.quarantine_max=16h"],
+        "Raise quarantine_max to 16h.",
+    ),
+    Case(
+        "lanes.count",
+        "largest world",
+        ["node.workers=2", "rollout.nodes=2"],
+        "8 lanes are fewer than 12 workers",
+        ["membership.max_nodes=6"],
+        "Raise lanes.count to 12 before the job starts, or lower max_nodes to 6.",
+    ),
+    Case(
+        "lanes.exact",
+        "deepspeed",
+        ["placement.critic.strategy=deepspeed"],
+        "it is require, and deepspeed shards critic",
+        ["lanes.exact=warn"],
+        "Set exact: warn",
+    ),
+    Case(
+        "vault.copies",
+        "min_nodes - 1",
+        ["vault.copies=2", "membership.min_nodes=2"],
+        "2 is over 2 - 1",
+        ["membership.min_nodes=3"],
+        "Raise min_nodes to 3 or lower copies to 1.",
+    ),
+    Case(
+        "vault.copies",
+        "at least 1 with several nodes",
+        ["membership.min_nodes=2"],
+        "0 copies with at least 2 nodes",
+        ["vault.copies=1"],
+        "Set copies: 1",
+    ),
+    Case(
+        "checkpoint.every",
+        "multiple of vault.every",
+        ["vault.every=3"],
+        "100 is not a multiple of 3",
+        ["checkpoint.every=102"],
+        "Write every: 102",
+    ),
+    Case(
+        "checkpoint.keep_every",
+        "multiple of checkpoint.every",
+        ["checkpoint.keep_every=250"],
+        "250 is not a multiple of 100",
+        ["checkpoint.keep_every=300"],
+        "Write keep_every: 300.",
+    ),
+    Case(
+        "vault.timeout",
+        "phase update",
+        ["timeouts.phase.update=20s"],
+        "20s is not under 20s",
+        ["vault.timeout=15s"],
+        "Lower vault.timeout to 15s",
+    ),
+    Case(
+        "comm.backend",
+        "nccl on CPUs",
+        ["comm.backend=nccl", "node.device=cpu"],
+        "it is nccl, and node.device is cpu",
+        ["comm.backend=gloo"],
+        "Set backend: gloo",
+    ),
+    Case(
+        "policy.fabric",
+        "comm.fallback is none",
+        ["policy.network=fallback"],
+        "fabric is report, network is fallback, comm.fallback is none",
+        ["comm.fallback=gloo"],
+        "Set comm.fallback: gloo",
+    ),
+    Case(
+        "vault.port",
+        "metrics_port",
+        ["vault.port=9000", "telemetry.metrics_port=9000"],
+        "both are 9000",
+        ["vault.port=0"],
+        "write 0",
+    ),
+    Case("model.path", "must be given", ["model.path=null"], "it is null", ["model.path=m"], "as path under model"),
+    Case("data.path", "must be given", ["data.path=null"], "it is null", ["data.path=d"], "as path under data"),
+    Case(
+        "reward.function",
+        "only scorer",
+        ["reward.model=m"],
+        "set are function and model",
+        ["reward.function=null"],
+        "exactly one of function, model and url",
+    ),
+    Case(
+        "ppo.batch",
+        "lanes.count",
+        ["lanes.count=10", "ppo.mini_batch=10", "ppo.batch=25", "ppo.micro_batch=1"],
+        "25 samples do not divide into 10 lanes",
+        ["ppo.batch=30"],
+        "Write batch: 30.",
+    ),
+    Case(
+        "ppo.mini_batch",
+        "lanes.count",
+        ["ppo.mini_batch=4"],
+        "4 samples do not divide into 8 lanes",
+        ["ppo.mini_batch=8", "ppo.micro_batch=1"],
+        "Write mini_batch: 8.",
+    ),
+    Case(
+        "ppo.batch",
+        "divisible by mini_batch",
+        ["ppo.batch=48"],
+        "48 is not a multiple of 32",
+        ["ppo.batch=64"],
+        "Write batch: 64 or mini_batch: 16.",
+    ),
+    Case(
+        "ppo.micro_batch",
+        "lane's part of mini_batch",
+        ["ppo.micro_batch=6"],
+        "32 / 8 is not a multiple of 6",
+        ["ppo.micro_batch=2"],
+        "Write micro_batch: 2.",
+    ),
+    Case("ppo.group", "at least 2 for grpo", ["ppo.algorithm=grpo"], "it is 1", ["ppo.group=8"], "Write group: 8."),
+    Case(
+        "ppo.group",
+        "stays in one lane",
+        ["ppo.group=16"],
+        "64 / 8 is not a multiple of 16",
+        ["ppo.batch=128"],
+        "Write batch: 128.",
+    ),
+    Case(
+        "ppo.schedule",
+        "constant while job.steps is 0",
+        ["ppo.schedule=cosine"],
+        "it is cosine",
+        ["job.steps=10"],
+        "Set job.steps",
+    ),
+    Case(
+        "rollout.sync_timeout",
+        "phase sync",
+        ["rollout.sync_timeout=1m"],
+        "1m is not under 1m",
+        ["timeouts.phase.sync=72s"],
+        "Raise timeouts.phase.sync to 72s or lower sync_timeout to 45s.",
+    ),
+    Case(
+        "reward.timeout",
+        "timeout x (retries + 1)",
+        ["reward.function=null", "reward.url=http://h/x", "reward.retries=5"],
+        "10s x 6 is not under 1m",
+        ["timeouts.phase.reward=72s"],
+        "Raise timeouts.phase.reward to 72s or lower timeout to 7.5s.",
+    ),
+    Case("node.role", "train while", ["node.role=rollout"], "it is rollout", ["rollout.nodes=1"], "Set rollout.nodes"),
+    Case(
+        "placement.ref.where",
+        "train while rollout.nodes is 0",
+        ["placement.reward.where=rollout"],
+        "reward would live on nodes that are not there",
+        ["rollout.nodes=1"],
+        "Set rollout.nodes",
+    ),
+]
+
+
+def judged(folder: Path, settings: Sequence[str]) -> Loaded:
+    file = folder / "c.yaml"
+    file.write_text(BASE)
+    environ = dict(one.split("=", 1) for one in settings if one.startswith(ENV))
+    return read(file, [one for one in settings if not one.startswith(ENV)], environ)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.key} {case.rule}")
+def test_a_relation_alone_is_found_and_its_remedy_mends_it(case: Case, tmp_path: Path) -> None:
+    found = judged(tmp_path, case.broken).findings
+    assert [finding.key for finding in found] == [case.key], "\n".join(map(str, found))
+    [finding] = found
+    assert case.rule in finding.rule
+    assert finding.values.split(";")[0] == case.values
+    assert case.said in finding.remedy
+    assert judged(tmp_path, [*case.broken, *case.mended]).findings == ()
+
+
+def test_every_relation_has_a_case(tmp_path: Path) -> None:
+    found = {(one.key, one.rule) for case in CASES for one in judged(tmp_path, case.broken).findings}
+    assert sorted((relation.keys[0], relation.rule) for relation in RELATIONS) == sorted(found)
+    assert len(CASES) == len(RELATIONS)
+
+
+def test_the_base_breaks_nothing(tmp_path: Path) -> None:
+    assert judged(tmp_path, ()).findings == ()
+
+
+def test_only_a_rule_that_must_hold_refuses(tmp_path: Path) -> None:
+    assert {relation.level: relation.rule.split()[0] for relation in RELATIONS} == {
+        "error": "must",
+        "warning": "should",
+    }
+    for case in CASES:
+        loaded = judged(tmp_path, case.broken)
+        assert (loaded.tree is None) == (loaded.findings[0].level == "error")
+
+
+def test_relations_name_known_keys() -> None:
+    assert {key for relation in RELATIONS for key in relation.keys} <= set(leaves(Tree))
+
+
+def test_another_program_is_not_held_to_the_trainers_keys(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("job: {name: demo, program: train.py}\nstore: {embedded: true}\nlanes: {count: 9}\n")
+    assert read(file, (), {}).findings == ()
+
+
+def test_a_lease_no_longer_than_the_stores_retry_gets_a_remedy_too(tmp_path: Path) -> None:
+    [finding] = judged(tmp_path, ["store.retry=20s"]).findings
+    assert finding.remedy == "Raise lease_ttl to 32s."
+
+
+def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:
+    found = judged(tmp_path, ["membership.keepalive=4", "membership.lease_ttl=6s"]).findings
+    assert [finding.key for finding in found] == ["membership.keepalive"]
