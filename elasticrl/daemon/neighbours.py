@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from elasticrl.core.events import Cleared, Event, Suspected
@@ -83,6 +83,7 @@ class Neighbours(asyncio.DatagramProtocol):
         self._plan: Plan | None = None
         self._peers: dict[str, tuple[str, int]] = {}  # whom we send to
         self._newest: dict[Member, int] = {}
+        self._answered: set[str] = set()  # nodes that answered the probe that is going on
         self._number = time.time_ns()  # rises over restarts of the daemon within one life as well
         self.detector = Detector(settings=settings)
         self.sent = self.heard = 0
@@ -138,6 +139,23 @@ class Neighbours(asyncio.DatagramProtocol):
         for node in cleared:
             self._post(Cleared(now=now, node=node))
 
+    async def probe(self, targets: Mapping[str, str], within_s: float) -> tuple[str, ...]:
+        """Ask these nodes for a sign (name -> beat address), several times; who gave none is returned."""
+        self._answered.clear()
+        asked = {node: address_of(beat) for node, beat in targets.items() if beat}
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and not self._answered >= asked.keys():
+            for node, address in asked.items():
+                if node not in self._answered:
+                    self._send_to(PING, address)
+            await asyncio.sleep(min(0.05, within_s / 4))
+        return tuple(sorted(targets.keys() - self._answered))
+
+    def _send_to(self, kind: int, address: tuple[str, int]) -> None:
+        if self._transport is not None:
+            self._number += 1
+            self._transport.sendto(seal(self._secret, kind, self._me, self._number), address)
+
     def _send(self, kind: int) -> None:
         if self._transport is None:
             return
@@ -160,9 +178,10 @@ class Neighbours(asyncio.DatagramProtocol):
             self._newest[member] = number
             self.heard += 1
             self.detector = self.detector.hear(member.node, time.monotonic())
-        if kind == PING and self._transport is not None:
-            self._number += 1
-            self._transport.sendto(seal(self._secret, PONG, self._me, self._number), addr)
+        if kind == PING:
+            self._send_to(PONG, addr)
+        elif kind == PONG:
+            self._answered.add(member.node)
 
     def error_received(self, exc: Exception) -> None:
         """The kernel says that a datagram was not delivered; silence says the same, and is judged."""

@@ -39,7 +39,9 @@ class Loop:
 
     def __init__(self, state: State, performers: tuple[Perform, ...], *, log: Log, trace: Trace | None = None) -> None:
         self.state = state
-        self.decided: Callable[[Decision], None] = lambda _: None  # told after every step: metrics, the watchdog
+        self.decided: Callable[[Event, Decision], None] = lambda _, __: (
+            None
+        )  # told after every step: metrics, the watchdog
         self._performers = performers
         self._log = log
         self._trace = trace
@@ -68,7 +70,7 @@ class Loop:
                     self._trace.write(before, event, decision.actions)
                 for action in decision.actions:
                     self._start(action)
-                self.decided(decision)
+                self.decided(event, decision)
         finally:
             for task in self._running.values():
                 task.cancel()

@@ -125,10 +125,27 @@ EVENTS: tuple[Declared, ...] = (
         fields={"action": "what was asked", "error": "what happened"},
     ),
     Declared(
-        name="store.warning",
-        meaning="Something about the store an operator should know.",
+        name="store.lost",
+        meaning="The store does not answer; training goes on under the present plan.",
         level="warning",
-        fields={"text": ""},
+        fields={"endpoint": "", "reason": ""},
+    ),
+    Declared(
+        name="store.back",
+        meaning="The store answers again.",
+        fields={"endpoint": "", "after_s": "how long it was away"},
+    ),
+    Declared(name="store.resumed", meaning="A watch goes on where it was.", fields={"endpoint": "", "tries": ""}),
+    Declared(
+        name="store.relist",
+        meaning="A watch cannot go on where it was; everything is read again.",
+        fields={"reason": ""},
+    ),
+    Declared(
+        name="store.no_auth",
+        meaning="A username is configured, but this etcd does not use authentication.",
+        level="warning",
+        fields={"username": ""},
     ),
     Declared(
         name="store.unreadable",

@@ -1,0 +1,56 @@
+"""Where the daemons of this machine are: their control sockets, `<run_dir>/<job>/<node>/control.sock`."""
+
+import os
+import socket
+from pathlib import Path
+
+
+class NotFound(Exception):
+    """No daemon fits, or several do; the message says what to do."""
+
+
+def private_run_dir() -> Path:
+    """Where a foreground run keeps its sockets: short (a socket's path may have 107 characters) and its user's alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "elasticrl" if runtime else Path(f"/tmp/elasticrl-{os.getuid()}")  # noqa: S108 - made 0700 by its user
+
+
+def run_dirs(explicit: Path | None = None) -> tuple[Path, ...]:
+    """Where to look."""
+    if explicit is not None:
+        return (explicit,)
+    named = os.environ.get("ELASTICRL_RUN_DIR")
+    return (Path(named),) if named else (Path("/run/elasticrl"), private_run_dir())
+
+
+def sockets(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> tuple[Path, ...]:
+    """All control sockets that fit."""
+    pattern = f"{job or '*'}/{node or '*'}/control.sock"
+    return tuple(sorted(path for folder in run_dirs(explicit) for path in folder.glob(pattern)))
+
+
+def daemon(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> Path:
+    """The socket to ask: the only one, else this host's, else the first of a single job's (all show the same job)."""
+    found = sockets(explicit, job, node)
+    if not found:
+        where = ", ".join(map(str, run_dirs(explicit)))
+        raise NotFound(
+            f"no daemon here (looked in {where}); start it (systemctl start elasticrl), or ask the store: --store HOST:PORT"
+        )
+    jobs = sorted({path.parent.parent.name for path in found})
+    if len(jobs) > 1:
+        raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
+    mine = [path for path in found if path.parent.name == socket.gethostname()]
+    answering = [path for path in (mine or found) if answers(path)]
+    return (answering or mine or list(found))[0]
+
+
+def answers(path: Path) -> bool:
+    """Does somebody listen there? A killed daemon leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,166 @@
+"""What operators ask of a running job: `status`, `drain`, `pause` and the like. It imports neither torch nor pydantic."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elasticrl.cli import find, render
+from elasticrl.cli.main import Exit
+
+Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
+Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+StoreAt = Annotated[
+    str | None,
+    typer.Option("--store", metavar="HOST:PORT,...", help="Ask etcd itself, without a daemon.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    for verb in (status, events, drain, admit, pause, resume, stop, logs):
+        app.command()(verb)
+
+
+def status(
+    job: Job = None,
+    run_dir: Run = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second.")] = False,
+    store: StoreAt = None,
+) -> None:
+    """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
+    while True:
+        picture = from_store(store, job) if store else ask(run_dir, job, "status")
+        if as_json:
+            typer.echo(json.dumps(picture))
+        else:
+            if watch and sys.stdout.isatty():
+                typer.echo("\033[H\033[2J", nl=False)
+            typer.echo(render.status(picture))
+        if not watch:
+            break
+        time.sleep(1.0)
+    raise typer.Exit(Exit.OK if picture["state"] in {"TRAINING", "FINISHED"} else Exit.FAILED)
+
+
+def events(
+    node: Annotated[str | None, typer.Argument(help="Only what speaks of this node.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    job: Job = None,
+    run_dir: Run = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest events that this machine's daemon logged."""
+    for line in stream(run_dir, job, "events", node=node, follow=follow):
+        typer.echo(json.dumps(line) if as_json else render.event(line))
+
+
+def drain(
+    node: Annotated[str | None, typer.Argument(help="The node that shall leave; this one if none is named.")] = None,
+    job: Job = None,
+    run_dir: Run = None,
+    yes: Yes = False,
+) -> None:
+    """Let a node finish its step, leave the plan and end. The others go on without it."""
+    confirm(f"{node or 'This node'} leaves the job; the others reform without it (well under a second).", yes=yes)
+    typer.echo(ask(run_dir, job, "drain", node=node))
+
+
+def admit(node: str, job: Job = None, run_dir: Run = None) -> None:
+    """Let a quarantined node back."""
+    typer.echo(ask(run_dir, job, "admit", node=node))
+
+
+def pause(job: Job = None, run_dir: Run = None, yes: Yes = False) -> None:
+    """Hold the job at its next step; processes and state stay."""
+    confirm("The whole job stops making steps until `elasticrl resume`.", yes=yes)
+    typer.echo(ask(run_dir, job, "pause"))
+
+
+def resume(job: Job = None, run_dir: Run = None) -> None:
+    """Go on after a pause."""
+    typer.echo(ask(run_dir, job, "resume"))
+
+
+def stop(job: Job = None, run_dir: Run = None, yes: Yes = False) -> None:
+    """End the job on all nodes, after a save."""
+    confirm("The job saves and ends on every node; the daemons end with it (exit code 75).", yes=yes)
+    typer.echo(ask(run_dir, job, "stop"))
+
+
+def logs(
+    rank: Annotated[int | None, typer.Argument(help="Only this rank.", show_default=False)] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of each.")] = 20,
+    job: Job = None,
+    run_dir: Run = None,
+) -> None:
+    """The last lines that this machine's workers wrote."""
+    found = ask(run_dir, job, "logs")
+    chosen = [entry for entry in found if rank is None or entry["rank"] == rank]
+    if not chosen:
+        typer.echo(
+            f"no worker of rank {rank} runs on this node; ranks here: {[entry['rank'] for entry in found]}", err=True
+        )
+        raise typer.Exit(Exit.FAILED)
+    for entry in chosen:
+        typer.echo(f"==> rank {entry['rank']}: {entry['log']} <==")
+        text = Path(entry["log"]).read_text(encoding="utf-8", errors="replace").splitlines()
+        typer.echo("\n".join(text[-lines:]))
+
+
+def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
+    """Ask a daemon of this machine; a refusal ends the command with its sentence."""
+    from elasticrl.daemon.control import Unanswered
+    from elasticrl.daemon.control import ask as put
+
+    try:
+        return put(find.daemon(run_dir, job), verb, **fields)
+    except (find.NotFound, Unanswered) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.FAILED) from None
+
+
+def stream(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    """The same for a question with many answers."""
+    from elasticrl.daemon.control import Unanswered, ask_stream
+
+    try:
+        yield from ask_stream(find.daemon(run_dir, job), verb, **fields)
+    except (find.NotFound, Unanswered) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.FAILED) from None
+    except KeyboardInterrupt:
+        return
+
+
+def from_store(endpoints: str, job: str | None) -> dict[str, Any]:
+    """The picture, from etcd itself."""
+    if not job:
+        typer.echo("say which job: --store HOST:PORT --job NAME", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    from elasticrl.daemon.outside import look
+    from elasticrl.store import StoreError
+
+    try:
+        return asyncio.run(look(tuple(endpoints.split(",")), job))
+    except StoreError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.FAILED) from None
+
+
+def confirm(cost: str, *, yes: bool) -> None:
+    """Say what it will cost, and ask; a script says --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        typer.echo(f"{cost} Say --yes to do it.", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    typer.confirm(f"{cost} Do it?", abort=True)

@@ -1,0 +1,196 @@
+"""What runs: `daemon` (one node, for systemd), `agent` (its unit), `run` (some nodes on this machine, in the foreground)."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elasticrl.cli import find, render
+from elasticrl.cli.main import Exit
+
+REFUSED_TO_START = 78  # as sysexits.h; systemd does not restart it
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    for verb in (run, daemon, agent):
+        app.command()(verb)
+
+
+def daemon(
+    config: Config,
+    overrides: Overrides = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="End the workers with the daemon.")] = False,
+) -> None:
+    """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
+    from elasticrl.config import ConfigError, load
+
+    try:
+        tree = load(config, overrides or ())
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED_TO_START) from None
+    raise typer.Exit(serve(tree, keep=not foreground))
+
+
+def serve(tree: Any, *, keep: bool) -> int:
+    """Run a daemon in this process."""
+    import gc
+
+    from elasticrl.daemon.history import History
+    from elasticrl.daemon.life import Taken
+    from elasticrl.daemon.main import Daemon
+    from elasticrl.store import StoreError
+    from elasticrl.telemetry.log import set_up
+
+    history = History()
+    pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
+    log = set_up(pretty=pretty, level=tree.telemetry.level, tap=history)
+    node = None
+    try:
+        node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep)
+        node.log = node.log.bind(node=node.name)
+        node.crew.log = node.log
+        gc.freeze()  # what was imported stays; collections need not look at it
+        return asyncio.run(node.run())
+    except (Taken, StoreError, ValueError) as error:
+        log.info("daemon.refused", reason=str(error))
+        return REFUSED_TO_START
+    except Exception:
+        log.exception("bug")
+        return 1
+
+
+def agent(config: Config, overrides: Overrides = None) -> None:
+    """Run this node's agent in the foreground, as its systemd unit does."""
+    from elasticrl.agent import spec as specs
+    from elasticrl.config import ConfigError, load
+    from elasticrl.daemon.history import History
+    from elasticrl.daemon.main import Daemon
+    from elasticrl.telemetry.log import set_up
+
+    try:
+        tree = load(config, overrides or ())
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED_TO_START) from None
+    node = Daemon(tree, log=set_up(), history=History())
+    told = node.home.folder / "agent.json"
+    told.write_text(specs.dump(node.spec()), encoding="utf-8")
+    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(node.home.folder), "--spec", str(told)]
+    os.execve(sys.executable, command, {**os.environ, **specs.common_env(node.spec())})  # noqa: S606 - it becomes the agent
+
+
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration.", show_default=False)],
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes to play on this machine.")] = 1,
+    every: Annotated[float, typer.Option("--every", help="Seconds between looks at the status.")] = 1.0,
+) -> None:
+    """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing behind."""
+    from elasticrl.config import ConfigError, load
+
+    chosen = list(overrides or ())
+    run_dir = find.private_run_dir()
+    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        tree = load(config, [*chosen, f"node.run_dir={run_dir}"])
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
+    etcd = start_store(tree) if tree.store.embedded else None
+    endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
+    logs = Path(tree.telemetry.log_dir) / tree.job.name
+    logs.mkdir(parents=True, exist_ok=True)
+    daemons = []
+    for number in range(nodes):
+        own = [f"node.name=n{number}", f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
+        command = [
+            sys.executable,
+            "-m",
+            "elasticrl.cli.main",
+            "daemon",
+            "--foreground",
+            "--config",
+            str(config),
+            *chosen,
+            *own,
+        ]
+        with (logs / f"n{number}.daemon.log").open("ab") as output:
+            # Sessions of their own: Ctrl-C reaches this process alone, which then ends them in order.
+            daemons.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
+            )
+    try:
+        code = follow(daemons, run_dir, tree.job.name, every)
+    except KeyboardInterrupt:
+        typer.echo("ending: workers, daemons, etcd")
+        code = 130
+    finally:
+        end(daemons, within_s=tree.recovery.drain_s)
+        if etcd is not None:
+            stop_store(tree)
+    raise typer.Exit(code)
+
+
+def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float) -> int:
+    """Print the status when it changes, until all daemons have ended; returns the worst of their exit codes."""
+    from elasticrl.daemon.control import Unanswered, ask
+
+    shown = ""
+    while any(process.poll() is None for process in daemons):
+        try:
+            text = render.status(ask(find.daemon(run_dir, job), "status", deadline_s=3.0))
+        except (find.NotFound, Unanswered):
+            text = "starting"
+        if text != shown:
+            typer.echo(text + "\n")
+            shown = text
+        time.sleep(every_s)
+    return max((process.returncode for process in daemons), default=0)
+
+
+def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:
+    """Ask, wait, and make sure."""
+    for process in daemons:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + within_s
+    for process in daemons:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _embedded(tree: Any) -> Any:
+    from elasticrl.store.embedded import Embedded
+
+    return Embedded(folder=Path(tree.node.state_dir) / tree.job.name / "etcd", binary=tree.store.embedded_binary)
+
+
+def start_store(tree: Any) -> Any:
+    """An etcd for this run."""
+    from elasticrl.store import StoreError
+
+    try:
+        return asyncio.run(_embedded(tree).ensure())
+    except StoreError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.FAILED) from None
+
+
+def stop_store(tree: Any) -> None:
+    """End it; its data stay, so that the job can go on later."""
+    asyncio.run(_embedded(tree).stop())

@@ -1,0 +1,129 @@
+"""This node's agent and workers, as the daemon knows them: the core's orders out, what they do as events in.
+
+The one idea: the agent outlives this daemon, so it is looked for first, and started only where nobody else does that (systemd
+has a unit for it). A lost agent is one event: no workers.
+"""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elasticrl.agent.link import Link, start_agent
+from elasticrl.agent.spec import Spec
+from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
+from elasticrl.core.events import Action, Asked, Event, Workers
+from elasticrl.core.model import Member, Verb, Work
+from elasticrl.daemon.life import started_at
+
+LOOK_S = 0.2  # between looks whether the agent that we started still runs
+
+
+class Crew:
+    """The agent and its workers."""
+
+    def __init__(self, folder: Path, spec: Spec, *, log: Any, managed: bool) -> None:
+        self.me: Member | None = None  # once it is known: nothing is ordered before
+        self.report: Report | None = None  # the newest; None while there is no agent
+        self.first = asyncio.Event()  # the first report has come
+        self.post: Callable[[Event], None] = lambda _: None
+        self.broken: Callable[[], None] = lambda: None  # told when a collective broke: neighbours are asked at once
+        self._folder = folder
+        self._spec = spec
+        self.log = log
+        self._managed = managed  # by systemd
+        self._link = Link(folder / "agent.sock", self._heard, self._lost)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._told = Workers(now=0.0)
+        self._logged = 0
+
+    async def run(self) -> None:
+        """Keep an agent there, and stay connected to it. Until cancelled."""
+        linking = asyncio.create_task(self._link.run(), name="agent link")
+        try:
+            await asyncio.sleep(LOOK_S)  # an agent of an earlier daemon is found first
+            while True:
+                gone = self._child is None or self._child.poll() is not None
+                if not self._managed and not self._link.connected and gone:
+                    self._child = start_agent(self._spec, self._folder)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            linking.cancel()
+            await asyncio.gather(linking, return_exceptions=True)
+
+    def _heard(self, report: Report) -> None:
+        before, self.report = self.report, report
+        now = time.monotonic()
+        if before is None:
+            adopted = self._child is None or self._child.pid != report.pid
+            self.log.info("agent.started", pid=report.pid, adopted=adopted)
+        if report.stopping and not (before and before.stopping):
+            self.post(Asked(now=now, verb=Verb.DRAIN))  # its unit is being stopped: that asks this node to leave
+        self._log_ends(report)
+        workers = report.event(now)
+        self._log_change(workers)
+        if workers.work is Work.PARKED and self._told.work in (Work.TRAINING, Work.JOINING):
+            self.broken()
+        self._told = workers
+        self.first.set()
+        self.post(workers)
+
+    def _log_change(self, workers: Workers) -> None:
+        told, stall = self._told, workers.stall
+        if (workers.work, workers.generation, workers.born) != (told.work, told.generation, told.born):
+            self.log.info(
+                "workers.changed", work=workers.work.value, generation=workers.generation, born=workers.born, step=workers.step
+            )  # fmt: skip
+        if stall and (told.stall is None or (stall.slot, stall.phase) != (told.stall.slot, told.stall.phase)):
+            self.log.info(
+                "worker.stalled", slot=stall.slot, phase=stall.phase, for_s=round(stall.for_s, 3),
+                budget_s=round(stall.budget_s, 3), waiting=stall.waiting, stopped=stall.stopped,
+            )  # fmt: skip
+
+    def _log_ends(self, report: Report) -> None:
+        """Log each end once, then let the agent forget it."""
+        if not report.ended:
+            return
+        for ended in report.ended:
+            if ended.number > self._logged:
+                end = ended.exit
+                self.log.info(
+                    "worker.exited",
+                    generation=end.generation,
+                    slot=end.slot,
+                    step=end.step,
+                    cause=end.cause,
+                    own=end.own,
+                )
+        numbers = tuple(ended.number for ended in report.ended)
+        self._logged = max(self._logged, *numbers)
+        self._link.send(Acknowledge(ended=numbers))
+
+    def _lost(self) -> None:
+        """The agent is gone, and with it, by its own construction, its workers."""
+        self.log.info("agent.lost", reason="its socket closed")
+        self.report, self._logged = None, 0
+        self._told = Workers(now=time.monotonic(), generation=self._told.generation, exit=self._told.exit)
+        self.post(self._told)
+
+    async def perform(self, action: Action) -> bool:
+        """The core's actions on workers. Without an agent they are lost, and the core will decide them again."""
+        order = order_of(action, self.me) if self.me else None
+        if order is None:
+            return False
+        self._link.send(order)
+        return True
+
+    async def quit(self, reason: str, within_s: float) -> None:
+        """End the agent and all processes below it, and wait for it."""
+        report = self.report
+        if report is None:
+            return
+        self._link.send(Quit(reason=reason))
+        deadline = time.monotonic() + within_s
+        while started_at(report.pid) == report.started and time.monotonic() < deadline:
+            if self._child is not None:
+                self._child.poll()  # reap it, or it stays a zombie of ours
+            await asyncio.sleep(0.02)

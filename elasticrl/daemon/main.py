@@ -1,0 +1,451 @@
+"""One node's daemon, put together: `elasticrl daemon --config FILE`.
+
+The one idea: everything here is plumbing between parts that do not know each other. It decides who this member is (a new life,
+or the one whose workers still run), joins the parts to the core's loop, and takes them apart again: handing over on SIGTERM,
+for good when the core says to leave.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elasticrl import __version__
+from elasticrl.agent.spec import Spec
+from elasticrl.config import Tree, reveal, to_core
+from elasticrl.core.events import Action, Asked, Event, Probe, Probed
+from elasticrl.core.model import Member, Plan, Quarantine, Record, Role, Verb
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import Decision, State
+from elasticrl.daemon import control
+from elasticrl.daemon.crew import Crew
+from elasticrl.daemon.history import History
+from elasticrl.daemon.life import Home, Life, next_life, started_at
+from elasticrl.daemon.neighbours import Neighbours
+from elasticrl.daemon.notify import Notify
+from elasticrl.daemon.picture import Picture, picture
+from elasticrl.daemon.recovery import Done
+from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.shell import keys
+from elasticrl.shell.node import Node
+from elasticrl.shell.trace import Trace
+from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, StoreSettings, Tls, open_store
+from elasticrl.store.embedded import Embedded
+from elasticrl.telemetry.metrics import Metrics
+
+AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
+AGAIN_S = 1.0  # between attempts to reach a store that is away
+QUIT_S = 20.0  # for an agent to end with all that is below it
+
+
+class Daemon:
+    """One node of one job."""
+
+    def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True) -> None:
+        self.tree = tree
+        self.settings: Settings = to_core(tree)
+        self.name = tree.node.name or socket.gethostname()
+        self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
+        self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
+        self.log = log
+        self.history = history
+        self.metrics = Metrics()
+        self.notify = Notify()
+        self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
+        self.host = tree.node.address or address_of(tree.node.interface)
+        managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
+        self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
+        self.node: Node | None = None
+        self.neighbours: Neighbours | None = None
+        self._stages = Stages()
+        self._plan: Plan | None = None
+        self._life: Life | None = None  # as it was saved last
+
+    def spec(self) -> Spec:
+        """What the agent is told."""
+        tree = self.tree
+        program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
+        return Spec(
+            job=tree.job.name,
+            node=self.name,
+            slots=tree.node.workers,
+            program=program,
+            args=tree.job.args,
+            log_dir=str(Path(tree.telemetry.log_dir) / tree.job.name / self.name),
+            host=self.host,
+            interface=tree.node.interface or "",
+            spares=tree.agent.spares,
+            threads=tree.lanes.threads,
+            env=dict(tree.agent.env),
+            stop_s=tree.agent.stop_timeout_s,
+            log_limit_bytes=tree.agent.log_limit_bytes,
+            log_keep=tree.agent.log_keep,
+            timeouts=self.settings.timeouts,
+        )
+
+    async def run(self) -> int:
+        """Until the core leaves (its exit code) or a signal hands over (0)."""
+        self.home.lock()
+        async with AsyncExitStack() as stack:
+            crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
+            last, adopted = await self._live()
+            store = await stack.enter_async_context(await self._store())
+            life = last if last and adopted else await self._begin(store, last)
+            self.home.save(life)
+            me = life.member
+            self.log = self.log.bind(member=str(me))
+            self.neighbours = await self._open_beats(store, me)
+            stack.callback(self.neighbours.close)
+            node = self._join(store, me, life, adopted=adopted)
+            server = control.Control(self.home.control, self._answer, {"events": self.history.read}, group="elasticrl")
+            await server.open()
+            stack.push_async_callback(server.close)
+            await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
+            await stack.enter_async_context(background(self._feed(), "watchdog"))
+            self._serve_metrics(stack)
+            self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
+            self.notify.ready(f"{me} is up")
+            return await self._until_the_end(node, crew)
+
+    # ---- beginnings
+
+    async def _live(self) -> tuple[Life | None, bool]:
+        """The life that was led here last, and whether its agent still runs: then this daemon goes on with it."""
+        last = self.home.load()
+        if (
+            last is None
+            or last.node != self.name
+            or started_at(last.agent_pid) != last.agent_started
+            or not last.agent_pid
+        ):
+            return last, False
+        try:
+            async with asyncio.timeout(AGENT_S):
+                await self.crew.first.wait()
+        except TimeoutError:
+            return last, False
+        return last, self.crew.report is not None and self.crew.report.pid == last.agent_pid
+
+    async def _begin(self, store: Store, last: Life | None) -> Life:
+        """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
+        known = await self._patiently(lambda: highest_incarnation(store, self.name))
+        return next_life(self.name, last, known, agent_runs=False)
+
+    async def _patiently(self, call: Any) -> Any:
+        """Ask the store until it answers; say so when it does not."""
+        said = False
+        while True:
+            try:
+                return await call()
+            except StoreError as error:
+                if not said:
+                    self.log.info("store.failed", action="Join", error=str(error))
+                    self.notify.status(f"waiting for the store: {error}")
+                    said = True
+                await asyncio.sleep(AGAIN_S)
+
+    async def _store(self) -> Store:
+        """The store, started here first if the configuration says so."""
+        conf = self.tree.store
+        endpoints = conf.endpoints
+        if conf.embedded:
+            folder = Path(self.tree.node.state_dir) / self.tree.job.name / "etcd"
+            embedded = Embedded(folder=folder, binary=conf.embedded_binary)
+            adopted = embedded.running() is not None
+            process = await embedded.ensure()
+            self.log.info(
+                "store.started", endpoint=process.endpoint, adopted=adopted, binary=conf.embedded_binary or "found"
+            )
+            endpoints = (process.endpoint,)
+        tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key) if conf.tls.ca or conf.tls.cert else None
+        settings = StoreSettings(
+            endpoints=endpoints,
+            namespace=f"{conf.prefix.rstrip('/')}/{self.tree.job.name}/",
+            client=conf.client,
+            try_timeout_s=conf.try_timeout_s,
+            timeout_s=conf.timeout_s,
+            ping_s=conf.ping_s,
+            ping_timeout_s=conf.ping_timeout_s,
+            username=conf.username,
+            password=reveal(conf.password, conf.password_file) if conf.username else None,
+            tls=tls,
+        )
+        return open_store(settings, say=self.log.info)
+
+    async def _open_beats(self, store: Store, me: Member) -> Neighbours:
+        secret = await self._patiently(lambda: the_secret(store))
+        neighbours = Neighbours(
+            me,
+            secret,
+            self.settings.membership,
+            post=lambda event: self.node.post(event) if self.node else None,
+            refused=lambda sender, problem: self.log.info("beats.refused", sender=sender, problem=problem),
+        )
+        await neighbours.open(self.host, self.tree.node.beat_port)
+        return neighbours
+
+    def _join(self, store: Store, me: Member, life: Life, *, adopted: bool) -> Node:
+        assert self.neighbours is not None
+        card = Record(
+            member=me, slots=self.tree.node.workers, role=Role(self.tree.node.role), beat=self.neighbours.address
+        )
+        # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
+        state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
+        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes)
+        lease = (
+            Lease(id=life.lease, ttl_s=self.settings.membership.lease_ttl_s, sent=0.0)
+            if adopted and life.lease
+            else None
+        )
+        node = Node(state, store, (self.crew.perform, self._probe), log=self.log, trace=trace, lease=lease)
+        node.loop.decided = self._decided
+        self.node = node
+        self.crew.me = me
+        self.crew.post = node.post
+        self.crew.broken = self.neighbours.doubt
+        if self.crew.report is not None:
+            node.post(self.crew.report.event(time.monotonic()))
+        return node
+
+    def _serve_metrics(self, stack: AsyncExitStack) -> None:
+        conf = self.tree.telemetry
+        if conf.metrics_port:
+            from prometheus_client import start_http_server
+
+            server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
+            stack.callback(server.shutdown)
+
+    # ---- the middle
+
+    async def _until_the_end(self, node: Node, crew: asyncio.Task[None]) -> int:
+        """Run the node until it leaves, or until a signal ends this daemon."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[str] = loop.create_future()
+
+        def end(number: signal.Signals) -> None:
+            if not told.done():
+                told.set_result(number.name)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number)
+        running = asyncio.create_task(node.run(), name="node")
+        some: set[asyncio.Future[Any]] = {running, told, crew}
+        await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+        if told.done() and not running.done() and not self.keep:
+            node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
+            await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
+        if running.done():
+            left = running.result()
+            self.notify.stopping(left.reason)
+            self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
+            await self.crew.quit(left.reason, QUIT_S)
+            return left.code
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        reason = told.result() if told.done() else "the crew failed"
+        self.notify.stopping("handing over")
+        self.log.info("daemon.stopped", code=0, reason=reason, workers="kept" if self.keep else "ended")
+        if not self.keep:
+            await self.crew.quit(reason, QUIT_S)
+        return 0
+
+    async def _feed(self) -> None:
+        """Tell systemd that the loop runs. It runs in the loop, so a stuck loop falls silent."""
+        if not self.notify.watchdog_s:
+            return
+        while True:
+            self.notify.alive()
+            await asyncio.sleep(self.notify.watchdog_s / 4)
+
+    def _decided(self, event: Event, decision: Decision) -> None:
+        """After every step of the core: who our neighbours are, what outlives us, what the metrics say."""
+        assert self.node is not None
+        assert self.neighbours is not None
+        view, now = decision.state.view, time.monotonic()
+        self._stages, done = self._stages.after(event, view.plan)
+        if done is not None:
+            self._tell(done)
+        if view.plan is not self._plan:
+            self._plan = view.plan
+            self.neighbours.follow(view.plan)
+        self._remember()
+        self._measure(decision, now)
+
+    def _remember(self) -> None:
+        """Keep what the next daemon needs, when it changes."""
+        assert self.node is not None
+        lease, report = self.node.office.lease, self.crew.report
+        life = Life(
+            node=self.name,
+            incarnation=self.node.loop.state.me.incarnation,
+            lease=lease.id if lease else 0,
+            agent_pid=report.pid if report else 0,
+            agent_started=report.started if report else 0,
+        )
+        if life != self._life:
+            self.home.save(life)
+            self._life = life
+
+    def _tell(self, done: Done) -> None:
+        """A recovery is over: one line, and the metrics."""
+        stages = {name: round(seconds, 4) for name, seconds in done.stages.items()}
+        self.log.info(
+            "recovery.done", generation=done.generation, rung=done.rung, total_s=round(done.total_s, 4), stages=stages
+        )
+        self.metrics.recoveries.labels(rung=done.rung).inc()
+        for name, seconds in done.stages.items():
+            self.metrics.recovery_s.labels(stage=name).observe(max(0.0, seconds))
+
+    def _measure(self, decision: Decision, now: float) -> None:
+        state, metrics = decision.state, self.metrics
+        view, workers = state.view, state.workers
+        metrics.generation.set(view.generation)
+        metrics.world.set(view.plan.world if view.plan else 0)
+        metrics.committed.set(view.committed)
+        metrics.leading.set(1 if state.lead else 0)
+        metrics.lease_age.set(max(0.0, now - state.leased) if state.leased > 0 else 0.0)
+        metrics.suspected.set(len(state.suspects))
+        if workers is not None:
+            metrics.step.set(workers.step)
+
+    # ---- what operators ask
+
+    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
+        assert self.node is not None
+        if verb == "ping":
+            return {"version": __version__, "pid": os.getpid()}
+        if verb == "status":
+            return asdict(await self.picture())
+        if verb == "logs":
+            report = self.crew.report
+            return (
+                [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in report.workers]
+                if report
+                else []
+            )
+        try:
+            asked = Verb(verb)
+        except ValueError:
+            raise control.Refused(f"this daemon does not know {verb!r}") from None
+        node = question.get("node")
+        if asked is Verb.ADMIT and not node:
+            raise control.Refused("name the node to admit: elasticrl admit n03")
+        self.log.info("control.asked", verb=verb, node=node or "", uid=asker.uid, pid=asker.pid)
+        self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))
+        return self._promise(asked, node)
+
+    def _promise(self, verb: Verb, node: str | None) -> str:
+        match verb:
+            case Verb.DRAIN:
+                return f"{node or self.name} was asked to leave: it finishes its step, and the plan goes on without it"
+            case Verb.ADMIT:
+                return f"{node} may take a seat again"
+            case Verb.PAUSE:
+                return "the job pauses at the next step; go on with: elasticrl resume"
+            case Verb.RESUME:
+                return "the job goes on"
+            case Verb.STOP:
+                return "the job saves and ends on all nodes"
+
+    async def picture(self) -> Picture:
+        """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
+        assert self.node is not None
+        state = self.node.loop.state
+        try:
+            async with asyncio.timeout(1.0):
+                records, quarantines = await read_all(self.node.store)
+        except (StoreError, TimeoutError):
+            own = {self.name: state.view.own} if state.view.own else {}
+            records = {**(state.view.records or own)}
+            quarantines = {**(state.view.quarantines or {})}
+        return picture(
+            self.tree.job.name,
+            state.view,
+            records,
+            quarantines,
+            needs=self.settings.membership.min_nodes,
+            here=state.reason,
+        )
+
+    async def _probe(self, action: Action) -> bool:
+        """Ask each target for a sign; what does not answer within a second cannot be reached."""
+        if not isinstance(action, Probe):
+            return False
+        assert self.node is not None
+        assert self.neighbours is not None
+        unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
+        self.node.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable))
+        return True
+
+
+async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
+    """Everybody's record and quarantine, by node."""
+    members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
+    return (
+        {e.key.removeprefix(keys.MEMBERS): keys.load(Record, e.value, e.key) for e in members.entries},
+        {e.key.removeprefix(keys.QUARANTINES): keys.load(Quarantine, e.value, e.key) for e in quarantines.entries},
+    )
+
+
+async def highest_incarnation(store: Store, node: str) -> int:
+    """The newest life of this node that the store remembers anywhere; 0 if it does not know it."""
+    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node))
+    answer = await store.txn((), [Get(scope=place) for place in places])
+    plan, record, quarantine, drain = (r.entries[0] if r.entries else None for r in answer.responses)
+    members: list[Member] = []
+    if plan:
+        seats = keys.load(Plan, plan.value, keys.PLAN)
+        members += [seat.member for seat in seats.seats + seats.spares]
+    members += [keys.load(Record, record.value, record.key).member] if record else []
+    members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
+    members += [keys.load(Member, drain.value, drain.key)] if drain else []
+    return max((member.incarnation for member in members if member.node == node), default=0)
+
+
+async def the_secret(store: Store) -> bytes:
+    """The key that this job's beats are signed with; the first daemon makes it."""
+    fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
+    await store.txn([Absent(key=keys.SECRET)], [fresh])
+    entry = await store.get(keys.SECRET)
+    assert entry is not None, "the beats' key was there a moment ago"
+    return bytes.fromhex(entry.value.decode())
+
+
+def address_of(interface: str | None) -> str:
+    """This node's address on an interface; without one, that of the default route, or loopback if there is none."""
+    if interface:
+        import fcntl
+        import struct
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                packed = fcntl.ioctl(sock, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+            except OSError as error:
+                raise ValueError(
+                    f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
+                ) from None
+            return socket.inet_ntoa(packed[20:24])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # sends nothing: a UDP connect only asks the routing table
+            return str(sock.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+@asynccontextmanager
+async def background(work: Any, name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Run something beside the rest until the end of the block."""
+    task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
