@@ -31,8 +31,13 @@ class Rpc:
 
     @property
     def name(self) -> str:
-        """The last part of the path, for messages."""
+        """The procedure's name, as in Range."""
         return self.path.rpartition("/")[2]
+
+    @property
+    def service(self) -> str:
+        """The name of its service, as in KV."""
+        return self.path.split("/")[1].rpartition(".")[2]
 
 
 RANGE = Rpc("/etcdserverpb.KV/Range", "RangeResponse")
@@ -89,8 +94,12 @@ class Endpoint:
             pack, unpack = message("WatchRequest").SerializeToString, message(WATCH.response).FromString
             self._calls[WATCH] = self._open().stream_stream(WATCH.path, pack, unpack)
         call = self._calls[WATCH](metadata=metadata)
-        self._streams.add(call)
+        self.keep(call)
         return call
+
+    def keep(self, call: Any) -> None:
+        """Remember a stream, to be given up when the endpoint turns out to be dead."""
+        self._streams.add(call)
 
     def forget(self, call: Any) -> None:
         """The stream has ended."""

@@ -121,8 +121,13 @@ class Embedded:
         """The etcd of this folder: the one that runs already, or a new one on its data."""
         running = self.running()
         if running is not None:
-            await self._serves(running)
-            return running
+            try:
+                await self._serves(running)
+            except StoreStart:
+                if running.alive:
+                    raise
+            else:
+                return running
         return await self.start()
 
     def running(self) -> Process | None:
@@ -141,6 +146,7 @@ class Embedded:
                 if serves:
                     await self._serves(process)
             except StoreStart as error:
+                await self.stop()
                 if attempt == _ATTEMPTS or self.ports or "address already in use" not in str(error):
                     raise
                 ports = None
@@ -179,6 +185,8 @@ class Embedded:
             "--log-level": "warn",
             "--log-outputs": "stderr",
         }
+        if "," not in flags["--initial-cluster"]:  # nobody to agree with: it need not wait a second before it leads
+            flags |= {"--heartbeat-interval": "25", "--election-timeout": "250"}
         command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
         if self.die_with_parent:
             command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]

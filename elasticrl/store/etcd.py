@@ -66,6 +66,10 @@ class _Answer:
 class EtcdStore:
     """A `Store` on etcd 3.4 or later."""
 
+    # What carries calls and watches; `etcd3_client` puts that package in their place.
+    endpoint_type: type[Endpoint] = Endpoint
+    stream_type: type[WatchStream] = WatchStream
+
     def __init__(
         self,
         settings: StoreSettings,
@@ -78,7 +82,7 @@ class EtcdStore:
         self._clock = clock
         self._say: Say = say or _to_log
         self._names = Names(settings.namespace)
-        self._endpoints = [Endpoint(name, settings) for name in settings.endpoints]
+        self._endpoints = [self.endpoint_type(name, settings) for name in settings.endpoints]
         # Where to begin is left to chance, so that a thousand nodes do not all begin at the first member.
         self._at = random.randrange(len(self._endpoints)) if first is None else first
         self._login = Login(settings)
@@ -105,7 +109,7 @@ class EtcdStore:
                 page = (await self._try_all(channel.RANGE, request, repeat=True)).message
             except FailedError as failed:
                 if failed.fault.fate is Fate.TOO_BIG and request.limit > 1:
-                    request.limit //= 2
+                    request.limit = max(1, request.limit // 4)
                 elif failed.fault.fate is Fate.COMPACTED:  # the listing took too long: begin again at a newer revision
                     kvs, request = [], self._names.range(scope, limit=limit)
                 else:
@@ -177,7 +181,7 @@ class EtcdStore:
         tries, denied = 0, False
         while True:
             endpoint = self._endpoint
-            stream = WatchStream(endpoint, marks, self._settings.try_timeout_s)
+            stream = self.stream_type(endpoint, marks, self._settings.try_timeout_s)
             try:
                 await stream.open(await self._metadata(endpoint))
                 while True:
@@ -263,7 +267,7 @@ class EtcdStore:
         return answer
 
     async def _next(self, stream: WatchStream, marks: Marks) -> Batch | None:
-        batch = await stream.read()
+        batch = None if marks.doubt else await stream.read()
         if marks.doubt:
             answer = await self._try_all(channel.RANGE, self._names.range("", limit=1), repeat=True)
             if marks.set_back(answer.message.header):

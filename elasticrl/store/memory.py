@@ -63,7 +63,12 @@ class MemoryServer:
         self._down = False
         self._ids = itertools.count(7587)
         self._waiting: set[asyncio.Event] = set()
-        self._clear()
+        self.revision = 1
+        self.compacted = 0
+        self.history: list[tuple[int, tuple[Event, ...]]] = []
+        self._entries: dict[str, Entry] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._now: list[Event] = []  # what the transaction in progress has done
 
     @property
     def down(self) -> bool:
@@ -82,7 +87,10 @@ class MemoryServer:
     def wipe(self) -> None:
         """All data are lost, and it begins again, empty."""
         self.epoch += 1
-        self._clear()
+        self.revision, self.compacted = 1, 0
+        self.history.clear()
+        self._entries.clear()
+        self._leases.clear()
         self.wake()
 
     def compact(self, revision: int) -> None:
@@ -159,14 +167,6 @@ class MemoryServer:
         """What happened from a revision on."""
         newer = itertools.takewhile(lambda past: past[0] >= revision, reversed(self.history))
         return reversed(list(newer))
-
-    def _clear(self) -> None:
-        self.revision = 1
-        self.compacted = 0
-        self.history: list[tuple[int, tuple[Event, ...]]] = []
-        self._entries: dict[str, Entry] = {}
-        self._leases: dict[int, _Lease] = {}
-        self._now: list[Event] = []
 
     def _holds(self, compare: Compare) -> bool:
         entry = self._entries.get(compare.key)

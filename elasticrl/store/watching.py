@@ -13,7 +13,7 @@ import grpc.aio
 from elasticrl.store.channel import Endpoint, FailedError, Metadata, cancelled, failed
 from elasticrl.store.faults import Fate, Fault, judge
 from elasticrl.store.messages import message
-from elasticrl.store.protocol import Batch
+from elasticrl.store.protocol import Batch, Event
 from elasticrl.store.wire import Names
 
 T = TypeVar("T")
@@ -41,16 +41,15 @@ class Marks:
         self.doubt = False
         return bool(self._cluster != header.cluster_id or header.revision < max(self.next) - 1)
 
-    def seen(self, index: int, events: Sequence[Any], revision: int) -> Batch:
+    def seen(self, index: int, events: Sequence[Event], revision: int) -> Batch:
         """A scope's next events. Without events, it is a report that the scope is quiet up to `revision`.
 
         The server sends such a report down the same queue as events and only for a watcher that has caught up, so it never
         overtakes one.
         """
-        found = tuple(map(self.names.event, events))
-        upto = found[-1].revision if found else revision
+        upto = events[-1].revision if events else revision
         self.next[index] = max(self.next[index], upto + 1)
-        return Batch(events=found, revision=upto)
+        return Batch(events=tuple(events), revision=upto)
 
     def relist(self, reason: str) -> Batch:
         """The last batch of a watch that cannot go on."""
@@ -62,21 +61,21 @@ class WatchStream:
 
     def __init__(self, endpoint: Endpoint, marks: Marks, within_s: float) -> None:
         self.endpoint = endpoint
-        self._marks = marks
-        self._within_s = within_s
+        self.marks = marks
+        self.within_s = within_s
         self._call: Any = None
         self._unconfirmed = set(range(len(marks.spans)))
-        self._parts: dict[int, list[Any]] = {}  # events of answers that come in fragments
+        self._parts: dict[int, list[Event]] = {}  # events of answers that come in fragments
 
     async def open(self, metadata: Metadata) -> None:
         """Ask for every scope from its mark on."""
         self._call = self.endpoint.stream(metadata)
         request, create = message("WatchRequest"), message("WatchCreateRequest")
-        for index, (key, end) in enumerate(self._marks.spans):
+        for index, (key, end) in enumerate(self.marks.spans):
             what = create(
                 key=key,
                 range_end=end,
-                start_revision=self._marks.next[index],
+                start_revision=self.marks.next[index],
                 progress_notify=True,
                 watch_id=index + 1,
                 fragment=True,
@@ -93,13 +92,16 @@ class WatchStream:
             return self._canceled(answer)
         if answer.created:
             self._unconfirmed.discard(index)
-            self._marks.meet(answer.header, index)
+            self.marks.meet(answer.header, index)
             return None
-        if index not in range(len(self._marks.spans)):
+        if index not in range(len(self.marks.spans)):
             return None  # a report on all watchers together, which nobody asked for
         # Fragments are held back until the last one, so that a transaction is never seen in halves or resumed in its middle.
-        self._parts.setdefault(index, []).extend(answer.events)
-        return None if answer.fragment else self._marks.seen(index, self._parts.pop(index), answer.header.revision)
+        parts = self._parts.setdefault(index, [])
+        parts += map(self.marks.names.event, answer.events)
+        if answer.fragment:
+            return None
+        return self.marks.seen(index, self._parts.pop(index), answer.header.revision)
 
     def close(self) -> None:
         """Cancel the stream."""
@@ -109,7 +111,7 @@ class WatchStream:
 
     def _canceled(self, answer: Any) -> Batch:
         if answer.compact_revision:
-            return self._marks.relist(f"the history before revision {answer.compact_revision} was compacted")
+            return self.marks.relist(f"the history before revision {answer.compact_revision} was compacted")
         reason = answer.cancel_reason
         # 3.4 and 3.5 say "permission denied" also when it is the login that has expired.
         denied = "permission denied" in reason or "auth token" in reason
@@ -121,10 +123,10 @@ class WatchStream:
     async def _step(self, step: Awaitable[T]) -> T:
         """Wait for one step of the stream: with a deadline until all watchers are confirmed, then for ever."""
         try:
-            async with asyncio.timeout(self._within_s if self._unconfirmed else None):
+            async with asyncio.timeout(self.within_s if self._unconfirmed else None):
                 return await step
         except TimeoutError:
-            fault = judge("DEADLINE_EXCEEDED", f"the watch was not confirmed within {self._within_s:g} s")
+            fault = judge("DEADLINE_EXCEEDED", f"the watch was not confirmed within {self.within_s:g} s")
             raise FailedError(fault, self.endpoint.name) from None
         except grpc.aio.AioRpcError as error:
             raise failed(error, self.endpoint.name) from None

