@@ -17,6 +17,18 @@ import typer
 
 #: verb -> the module whose `register` brings it, in the order that help lists them.
 VERBS: Final = {
+    "run": "elasticrl.cli.serve",
+    "daemon": "elasticrl.cli.serve",
+    "agent": "elasticrl.cli.serve",
+    "status": "elasticrl.cli.operate",
+    "events": "elasticrl.cli.operate",
+    "logs": "elasticrl.cli.operate",
+    "drain": "elasticrl.cli.operate",
+    "admit": "elasticrl.cli.operate",
+    "pause": "elasticrl.cli.operate",
+    "resume": "elasticrl.cli.operate",
+    "stop": "elasticrl.cli.operate",
+    "replay": "elasticrl.cli.replay",
     "config": "elasticrl.cli.config",
     "version": "elasticrl.cli.version",
 }
