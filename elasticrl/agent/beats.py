@@ -1,0 +1,252 @@
+"""What a worker says of itself, in a page of shared memory: its generation, step, phase, since when, last collective.
+
+The one idea: the training thread writes into memory that others have mapped too, so a beat costs a microsecond and no
+system call, and because only the training thread writes, a beat is progress and not mere life. Two copies are written in
+turn, each with a count and a checksum; a reader takes the newer whole one. So a worker may be killed in the middle of a
+write and its last beat is still there.
+
+    beat = Beat(path)                     # in the worker
+    beat.phase("rollout"); beat.sealed(1284)
+
+    page = Page(path)                     # anywhere else
+    page.read()                           # Snapshot(generation=14, step=1284, phase="rollout", ...) or None
+"""
+
+import mmap
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+MAGIC: Final = b"elbeat01"
+# count, generation, born, step, saved, pid, state, waiting, since, collective, bytes, phase, op, manifest
+BODY: Final = struct.Struct("<QqqqqIBBxxdqq32s32s160s")
+SUM: Final = struct.Struct("<I")
+HALF: Final = 512
+SIZE: Final = 2 * HALF + 64
+FIRST: Final = 64  # where the first copy begins; before it only the magic
+
+
+class State(IntEnum):
+    """Where a worker is between two generations."""
+
+    WARM = 0  # started, without a rank
+    JOINING = 1  # has a rank, not yet through its first collective
+    TRAINING = 2
+    PARKED = 3  # out of its group, state in hand, waiting for the next generation
+    DONE = 4  # all steps made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One beat. Times are on the machine's monotonic clock, which all its processes share.
+
+    Example: Snapshot(generation=14, step=1283, phase="rollout", since=812.4, state=State.TRAINING)
+    """
+
+    generation: int = 0
+    born: int = 0
+    step: int = 0  # newest sealed
+    saved: int = 0  # newest step whose disk checkpoint is whole
+    manifest: str = ""  # of `saved`
+    pid: int = 0
+    state: State = State.WARM
+    waiting: bool = False  # in a collective: somebody else may be the cause
+    since: float = 0.0  # when it came into this phase
+    phase: str = "warm"
+    collective: int = 0  # number of the newest
+    op: str = ""  # of the newest collective
+    bytes: int = 0  # moved by collectives so far
+
+
+def pack(count: int, beat: Snapshot) -> bytes:
+    """One copy, with its checksum in front."""
+    body = BODY.pack(
+        count, beat.generation, beat.born, beat.step, beat.saved, beat.pid, beat.state, beat.waiting, beat.since,
+        beat.collective, beat.bytes, short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
+    )  # fmt: skip
+    return SUM.pack(zlib.crc32(body)) + body
+
+
+def unpack(data: bytes) -> tuple[int, Snapshot] | None:
+    """A copy's count and what it says; None if it was being written, or never was."""
+    (checksum,) = SUM.unpack_from(data)
+    body = data[SUM.size : SUM.size + BODY.size]
+    if zlib.crc32(body) != checksum:
+        return None
+    count, generation, born, step, saved, pid, state, waiting, since, collective, moved, phase, op, manifest = (
+        BODY.unpack(body)
+    )
+    if count == 0:
+        return None
+    return count, Snapshot(
+        generation=generation, born=born, step=step, saved=saved, pid=pid, state=State(state), waiting=bool(waiting),
+        since=since, collective=collective, bytes=moved, phase=text(phase), op=text(op), manifest=text(manifest),
+    )  # fmt: skip
+
+
+def short(value: str, size: int) -> bytes:
+    """As many whole characters as fit."""
+    data = value.encode()
+    return data if len(data) <= size else data[:size].decode(errors="ignore").encode()
+
+
+def text(data: bytes) -> str:
+    """The string in a padded field."""
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+class Beat:
+    """The writing end. Call it from the training thread only: a helper thread that beats would hide a hang."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        # Without a path (a program that runs under nobody's eyes) the page is private memory, and everything else the same.
+        self._memory = mmap.mmap(-1, SIZE) if path is None else _map(path, create=True)
+        self.changed: Callable[[], None] | None = None  # called when the state changes, or there is something to commit
+        self._memory[: len(MAGIC)] = MAGIC
+        before = _newest(self._memory)
+        self._count = before[0] if before else 0
+        self.now = Snapshot(pid=os.getpid(), since=time.monotonic())
+        self._told = (self.now.state, self.now.saved)
+        self._write()
+
+    def phase(self, name: str) -> None:
+        """What begins now: rollout, reward, update, sync, save, ..."""
+        self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=False)
+        self._write()
+
+    def sealed(self, step: int) -> None:
+        """A step is done everywhere. It is the first sign that a new generation works."""
+        state = State.TRAINING if self.now.state is State.JOINING else self.now.state
+        self.now = replace(self.now, step=step, state=state, since=time.monotonic())
+        self._write()
+
+    def saved(self, step: int, manifest: str) -> None:
+        """A disk checkpoint is whole and waits for its commit. Only rank 0 says so."""
+        assert len(manifest.encode()) <= 160, f"manifest name {manifest!r} is over 160 bytes"
+        self.now = replace(self.now, saved=step, manifest=manifest)
+        self._write()
+
+    def collective(self, number: int, op: str, moved: int = 0) -> None:
+        """A collective begins: until `arrived`, others may be what we wait for."""
+        self.now = replace(self.now, collective=number, op=op, bytes=self.now.bytes + moved, waiting=True)
+        self._write()
+
+    def arrived(self) -> None:
+        """The collective is through."""
+        self.now = replace(self.now, waiting=False)
+        self._write()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, it is others who are waited for, as when a group is formed."""
+        self.now = replace(self.now, waiting=True)
+        self._write()
+        try:
+            yield
+        finally:
+            self.arrived()
+
+    def joining(self, generation: int, born: int, resume: int) -> None:
+        """A rank in a new generation was taken."""
+        step = max(resume, self.now.step) if self.now.generation else resume
+        self.now = replace(
+            self.now, generation=generation, born=born, step=step, state=State.JOINING, phase="reform",
+            since=time.monotonic(), waiting=False,
+        )  # fmt: skip
+        self._write()
+
+    def training(self) -> None:
+        """The first collective of this generation went through."""
+        self.now = replace(self.now, state=State.TRAINING, since=time.monotonic(), waiting=False)
+        self._write()
+
+    def parked(self, generation: int) -> None:
+        """Out of the group, state in hand. `generation` is the newest that this worker was told of."""
+        generation = max(generation, self.now.generation)
+        self.now = replace(
+            self.now, generation=generation, state=State.PARKED, phase="parked", since=time.monotonic(), waiting=False
+        )
+        self._write()
+
+    def done(self) -> None:
+        """All steps are made."""
+        self.now = replace(self.now, state=State.DONE, phase="done", since=time.monotonic(), waiting=False)
+        self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        copy = pack(self._count, self.now)
+        start = FIRST + HALF * (self._count % 2)
+        self._memory[start : start + len(copy)] = copy
+        told = (self.now.state, self.now.saved)
+        if told != self._told:
+            self._told = told
+            if self.changed is not None:
+                self.changed()
+
+
+class Page:
+    """The reading end. The worker may be alive, stopped or dead."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._memory = _map(path, create=True)
+
+    def read(self) -> Snapshot | None:
+        """The newest whole beat; None before the first."""
+        for _ in range(3):  # a writer that is being read can tear one copy at a time
+            newest = _newest(self._memory)
+            if newest is not None:
+                return newest[1]
+        return None
+
+    def close(self) -> None:
+        """Forget the page and remove its file."""
+        self._memory.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _map(path: Path, *, create: bool) -> mmap.mmap:
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(handle).st_size < SIZE:
+            os.ftruncate(handle, SIZE)
+        return mmap.mmap(handle, SIZE)
+    finally:
+        os.close(handle)
+
+
+def _newest(memory: mmap.mmap) -> tuple[int, Snapshot] | None:
+    copies = (unpack(memory[start : start + HALF]) for start in (FIRST, FIRST + HALF))
+    return max((copy for copy in copies if copy), key=lambda copy: copy[0], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What the kernel says of a process: its start (a pid alone may be somebody else's by now), and whether it is stopped.
+
+    Example: Life(pid=4711, started=9911823, stopped=False)
+    """
+
+    pid: int
+    started: int  # clock ticks after boot
+    stopped: bool
+
+
+def life(pid: int) -> Life | None:
+    """From /proc/PID/stat; None if the process is gone, a zombie included."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, started = fields[0], int(fields[19])
+    if state in "ZX":
+        return None
+    return Life(pid=pid, started=started, stopped=state in "Tt")

@@ -1,0 +1,173 @@
+"""How a process ended, judged: whose doing it was, and what else there is to know about it.
+
+The idea: one pure function (`judge`) over facts that others have gathered. What the program did itself (an exception, a bad
+signal) counts towards a crash loop; what was done to it (a kill, the kernel short of memory, a peer that went away) does not.
+"""
+
+import os
+import re
+import signal
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+# Signals that a program brings upon itself. All others come from somebody else.
+BAD: Final = {
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+}
+
+# Exceptions that say that somebody else went away. A rank that dies of one is a victim.
+VICTIM: Final = re.compile(
+    r"^(Broken|Interrupted|GangError|DistNetworkError|DistStoreError)\b"
+    r"|[Cc]onnection (closed by peer|reset by peer|refused|was reset)"
+    r"|[Bb]roken pipe|Timed out waiting \d+ms for (recv|send)|remote process exited"
+    r"|ncclRemoteError|NCCL communicator was aborted"
+)
+
+TAIL_BYTES: Final = 16 * 1024
+TAIL_LINES: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known when a process has ended."""
+
+    code: int | None  # negative: a signal; None: nobody could say
+    message: str = ""  # "ValueError: bad prompt", from torch's error file
+    killed: str = ""  # why we killed it ourselves
+    memory: str = ""  # what the kernel says about running out of memory
+
+
+def judge(facts: Facts) -> tuple[str, bool]:
+    """The cause in a sentence, and whether it was the program's own doing.
+
+    >>> judge(Facts(code=1, message="ValueError: bad prompt"))
+    ('exit code 1: ValueError: bad prompt', True)
+    >>> judge(Facts(code=-9))
+    ('signal 9 (SIGKILL)', False)
+    """
+    if facts.killed:
+        return facts.killed, False
+    if facts.memory:
+        return f"out of memory: {facts.memory}", False
+    if facts.code is None:
+        return "it ended, and nobody could say how", False
+    if facts.code < 0:
+        return f"signal {-facts.code} ({signal_name(-facts.code)})", -facts.code in BAD
+    if facts.message:
+        return f"exit code {facts.code}: {facts.message}", VICTIM.search(facts.message) is None
+    return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def exception_of(data: Any) -> tuple[str, str]:
+    """Message and traceback out of what torch's `@record` wrote; its first line only, as causes are compared."""
+    message = data.get("message", "") if isinstance(data, dict) else ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo", {})
+        trace = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+        return str(message.get("message", "")).split("\n", 1)[0][:500], trace
+    return ("", "") if message in ("", "<NONE>") else (str(message).split("\n", 1)[0][:500], "")
+
+
+def tail(path: Path) -> tuple[str, ...]:
+    """The last lines of a log."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(deque(lines, maxlen=TAIL_LINES))
+
+
+def core_of(code: int | None) -> str:
+    """Where the kernel puts core files, if this end may have left one."""
+    if code is None or -code not in BAD:
+        return ""
+    try:
+        return Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+class Memory:
+    """What the kernel tells about processes it killed for want of memory: its log where we may read it, else a count."""
+
+    def __init__(self) -> None:
+        self._counter = _oom_counter()
+        self._killed = self._count()
+        self._log: int | None = None
+        try:
+            self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log, 0, os.SEEK_END)
+        except OSError:
+            pass  # an unprivileged user may not; the counter remains
+        self._said: dict[int, str] = {}
+
+    def evidence(self, pid: int, code: int | None) -> str:
+        """What speaks for the kernel having ended this process for want of memory; "" if nothing does."""
+        if code != -signal.SIGKILL:
+            return ""
+        self._read_log()
+        if pid in self._said:
+            return self._said[pid]
+        killed = self._count()
+        if killed > self._killed:
+            self._killed = killed
+            return f"the kernel killed a process of this node's cgroup for want of memory ({self._counter})"
+        return ""
+
+    def _count(self) -> int:
+        try:
+            text = self._counter.read_text(encoding="utf-8") if self._counter else ""
+        except OSError:
+            return 0
+        found = re.search(r"^oom_kill (\d+)", text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    def _read_log(self) -> None:
+        while self._log is not None:
+            try:
+                line = os.read(self._log, 8192).decode(errors="replace")
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue  # the kernel overwrote what we had not read yet
+            except OSError:
+                self._log = None
+                return
+            found = re.search(r"[Kk]illed process (\d+)", line)
+            if found:
+                self._said[int(found[1])] = line.rpartition(";")[2].strip().split("\n", 1)[0]
+
+
+def _oom_counter() -> Path | None:
+    """The file of our cgroup that counts such kills: version 2, else 1."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        place = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}.get(controllers)
+        if place:
+            file = Path("/sys/fs/cgroup") / place[0] / path.lstrip("/") / place[1]
+            if file.exists():
+                return file
+    return None

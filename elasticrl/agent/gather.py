@@ -1,0 +1,107 @@
+"""From the beats of a node's workers to the one word that the core hears of them. Pure.
+
+The idea: what a worker says of itself only counts for the generation it says it in. A worker that was told of a newer one and
+has not taken it yet is joining, whatever its page says.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from elasticrl.agent.beats import Snapshot, State
+from elasticrl.core.model import Stall, Work
+from elasticrl.core.suspect import Budgets, Progress
+
+RESTING = frozenset({State.WARM, State.PARKED, State.DONE})  # nobody expects progress of these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beating:
+    """One seated process, as it looks now."""
+
+    slot: int
+    beat: Snapshot
+    stopped: bool = False  # the kernel says so
+    finished: bool = False  # it ended with exit code 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was learned by looking once at all pages."""
+
+    work: Work = Work.NONE
+    step: int = 0
+    saved: int = 0
+    manifest: str = ""
+    stall: Stall | None = None
+
+
+def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float, *, plain: bool) -> Look:
+    """Sum up. `plain`: the programs know no seat, so a process that runs is taken to train."""
+    workers = list(workers)
+    if not workers:
+        return Look()
+    stalls = [stall for w in workers if not (plain or w.finished) and (stall := stall_of(w, budgets, now))]
+    # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
+    worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
+    newest = max(workers, key=lambda w: w.beat.saved)
+    return Look(
+        work=work_of(workers, generation, worst, plain=plain),
+        step=min(w.beat.step for w in workers),
+        saved=newest.beat.saved,
+        manifest=newest.beat.manifest,
+        stall=worst,
+    )
+
+
+def work_of(workers: list[Beating], generation: int, stall: Stall | None, *, plain: bool) -> Work:
+    """The word for all of them: done or parked if all are, joining if any is."""
+    if all(w.finished or w.beat.state is State.DONE for w in workers):
+        return Work.DONE
+    if plain:
+        return Work.TRAINING
+    states = {state_of(w, generation) for w in workers}
+    if State.JOINING in states:
+        return Work.JOINING
+    if stall is not None and stall.waiting:
+        return Work.STALLED
+    if State.PARKED in states:
+        return Work.PARKED
+    return Work.TRAINING
+
+
+def state_of(worker: Beating, generation: int) -> State:
+    """Its state in this generation."""
+    if worker.finished:
+        return State.DONE
+    behind = worker.beat.generation < generation or worker.beat.state is State.WARM
+    return State.JOINING if behind else worker.beat.state
+
+
+def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
+    """The stall this worker is in, if it is in one."""
+    beat = worker.beat
+    if beat.state in RESTING and not worker.stopped:
+        return None
+    progress = Progress(
+        slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
+        stopped=worker.stopped,
+    )  # fmt: skip
+    return budgets.stalled(progress, now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long phases take here: budgets, and the phase each worker was last seen in."""
+
+    budgets: Budgets
+    seen: Mapping[int, Snapshot] = field(default_factory=dict)
+
+    def learn(self, workers: Iterable[Beating]) -> "Pace":
+        """A phase that was left between two looks took about as long as from its beginning to the next one's."""
+        budgets, seen = self.budgets, dict(self.seen)
+        for worker in workers:
+            before, beat = seen.get(worker.slot), worker.beat
+            if before and before.pid == beat.pid and before.since < beat.since and before.state is State.TRAINING:
+                budgets = budgets.learn(before.phase, beat.since - before.since)
+            seen[worker.slot] = beat
+        return Pace(budgets=budgets, seen=seen)

@@ -1,0 +1,572 @@
+"""torch's elastic agent for one node, led by orders: it starts, seats, watches and ends workers, and decides nothing.
+
+The one idea: torch's agent loop restarts everybody whenever anything changes. Here torch's classes start processes, read how
+they ended and keep the worker group's books, while who is in comes from outside, as a generation with ranks. A living worker
+is told of a new generation; only a dead or sick one is replaced, by a process that is warm already.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from elasticrl.agent import exits, pool, seat, wire, worker
+from elasticrl.agent.beats import Snapshot, life
+from elasticrl.agent.gather import Beating, Look, Pace, look
+from elasticrl.agent.logs import Logs, TorchLogs
+from elasticrl.agent.server import Server
+from elasticrl.agent.spec import Spec
+from elasticrl.agent.stores import Stores
+from elasticrl.agent.wire import Ended, Gang, Report
+from elasticrl.core.model import Exit, Work
+from elasticrl.core.suspect import Budgets
+
+LOOK_S: Final = 0.1  # how often beats are looked at while anybody is seated
+REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
+END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
+START_S: Final = 60.0  # how long a rank waits for a process to be started for it
+QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
+log = logging.getLogger(__name__)
+
+
+class Told(RendezvousHandler):
+    """The rendezvous of an agent that is led: it was told the result. Nothing is negotiated, nobody is ever waiting."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.gang: Gang | None = None
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return "elasticrl"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The store at MASTER_ADDR is an agent's."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The generation that was ordered, as torch wants to see it."""
+        assert self.gang is not None
+        nodes = list(dict.fromkeys(self.gang.nodes))
+        host, _, port = self.gang.endpoint.rpartition(":")
+        address = RendezvousStoreInfo(host.strip("[]"), int(port or 0))
+        return RendezvousInfo(HashStore(), nodes.index(self.gang.nodes[self.gang.rank]), len(nodes), address)
+
+    def is_closed(self) -> bool:
+        """Never: the agent ends when it is told to."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody; only the core decides who is in."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The job's name."""
+        return self._job
+
+    def shutdown(self) -> bool:
+        """Nothing is open."""
+        return True
+
+
+class Hand(LocalElasticAgent):
+    """One node's agent. `run()` serves until it is told to quit."""
+
+    def __init__(self, spec: Spec, runtime: Path) -> None:
+        self._told = Told(spec.job)
+        torch_spec = WorkerSpec(
+            role="train",
+            local_world_size=spec.slots,
+            rdzv_handler=self._told,
+            entrypoint=worker.main,
+            max_restarts=0,
+            local_addr=spec.host,
+        )
+        start_method = "forkserver" if spec.start == "fork" else "spawn"
+        super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method=start_method)
+        self._spec = spec
+        self._runtime = runtime
+        for folder in ("beats", "errors"):
+            (runtime / folder).mkdir(mode=0o700, exist_ok=True)
+            for left in (runtime / folder).iterdir():
+                left.unlink()
+        self._logs = Logs(Path(spec.log_dir), limit_bytes=spec.log_limit_bytes, keep=spec.log_keep)
+        self._stores = Stores(spec.host)
+        self._memory = exits.Memory()
+        self._contexts = ThreadPoolExecutor(1, "elasticrl-contexts")  # see pool: one thread for all of torch's contexts
+        self._spares: list[pool.Process] = []
+        self._seated: dict[int, pool.Process] = {}  # by slot
+        self._ending: set[pool.Process] = set()  # killed by us, not yet gone
+        self._gang: Gang | None = None
+        self._generation = 0  # the newest that an order spoke of
+        self._halting: wire.Halt | None = None
+        self._exit: Exit | None = None
+        self._ended: list[Ended] = []
+        self._ends = 0
+        self._last = Look()
+        self._pace = Pace(budgets=Budgets(settings=spec.timeouts))
+        self._problem = ""
+        self._stopping = ""
+        self._number = 0
+        self._starting = 0
+        self._pause_s = 0.0  # before the next start, after starts that came to nothing
+        self._sent: Report | None = None
+        self._sent_at = 0.0
+        self._changed = asyncio.Event()  # there is something to look at
+        self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
+        self._quit = asyncio.Event()
+        self._listener: Callable[[Report], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._me = life(os.getpid())
+
+    # ---- the loop, in place of torch's
+
+    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
+        return asyncio.run(self._serve())
+
+    async def _serve(self) -> RunResult:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain, f"the agent was sent {number.name}")
+        async with Server(self._runtime / "agent.sock", self._take, self._report_now) as server:
+            self._listener = server.send
+            self._fill()
+            orphaned = time.monotonic()
+            while not self._quit.is_set():
+                self._changed.clear()
+                self._look()
+                if server.connected:
+                    orphaned = time.monotonic()
+                elif self._spec.orphan_s and time.monotonic() - orphaned > self._spec.orphan_s:
+                    self._drain(f"no daemon for {self._spec.orphan_s:g} s")
+                await self._pause()
+            await self._end_all()
+        return RunResult(state=WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in self._group.workers})
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S if self._seated else REPORT_S):
+                await self._changed.wait()
+
+    def _poke(self) -> None:
+        """Look at once."""
+        self._changed.set()
+        stirred, self._stirred = self._stirred, asyncio.Event()
+        stirred.set()
+
+    async def _until(self, true: Callable[[], bool], within_s: float) -> bool:
+        """Wait for this to hold; False if it does not in time."""
+        deadline = time.monotonic() + within_s
+        while not true():
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._stirred.wait()
+            except TimeoutError:
+                return true()
+        return True
+
+    @property
+    def _group(self) -> WorkerGroup:
+        return self.get_worker_group()
+
+    # ---- orders
+
+    def _take(self, order: wire.Order) -> None:
+        """Perform an order. What was performed already is passed over, so it may be sent any number of times."""
+        match order:
+            case wire.Launch(gang=gang) if gang.generation > self._generation:
+                self._enter(gang.generation, gang.endpoint)
+                self._spawn(self._launch(gang))
+            case wire.Reform(gang=gang) if gang.generation > self._generation:
+                self._enter(gang.generation, gang.endpoint)
+                self._reform(gang)
+            case wire.Park() if order.generation > self._generation:
+                self._enter(order.generation, order.endpoint)
+                self._park(order)
+            case wire.Halt():
+                self._halt(order)
+            case wire.Kill(slot=slot, cause=cause):
+                if slot in self._seated:
+                    self._seated[slot].end(cause)
+            case wire.Acknowledge(ended=numbers):
+                self._ended = [end for end in self._ended if end.number not in numbers]
+            case wire.Quit(reason=reason):
+                self._stopping = reason
+                self._quit.set()
+            case _:
+                pass
+        self._poke()
+
+    def _enter(self, generation: int, endpoint: str) -> None:
+        self._generation = generation
+        self._halting = None
+        self._stores.plan_uses(endpoint)
+
+    async def _launch(self, gang: Gang) -> None:
+        """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
+        self._gang, self._exit, self._last = gang, None, Look(step=gang.resume)
+        self._dismiss(self._seated.values(), "fresh processes take over")
+        # Those we killed must be gone first: they hold GPU memory.
+        await self._until(lambda: not self._ending or self._gang is not gang, END_S)
+        self._fill(at_least=gang.slots)
+        await self._until(lambda: len(self._candidates()) >= gang.slots or self._gang is not gang, START_S)
+        if self._gang is not gang or self._generation != gang.generation:
+            return  # a newer order has come
+        if len(self._candidates()) < gang.slots:
+            self._exit = Exit(
+                generation=gang.generation, slot=0, step=gang.resume, own=False,
+                cause=f"no process could be started within {START_S:g} s{': ' if self._problem else ''}{self._problem}",
+            )  # fmt: skip
+            return
+        self._told.gang = gang
+        self._initialize_workers(self._group)
+        self._fill()
+        self._poke()
+
+    def _reform(self, gang: Gang) -> None:
+        """Tell the living; a program that cannot be told is started afresh."""
+        if self._spec.speaks == "env" or not self._seated or any(p.finished for p in self._seated.values()):
+            self._spawn(self._launch(replace(gang, born=gang.generation)))
+            return
+        self._gang = self._told.gang = gang
+        self._rendezvous(self._group)
+        for slot, process in self._seated.items():
+            self._assign(process, gang, slot)
+
+    def _park(self, park: wire.Park) -> None:
+        if self._spec.speaks == "env":
+            self._dismiss(self._seated.values(), park.reason)
+            return
+        for process in self._seated.values():
+            self._tell(process, seat.Park(generation=park.generation, reason=park.reason))
+
+    def _halt(self, halt: wire.Halt) -> None:
+        if self._halting and not (self._halting.save and not halt.save):
+            return  # it is going on already
+        self._generation = max(self._generation, halt.generation)
+        if not halt.save:
+            self._halting = halt
+            self._dismiss(self._seated.values(), halt.reason)
+        elif self._seated:
+            self._halting = halt
+            self._ask_to_end(
+                seat.Halt(generation=halt.generation, save=True, within_s=halt.within_s, reason=halt.reason)
+            )
+
+    def _ask_to_end(self, order: seat.Halt) -> None:
+        asked = [p for p in self._seated.values() if not p.finished]
+        for process in asked:
+            if self._spec.speaks == "env":
+                signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
+            else:
+                self._tell(process, order)
+        self._spawn(self._end_later(asked, order))
+
+    async def _end_later(self, processes: list[pool.Process], order: seat.Halt) -> None:
+        def left() -> list[pool.Process]:
+            return [p for p in processes if p in self._seated.values() and not p.finished]
+
+        if not await self._until(lambda: not left(), order.within_s):
+            self._dismiss(left(), f"it had not ended {order.within_s:g} s after it was asked to ({order.reason})")
+
+    def _drain(self, reason: str) -> None:
+        """The agent itself shall end: its workers get `stop_s` to save and end, unless the daemon is quicker."""
+        if self._stopping:
+            return
+        self._stopping = reason
+        order = wire.Halt(generation=self._generation, save=True, within_s=self._spec.stop_s, reason=reason)
+        self._spawn(self._end_then_quit(order))
+        self._poke()
+
+    async def _end_then_quit(self, order: wire.Halt) -> None:
+        self._halt(order)
+        await self._until(lambda: all(p.finished for p in self._seated.values()), order.within_s + 1.0)
+        self._quit.set()
+        self._poke()
+
+    def _assign(self, process: pool.Process, gang: Gang, slot: int) -> None:
+        path = self._logs.ranked(gang.generation, gang.rank + slot)
+        try:
+            process.assign(gang, slot, path)
+        except OSError as error:
+            process.end(f"it takes no orders ({error})")
+
+    def _tell(self, process: pool.Process, order: seat.Order) -> None:
+        try:
+            process.tell(order)
+        except OSError as error:
+            process.end(f"it takes no orders ({error})")
+
+    # ---- torch's hooks
+
+    def _assign_worker_ranks(self, *_: object) -> list[Worker]:
+        """As ordered, instead of as negotiated through the store."""
+        gang = self._told.gang
+        assert gang is not None
+        return [
+            Worker(
+                local_rank=slot, global_rank=gang.rank + slot, role_rank=gang.rank + slot, world_size=gang.world,
+                role_world_size=gang.world,
+            )
+            for slot in range(gang.slots)
+        ]  # fmt: skip
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Hand each rank to a process that torch's contexts have started already."""
+        gang = self._told.gang
+        assert gang is not None
+        self._seated = dict(enumerate(self._candidates()[: gang.slots]))
+        self._spares = [process for process in self._spares if process not in self._seated.values()]
+        for slot, process in self._seated.items():
+            self._assign(process, gang, slot)
+        return {worker.local_rank: self._seated[worker.local_rank].pid for worker in worker_group.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature
+        self._dismiss(self._seated.values(), "the worker group was stopped")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002 - torch's signature
+        """What torch's loop would ask; ours is told by the kernel and needs no asking."""
+        work = self._report_now().work
+        if work is Work.FAILED:
+            return RunResult(state=WorkerState.FAILED)
+        if work is Work.DONE:
+            return RunResult(state=WorkerState.SUCCEEDED)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
+        for process in (*self._spares, *self._seated.values(), *self._ending):
+            if not process.finished:
+                process.end("the agent ends")
+        self._contexts.shutdown(wait=False)
+
+    # ---- processes
+
+    def _candidates(self) -> list[pool.Process]:
+        """Processes that can take a rank, the warm ones first."""
+        return sorted((p for p in self._spares if not p.killed), key=lambda p: (not p.warm, p.number))
+
+    def _wanted(self) -> int:
+        """How many processes should be warm: a seat's worth, or none beside a seat that is to have no spares."""
+        if self._stopping:
+            return 0
+        if self._seated and not self._spec.spares:
+            return 0
+        return max(self._spec.slots, self._spec.spares)
+
+    def _fill(self, at_least: int = 0) -> None:
+        """Start what is missing, beside everything else."""
+        missing = max(self._wanted(), at_least) - len(self._spares) - self._starting
+        for _ in range(missing):
+            self._starting += 1
+            self._spawn(self._start())
+
+    async def _start(self) -> None:
+        self._number += 1
+        number, pause_s = self._number, self._pause_s
+        try:
+            await asyncio.sleep(pause_s)
+            if self._quit.is_set():
+                return
+            loop = asyncio.get_running_loop()
+            process = await loop.run_in_executor(
+                self._contexts, pool.start, self._spec, number, self._runtime, self._logs
+            )
+        except (OSError, EOFError, RuntimeError) as error:
+            self._problem = f"no process can be started: {error}"
+            log.warning("%s", self._problem)
+            self._slow_down()
+            return
+        finally:
+            self._starting -= 1
+        self._spares.append(process)
+        loop.add_reader(process.channel, self._heard, process)
+        loop.add_reader(process.pidfd, self._died, process)
+        self._poke()
+
+    def _slow_down(self) -> None:
+        self._pause_s = min(10.0, max(0.2, 2 * self._pause_s))
+        asyncio.get_running_loop().call_later(self._pause_s, self._fill)
+
+    def _heard(self, process: pool.Process) -> None:
+        if not process.hear():
+            asyncio.get_running_loop().remove_reader(process.channel)
+        elif process.warm and process.slot is None:
+            self._pause_s, self._problem = 0.0, ""
+        self._poke()
+
+    def _dismiss(self, processes: Iterable[pool.Process], why: str) -> None:
+        """End seated processes whose end is no failure."""
+        for process in list(processes):
+            if process.slot is not None and self._seated.get(process.slot) is process:
+                del self._seated[process.slot]
+                if not process.finished:
+                    self._ending.add(process)
+                    process.end(why)
+
+    def _died(self, process: pool.Process) -> None:
+        """The kernel says that a process has ended."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(process.pidfd)
+        loop.remove_reader(process.channel)
+        self._spawn(self._bury(process))
+
+    async def _bury(self, process: pool.Process) -> None:
+        loop = asyncio.get_running_loop()
+        code, failure = await loop.run_in_executor(self._contexts, process.collect)
+        beat = process.page.read() or Snapshot()
+        if process in self._ending:
+            self._ending.discard(process)
+        elif process in self._spares:
+            self._spares.remove(process)
+            end = self._end_of(process, beat, code, failure)
+            self._problem = f"a process ended before it was warm: {end.exit.cause}" if not process.warm else ""
+            self._slow_down()
+        elif code == 0 or (self._halting and process.killed):
+            process.finished = True
+            self._last = self._look_at()
+        else:
+            self._fail(process, self._end_of(process, beat, code, failure))
+        if not process.finished:
+            process.close()
+        if self._halting and all(p.finished for p in self._seated.values()):
+            self._last = replace(self._look_at(), work=Work.NONE, stall=None) if self._seated else self._last
+            for done in self._seated.values():
+                done.close()
+            self._seated.clear()
+        self._fill()
+        self._poke()
+
+    def _fail(self, process: pool.Process, end: Ended) -> None:
+        """A seated process ended: the seat fails whole, since the core plans by seats."""
+        self._last = replace(self._look_at(), work=Work.FAILED, stall=None)
+        self._exit = end.exit
+        if process.slot is not None and self._seated.get(process.slot) is process:
+            del self._seated[process.slot]
+        self._dismiss(self._seated.values(), f"its neighbour in slot {process.slot} ended: {end.exit.cause}")
+
+    def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
+        message, trace = exits.exception_of(failure.error_file_data) if failure else ("", "")
+        memory = self._memory.evidence(process.pid, code)
+        cause, own = exits.judge(exits.Facts(code=code, message=message, killed=process.killed, memory=memory))
+        self._ends += 1
+        generation = self._gang.generation if self._gang and process.slot is not None else 0
+        end = Ended(
+            number=self._ends, pid=process.pid, rank=process.rank, code=code, message=message, traceback=trace,
+            exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
+            memory=memory, core=exits.core_of(code), log=str(process.log), tail=exits.tail(process.log), at=time.time(),
+        )  # fmt: skip
+        self._ended.append(end)
+        return end
+
+    async def _end_all(self) -> None:
+        """Kill what is left, and see it gone."""
+        self._shutdown_processes()
+        deadline = time.monotonic() + END_S
+        while self._tasks and time.monotonic() < deadline:
+            await asyncio.wait(self._tasks, timeout=0.1)
+        for task in self._tasks:
+            task.cancel()
+
+    def _shutdown_processes(self) -> None:
+        self._dismiss(self._seated.values(), "the agent ends")
+        for process in self._spares:
+            process.end("the agent ends")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished_task)
+
+    def _finished_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("bug", exc_info=error)
+
+    # ---- what is reported
+
+    def _look(self) -> None:
+        """Look at all beats, and report what has changed."""
+        if any(not p.finished for p in self._seated.values()):
+            self._last = self._look_at()
+            for process in self._seated.values():
+                if self._logs.rotate(process.log):
+                    process.reopen()
+        report = self._report_now()
+        now = time.monotonic()
+        if self._listener and (news(report) != news(self._sent) or now >= self._sent_at + REPORT_S):
+            self._sent, self._sent_at = report, now
+            self._listener(report)
+
+    def _look_at(self) -> Look:
+        now = time.monotonic()
+        plain = self._spec.speaks == "env"
+        beating = []
+        for slot, process in sorted(self._seated.items()):
+            beat = process.page.read() or Snapshot()
+            quiet = now - beat.since > QUIET_S
+            alive = life(process.pid) if quiet and not process.finished else None
+            stopped = alive is not None and alive.stopped
+            beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
+        self._pace = self._pace.learn(beating)
+        return look(beating, self._generation, self._pace.budgets, now, plain=plain)
+
+    def _report_now(self) -> Report:
+        """The whole picture."""
+        warm = sum(p.warm and not p.killed for p in self._spares)
+        here = self._last
+        work = here.work
+        if self._exit is not None:
+            work = Work.FAILED
+        elif not self._seated:
+            joining = self._gang is not None and self._generation == self._gang.generation and not self._halting
+            work = Work.JOINING if joining and self._tasks else Work.NONE
+        gang = self._gang
+        return Report(
+            work=work,
+            generation=self._exit.generation if self._exit else self._generation,
+            born=gang.born if gang and (self._seated or work is Work.JOINING) else 0,
+            warm=warm >= self._spec.slots,
+            step=here.step,
+            saved=here.saved,
+            manifest=here.manifest,
+            exit=self._exit,
+            stall=here.stall if self._seated else None,
+            endpoint=self._stores.endpoint,
+            pid=self._me.pid if self._me else 0,
+            started=self._me.started if self._me else 0,
+            workers=tuple(
+                wire.Worker(
+                    slot=slot, rank=p.rank or 0, pid=p.pid, started=p.started, beat=str(p.page.path), log=str(p.log)
+                )
+                for slot, p in sorted(self._seated.items())
+            ),
+            spares=warm,
+            ended=tuple(self._ended),
+            problem=self._problem,
+            stopping=self._stopping,
+        )
+
+
+def news(report: Report | None) -> Report | None:
+    """A report without what changes all the time."""
+    if report is None:
+        return None
+    stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
+    return replace(report, step=0, stall=stall)

@@ -1,0 +1,87 @@
+"""The daemon's end of the agent's socket, and how a daemon starts an agent. No torch here.
+
+The one idea: the link is always being made. Reports come when there is a connection, orders are lost when there is none, and
+the core decides lost orders again.
+"""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticrl.agent import spec as specs
+from elasticrl.agent import wire
+
+log = logging.getLogger(__name__)
+RETRY_S = 0.05  # a unix socket costs nothing to try
+
+
+class Link:
+    """Keeps the connection to one agent; run it beside the daemon's loop."""
+
+    def __init__(
+        self, path: Path, reported: Callable[[wire.Report], None], lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self.latest: wire.Report | None = None
+        self._path = path
+        self._reported = reported
+        self._lost = lost
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Is the agent there?"""
+        return self._writer is not None
+
+    def send(self, order: wire.Order) -> bool:
+        """Tell the agent; False if it is not there (the next report shows what it does)."""
+        if self._writer is None or self._writer.is_closing():
+            return False
+        self._writer.write(wire.encode(order))
+        return True
+
+    async def run(self) -> None:
+        """Until cancelled: connect, read reports, connect again."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=wire.LIMIT)
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._writer = writer
+            try:
+                await self._read(reader)
+            except (ConnectionError, ValueError) as error:
+                log.warning("the agent's connection ends: %s", error)
+            finally:
+                self._writer = None
+                writer.close()
+            self._lost()
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = wire.decode(line)
+            if isinstance(message, wire.Report):
+                self.latest = message
+                self._reported(message)
+
+
+def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:
+    """Start an agent that outlives its starter. Its own words go to `agent.log` in its log folder."""
+    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = runtime / "agent.json"
+    private = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(private, "w", encoding="utf-8") as file:
+        file.write(specs.dump(spec))
+    folder = Path(spec.log_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
+    with (folder / "agent.log").open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, **specs.common_env(spec)},
+        )  # fmt: skip

@@ -1,0 +1,45 @@
+"""`python -m elasticrl.agent --runtime-dir DIR --spec SPEC.json`: the agent of one node, a process of its own.
+
+It alone starts and reaps workers. It is independent of the daemon, which may die, be upgraded and come back; its own death
+ends its workers. `agent.sock` in the runtime directory is where a daemon leads it.
+"""
+
+import argparse
+import fcntl
+import logging
+import os
+import sys
+from pathlib import Path
+
+from elasticrl.agent.spec import BadSpec, common_env, load
+
+
+def main() -> int:
+    """Serve until told to quit. Exit codes: 0 ended as asked, 2 cannot begin."""
+    parser = argparse.ArgumentParser(prog="python -m elasticrl.agent", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--runtime-dir", type=Path, required=True)
+    parser.add_argument("--spec", type=Path, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    runtime: Path = options.runtime_dir.resolve()
+    try:
+        spec = load(options.spec)
+    except BadSpec as error:
+        print(error, file=sys.stderr)
+        return 2
+    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (runtime / "agent.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print(f"an agent runs here already ({runtime}); stop it, or use another runtime directory", file=sys.stderr)
+            return 2
+        os.environ.update(common_env(spec))  # before torch is imported: thread pools read it then
+        from elasticrl.agent import pool
+        from elasticrl.agent.hand import Hand
+
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+        if spec.start == "fork":
+            pool.fork_server(spec)
+        Hand(spec, runtime).run()
+    return 0

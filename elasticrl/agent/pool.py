@@ -1,0 +1,155 @@
+"""One worker process, held by torch's own process context, and what the agent keeps beside it: pidfd, socket, beats, logs.
+
+Each process is a context of its own (torch's contexts are all or nothing: one failure ends all), started warm by torch's
+fork server context or, where a program cannot be forked, by its spawn context. Everything that touches a context runs in one
+thread: multiprocessing reads a child's status once, and two readers would lose it.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import select
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
+
+from elasticrl.agent import seat, warm, worker
+from elasticrl.agent.beats import Page, life
+from elasticrl.agent.logs import Logs, TorchLogs
+from elasticrl.agent.spec import Spec, common_env
+from elasticrl.agent.wire import Gang
+
+STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """A worker process: warm, then seated, then ended."""
+
+    number: int
+    pid: int
+    pidfd: int
+    started: int
+    context: MultiprocessContext
+    channel: socket.socket
+    page: Page
+    error_file: Path
+    log: Path
+    warm: bool = False
+    slot: int | None = None  # None: it has no rank
+    rank: int | None = None
+    killed: str = ""  # why we ended it
+    finished: bool = False  # ended with exit code 0
+
+    def assign(self, gang: Gang, slot: int, log: Path) -> None:
+        """Give it a rank, for the first time or anew. Raises OSError if it takes no orders."""
+        self.slot, self.rank, self.log = slot, gang.rank + slot, log
+        lanes = gang.lanes_of(self.rank)
+        place = seat.Assignment(
+            generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
+            lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
+            endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), role=gang.role.value,
+            reason=gang.reason,
+        )  # fmt: skip
+        self.tell(place)
+
+    def tell(self, order: seat.Order) -> None:
+        """Send an order. Raises OSError if it takes none."""
+        self._send(seat.write(order))
+
+    def reopen(self) -> None:
+        """Its log was renamed."""
+        with contextlib.suppress(OSError):
+            self._send(json.dumps({"is": "Log", "path": str(self.log)}).encode() + b"\n")
+
+    def _send(self, line: bytes) -> None:
+        sent = self.channel.send(line, socket.MSG_NOSIGNAL)
+        if sent < len(line):
+            raise BlockingIOError("the process does not read its orders")
+
+    def hear(self) -> bool:
+        """Read what it says (that it is warm, or that its beat is worth a look at once); False if it has said its last."""
+        try:
+            said = self.channel.recv(4096)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        self.warm = self.warm or b'"Ready"' in said
+        return bool(said)
+
+    def end(self, why: str) -> None:
+        """Kill it and its children, at once, stopped or not."""
+        self.killed = self.killed or why
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Kill what it has left running."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        """Has the kernel seen its end?"""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def collect(self) -> tuple[int | None, ProcessFailure | None]:
+        """How it ended: its exit code (None if nobody can say), and torch's account of a failure."""
+        child = self.context._pc.processes[0] if self.context._pc else None  # noqa: SLF001 - torch shows its sentinel nowhere
+        if child is None or not multiprocessing.connection.wait([child.sentinel], STATUS_S):
+            return None, None
+        result = self.context.wait(0)
+        self.sweep()
+        if result and result.failures:
+            return result.failures[0].exitcode, result.failures[0]
+        return child.exitcode, None
+
+    def close(self) -> None:
+        """Forget it."""
+        self.channel.close()
+        os.close(self.pidfd)
+        self.page.close()
+        self.error_file.unlink(missing_ok=True)
+
+
+def fork_server(spec: Spec) -> None:
+    """Say what the fork server shall import before the first process is started from it."""
+    os.environ[warm.FORK_SERVER] = f"{os.getpid()}:{','.join(('elasticrl.agent.worker', *spec.preload))}"
+    multiprocessing.set_forkserver_preload(["elasticrl.agent.warm"])
+
+
+def start(spec: Spec, number: int, runtime: Path, logs: Logs) -> Process:
+    """Start a process that gets warm and waits for a rank. Blocks until it runs."""
+    ours, theirs = socket.socketpair()
+    page = Page(runtime / "beats" / f"process_{number}")
+    error_file = runtime / "errors" / f"process_{number}.json"
+    log = logs.warm(number)
+    job = worker.Job(
+        program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
+        page=str(page.path), log=str(log),
+    )  # fmt: skip
+    with theirs:
+        context = start_processes(
+            name="worker",
+            entrypoint=worker.main,
+            args={0: (theirs, job)},
+            envs={0: common_env(spec)},
+            logs_specs=TorchLogs(error_file),
+            start_method="forkserver" if spec.start == "fork" else "spawn",
+        )
+    assert isinstance(context, MultiprocessContext)
+    pid = context.pids()[0]
+    ours.setblocking(False)
+    born = life(pid)
+    return Process(
+        number=number, pid=pid, pidfd=os.pidfd_open(pid), started=born.started if born else 0, context=context,
+        channel=ours, page=page, error_file=error_file, log=log,
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""The worker's side of its seat: how a training program learns which rank it has, and that this has changed.
+
+The one idea: the agent never kills a living worker to tell it something. A watcher thread reads orders from a socket and
+keeps only the newest; the training thread looks when it likes (`poll`), waits when it has nothing else to do (`wait`), and
+may ask to be called from the watcher's thread when an order comes (`on_order`), to break a wait in a collective.
+
+    seat = Seat.here()
+    while (place := seat.wait()) is not None:      # None: time to end
+        join(place.endpoint, place.prefix, place.rank, place.world)
+        while seat.poll() is None:
+            train_one_step()
+            seat.beat.sealed(step)
+        leave()
+
+No torch here: a program may hold a seat before it has imported anything. Without an agent there is no seat, and
+`Seat.here()` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from elasticrl.agent.beats import Beat, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class NoSeat(RuntimeError):
+    """This process was not started by an agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A rank in a generation.
+
+    Example: Assignment(generation=14, born=12, rank=2, world=4, slot=0, slots=2, lanes=(4, 6), all_lanes=8, resume=1260,
+        rung=1, endpoint="10.0.0.1:40123", prefix="g14/", nodes=("n00", "n00", "n03", "n03"), reason="n01/1 died")
+    """
+
+    generation: int
+    born: int  # generation whose launch started this process: equal to `generation` means that it has no state yet
+    rank: int
+    world: int
+    slot: int  # which of the node's processes; torch calls it the local rank
+    slots: int
+    lanes: tuple[int, int]  # the half-open range of lanes that this rank carries
+    all_lanes: int
+    resume: int  # newest committed step; a newer sealed one may be had from memory
+    rung: int
+    endpoint: str  # host:port of the TCPStore to meet in
+    prefix: str
+    nodes: tuple[str, ...]  # each rank's node
+    log: str = ""
+    role: str = "train"
+    reason: str = ""
+
+    @property
+    def host(self) -> str:
+        """Of the endpoint."""
+        return self.endpoint.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Of the endpoint."""
+        return int(self.endpoint.rpartition(":")[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park:
+    """Leave the group and wait for the next generation."""
+
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """End, having finished the step and saved if `save`; after `within_s` you are killed."""
+
+    generation: int
+    save: bool
+    within_s: float
+    reason: str = ""
+
+
+Order = Assignment | Park | Halt
+ORDERS: Final = {kind.__name__: kind for kind in (Assignment, Park, Halt)}
+
+
+def write(order: Order) -> bytes:
+    """An order as a line on the worker's socket."""
+    plain = {field.name: getattr(order, field.name) for field in fields(order)}
+    return json.dumps({"is": type(order).__name__, **plain}, separators=(",", ":")).encode() + b"\n"
+
+
+def read(plain: dict[str, Any]) -> Order:
+    """The order again."""
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    order: Order = ORDERS[plain.pop("is")](**plain)
+    return order
+
+
+def rank_env(place: Assignment) -> dict[str, str]:
+    """Variables as torchrun sets them for a rank, for programs that look at them."""
+    nodes = list(dict.fromkeys(place.nodes))
+    group_rank = nodes.index(place.nodes[place.rank]) if place.rank < len(place.nodes) else 0
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.slot),
+        "GROUP_RANK": str(group_rank),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_NAME": place.role,
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_WORLD_SIZE": str(place.slots),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_WORLD_SIZE": str(place.world),
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": str(place.port) if place.endpoint else "",
+        "TORCHELASTIC_RESTART_COUNT": str(place.generation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": os.environ.get("ELASTICRL_JOB", ""),
+        # The store at MASTER_ADDR is the agent's: rank 0 must not open a second one there, and need not leave last.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+class Seat:
+    """This process's seat. One per process."""
+
+    _here: ClassVar[Seat | None] = None
+
+    def __init__(self, channel: socket.socket, beat: Beat) -> None:
+        self.beat = beat
+        beat.changed = lambda: self._say("Look")
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._order: Order | None = None  # newest
+        self._number = 0  # of the newest
+        self._taken = 0  # newest that wait() has returned
+        self._told: Callable[[Order], None] | None = None
+        Seat._here = self
+        threading.Thread(target=self._watch, name="elasticrl-seat", daemon=True).start()
+
+    @classmethod
+    def here(cls) -> Seat:
+        """The seat of this process, or NoSeat."""
+        if cls._here is None:
+            raise NoSeat(
+                "this process holds no seat: it was not started by an elasticrl agent (start it with `elasticrl run`)"
+            )
+        return cls._here
+
+    def wait(self, timeout_s: float | None = None) -> Assignment | None:
+        """Blocks, parked, until there is a rank that was not taken yet; None when it is time to end (see `halt`).
+
+        Call it out of any process group: by calling it you say that your state is in hand and nobody waits for you.
+        """
+        with self._changed:
+            if not self._ready() and self.beat.now.state not in {State.WARM, State.DONE}:
+                self.beat.parked(self._order.generation if self._order else 0)
+            while not self._ready():
+                if isinstance(self._order, Park):
+                    self.beat.parked(self._order.generation)
+                if not self._changed.wait(timeout_s):
+                    raise TimeoutError(f"no rank within {timeout_s} s")
+            order = self._order
+            self._taken = self._number
+        if not isinstance(order, Assignment):
+            return None
+        open_log(order.log)
+        os.environ.update(rank_env(order))
+        self.beat.joining(order.generation, order.born, order.resume)
+        return order
+
+    def expect(self) -> Order | None:
+        """Blocks until there is any order, and leaves it untaken."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._order is not None)
+            return self._order
+
+    def ready(self) -> None:
+        """Tells the agent that this process is warm."""
+        self._say("Ready")
+
+    def poll(self) -> Order | None:
+        """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""
+        return None if self._number == self._taken else self._order
+
+    @property
+    def halt(self) -> Halt | None:
+        """How to end, if it is time to."""
+        return self._order if isinstance(self._order, Halt) else None
+
+    def on_order(self, told: Callable[[Order], None] | None) -> None:
+        """Call this from the watcher's thread at each order, and at once for one that is there already."""
+        with self._changed:
+            self._told = told
+            waiting = self.poll()
+        if told is not None and waiting is not None:
+            told(waiting)
+
+    def _say(self, word: str) -> None:
+        with contextlib.suppress(OSError):  # an agent that is gone has no use for it
+            self._channel.sendall(json.dumps({"is": word}).encode() + b"\n")
+
+    def _ready(self) -> bool:
+        return self._number != self._taken and not isinstance(self._order, Park)
+
+    def _watch(self) -> None:
+        for line in self._channel.makefile("rb"):
+            plain = json.loads(line)
+            if plain.get("is") == "Log":
+                open_log(plain["path"])
+                continue
+            order = read(plain)
+            with self._changed:
+                self._order = order
+                self._number += 1
+                told = self._told
+                self._changed.notify_all()
+            if told is not None:
+                told(order)
+        # The agent is gone. The kernel ends its workers; should it not have been able to, nobody would ever tell us anything.
+        os._exit(1)
+
+
+def open_log(path: str) -> None:
+    """From now on, what this process writes goes to the end of this file: straight, so that a kill loses nothing."""
+    if not path:
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,76 @@
+"""The agent's end of the socket: one daemon at a time; the newest connection is the one that counts."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from elasticrl.agent import wire
+
+log = logging.getLogger(__name__)
+BACKLOG_BYTES = 4 * wire.LIMIT  # a daemon that reads nothing for so long is cut off; it can come back
+
+
+class Server:
+    """Hands on the daemon's orders, and sends it reports: the whole picture first."""
+
+    def __init__(self, path: Path, take: Callable[[wire.Order], None], picture: Callable[[], wire.Report]) -> None:
+        self._path = path
+        self._take = take
+        self._picture = picture
+        self._daemon: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Is there a daemon?"""
+        return self._daemon is not None
+
+    async def __aenter__(self) -> Self:
+        self._path.unlink(missing_ok=True)  # the agent's lock says that nobody else listens there
+        mask = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._path, limit=wire.LIMIT)
+        finally:
+            os.umask(mask)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._daemon is not None:
+            self.send(self._picture())
+            self._daemon.close()
+        if self._server is not None:
+            self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    def send(self, report: wire.Report) -> None:
+        """To the daemon, if there is one."""
+        daemon = self._daemon
+        if daemon is None or daemon.is_closing():
+            return
+        if daemon.transport.get_write_buffer_size() > BACKLOG_BYTES:
+            daemon.close()
+            return
+        daemon.write(wire.encode(report))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        before, self._daemon = self._daemon, writer
+        if before is not None:
+            before.close()
+        self.send(self._picture())
+        try:
+            while line := await reader.readline():
+                order = wire.decode(line)
+                if self._daemon is writer and not isinstance(order, wire.Report):
+                    self._take(order)
+        except (ConnectionError, ValueError) as error:  # Garbled is one; so is a line over the limit
+            log.warning("the daemon's connection ends: %s", error)
+        finally:
+            if self._daemon is writer:
+                self._daemon = None
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()

@@ -1,0 +1,100 @@
+"""What an agent is told at its start, once: which program its workers run, how many, where their output goes.
+
+The daemon writes it as JSON (`dump`) into the runtime directory; everything that changes later comes as orders.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from elasticrl.core.settings import Timeouts
+
+
+class BadSpec(ValueError):
+    """The agent's spec cannot be used; the sentence says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One node's workers.
+
+    Example: Spec(job="ppo-7b", node="n03", slots=8, program=("-m", "elasticrl.ppo.main"), args=("run.yaml",),
+        log_dir="/var/log/elasticrl/ppo-7b")
+    """
+
+    job: str
+    node: str
+    program: tuple[str, ...]  # ("train.py",) or ("-m", "package.module")
+    args: tuple[str, ...] = ()
+    slots: int = 1
+    log_dir: str
+    host: str = "127.0.0.1"  # where other nodes reach this one's TCPStore
+    interface: str = ""  # for gloo and NCCL; "": theirs to choose
+    preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+    spares: int = 1  # warm processes kept while training; none is kept for 0
+    start: Literal["fork", "spawn"] = (
+        "fork"  # fork: from a process that has imported all; spawn: each imports for itself
+    )
+    speaks: Literal["seat", "env"] = (
+        "seat"  # env: the program knows torchrun's environment only, and restarts for each plan
+    )
+    threads: int = 1  # per worker, the same for every world size: another number computes other bits
+    env: Mapping[str, str] = field(default_factory=dict)
+    stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
+    log_limit_bytes: int = 64 * 1024 * 1024
+    log_keep: int = 5
+    orphan_s: float = 0.0  # without a daemon for so long, end; 0: never
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+_SPEC: Final = TypeAdapter(Spec)
+
+
+def dump(spec: Spec) -> str:
+    """As JSON."""
+    return json.dumps(_SPEC.dump_python(spec, mode="json"), indent=1)
+
+
+def load(path: Path) -> Spec:
+    """From a file, or BadSpec."""
+    try:
+        return _SPEC.validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadSpec(f"the agent's spec cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadSpec(f"the agent's spec {path} is wrong at {where or 'its top'}: {first['msg']}") from None
+
+
+def common_env(spec: Spec) -> dict[str, str]:
+    """What all of this node's processes have in their environment, whatever the world size.
+
+    torchrun sets OMP_NUM_THREADS only where a node has several workers, and so computes other bits on a node that has one.
+    """
+    threads = str(spec.threads)
+    pools = (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    )
+    net = {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface} if spec.interface else {}
+    return {
+        **dict.fromkeys(pools, threads),
+        # c10d's default and torchrun's (1) tear the process down at the first broken collective. A survivor must outlive it:
+        # communicators are aborted (2), and the watchdog's monitor does not end the process.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
+        "TOKENIZERS_PARALLELISM": "false",
+        "ELASTICRL_JOB": spec.job,
+        "ELASTICRL_NODE": spec.node,
+        **net,
+        **spec.env,
+    }

@@ -1,0 +1,90 @@
+"""A worker process from its start to its end: get warm, wait for a rank, run the program.
+
+The one idea: the program is run inside a process that has done everything slow already, as if it had been started by torchrun:
+as `__main__`, with its arguments and torchrun's variables. torch's own classes start this function and read how it ended.
+"""
+
+import atexit
+import os
+import runpy
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from elasticrl.agent import warm
+from elasticrl.agent.beats import Beat
+from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a process needs to know before it has a rank."""
+
+    program: tuple[str, ...]
+    args: tuple[str, ...]
+    preload: tuple[str, ...]
+    speaks: str
+    agent: int
+    page: str
+    log: str  # until it has a rank
+
+
+def main(channel: socket.socket, job: Job) -> None:
+    """The whole life of a worker. It never returns: what torch's wrapper would do after it can hang or lose the log."""
+    warm.die_with(int(os.environ.get(warm.PARENT) or job.agent))
+    os.setsid()  # its children can be ended with it
+    open_log(job.log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        live(channel, job)
+        end(0)
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+        end(left.code if isinstance(left.code, int) else int(left.code is not None))
+    except Exception as error:  # noqa: BLE001 - whatever a program raises; it goes to its log and to the error file
+        traceback.print_exc()
+        get_error_handler().record_exception(error)
+        end(1)
+
+
+def live(channel: socket.socket, job: Job) -> None:
+    """Get warm, wait for a rank, run the program."""
+    if warm.failure:
+        print(warm.failure, file=sys.stderr)
+        raise ImportError(warm.failure.strip().rpartition("\n")[2])
+    warm.load(job.preload)
+    get_error_handler().initialize()
+    seat = Seat(channel, Beat(Path(job.page)))
+    seat.ready()
+    order = seat.expect()
+    if isinstance(order, Assignment):
+        os.environ.update(rank_env(order))
+    if isinstance(order, Halt) or (job.speaks == "env" and seat.wait() is None):
+        return
+    run(job.program, job.args)
+
+
+def run(program: tuple[str, ...], args: tuple[str, ...]) -> None:
+    """As `python PROGRAM ARGS` would."""
+    if program[0] == "-m":
+        sys.argv = [program[1], *args]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [program[0], *args]
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def end(code: int) -> None:
+    """Leave at once: what is registered to run at exit runs, and what hangs in a library's own clean-up cannot."""
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001 - multiprocessing's children run none, and programs count on theirs
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)

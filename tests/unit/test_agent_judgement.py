@@ -1,0 +1,136 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.beats import Snapshot, State
+from elasticrl.agent.exits import Facts, exception_of, judge, tail
+from elasticrl.agent.gather import Beating, Pace, look
+from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, load
+from elasticrl.core.model import Work
+from elasticrl.core.settings import Timeouts
+from elasticrl.core.suspect import Budgets
+
+BUDGETS = Budgets(settings=Timeouts(default_phase_s=10.0))
+BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", since=90.0, pid=7)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "own"),
+    [
+        (Facts(code=1, message="ValueError: bad prompt"), "exit code 1: ValueError: bad prompt", True),
+        (Facts(code=3), "exit code 3", True),
+        (Facts(code=-9), "signal 9 (SIGKILL)", False),
+        (Facts(code=-15), "signal 15 (SIGTERM)", False),
+        (Facts(code=-11), "signal 11 (SIGSEGV)", True),
+        (Facts(code=-6), "signal 6 (SIGABRT)", True),
+        (Facts(code=-9, killed="stopped in rollout for 12.0 s"), "stopped in rollout for 12.0 s", False),
+        (Facts(code=-9, memory="Killed process 7"), "out of memory: Killed process 7", False),
+        (Facts(code=None), "it ended, and nobody could say how", False),
+        (
+            Facts(code=1, message="Broken: allreduce 24 was broken"),
+            "exit code 1: Broken: allreduce 24 was broken",
+            False,
+        ),
+        (
+            Facts(code=1, message="RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1"),
+            "exit code 1: RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1",
+            False,
+        ),
+    ],
+)
+def test_whose_doing_an_end_was(facts: Facts, cause: str, own: bool) -> None:
+    assert judge(facts) == (cause, own)
+
+
+def test_the_exception_is_read_from_torchs_error_file() -> None:
+    data = {
+        "message": {
+            "message": "ValueError: two\nlines",
+            "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"},
+        }
+    }
+    assert exception_of(data) == ("ValueError: two", "Traceback ...")
+    assert exception_of({"message": "<NONE>"}) == ("", "")
+    assert exception_of({"message": "plain"}) == ("plain", "")
+    assert exception_of([]) == ("", "")
+
+
+def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {n}\n" for n in range(100_000)))
+    assert tail(log) == tuple(f"line {n}" for n in range(99_960, 100_000))
+    assert tail(tmp_path / "none") == ()
+
+
+def beating(slot: int = 0, **changes: object) -> Beating:
+    about = {key: changes.pop(key) for key in ("stopped", "finished") if key in changes}
+    return Beating(slot=slot, beat=replace(BEAT, **changes), **about)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("workers", "work"),
+    [
+        ([], Work.NONE),
+        ([beating()], Work.TRAINING),
+        ([beating(), beating(1, state=State.JOINING)], Work.JOINING),
+        ([beating(), beating(1, generation=13)], Work.JOINING),  # told, and not there yet
+        ([beating(state=State.PARKED), beating(1)], Work.PARKED),
+        ([beating(state=State.PARKED, generation=13)], Work.JOINING),  # parked in an older one
+        ([beating(since=1.0, waiting=True)], Work.STALLED),
+        ([beating(since=1.0)], Work.TRAINING),  # it waits for nobody: its own node ends it by `stall`
+        ([beating(finished=True), beating(1)], Work.TRAINING),
+        ([beating(finished=True), beating(1, state=State.DONE)], Work.DONE),
+    ],
+)
+def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) -> None:
+    assert look(workers, 14, BUDGETS, 95.0, plain=False).work is work
+
+
+def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
+    victims = [beating(0, since=1.0, waiting=True), beating(1, since=60.0, waiting=True)]
+    first = look(victims, 14, BUDGETS, 95.0, plain=False).stall
+    assert first is not None
+    assert first.slot == 0
+    hung = look([*victims, beating(2, since=80.0)], 14, BUDGETS, 95.0, plain=False).stall
+    assert hung is not None
+    assert (hung.slot, hung.waiting) == (2, False)
+    stopped = look([*victims, beating(2, since=80.0), beating(3, since=80.0, waiting=True, stopped=True)], 14, BUDGETS, 95.0,
+                   plain=False).stall  # fmt: skip
+    assert stopped is not None
+    assert (stopped.slot, stopped.stopped) == (3, True)
+
+
+def test_nobody_is_stalled_while_parked_or_done() -> None:
+    for state in (State.PARKED, State.DONE):
+        assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0, plain=False).stall is None
+
+
+def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> None:
+    seen = look([beating(step=101), beating(1, step=100, saved=90, manifest="step-90")], 14, BUDGETS, 95.0, plain=False)
+    assert (seen.step, seen.saved, seen.manifest) == (100, 90, "step-90")
+
+
+def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)]).learn([beating(since=90.6, phase="rollout")])
+    assert pace.budgets.slowest == {"update": pytest.approx(0.6)}
+    other = pace.learn([beating(since=99.0, pid=8)])  # another process: nothing can be said
+    assert other.budgets == pace.budgets
+
+
+def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
+    spec = Spec(job="j", node="n", program=("-m", "x"), log_dir="/tmp/x", timeouts=Timeouts(phase_s={"save": 9.0}))
+    (tmp_path / "spec").write_text(dump(spec))
+    assert load(tmp_path / "spec") == spec
+    (tmp_path / "spec").write_text(dump(spec).replace('"fork"', '"clone"'))
+    with pytest.raises(BadSpec, match="start"):
+        load(tmp_path / "spec")
+    with pytest.raises(BadSpec, match="cannot be read"):
+        load(tmp_path / "none")
+
+
+def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
+    one, eight = (common_env(Spec(job="j", node="n", program=("x",), log_dir="/tmp", slots=n)) for n in (1, 8))
+    assert one == eight
+    assert one["OMP_NUM_THREADS"] == "1"
+    assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"

@@ -1,0 +1,114 @@
+import json
+
+import pytest
+
+from elasticrl.agent import seat, wire
+from elasticrl.core import events
+from elasticrl.core.model import Exit, Member, Phase, Plan, Role, Rung, Seat, Stall, Work
+
+A, B, C, R = (Member(node=name, incarnation=1) for name in ("a", "b", "c", "r"))
+PLAN = Plan(
+    generation=14,
+    phase=Phase.TRAIN,
+    seats=(
+        Seat(member=A, born=12, slots=2),
+        Seat(member=R, born=14, slots=1, role=Role.ROLLOUT),
+        Seat(member=C, born=14, slots=2),
+    ),
+    resume=1260,
+    rung=Rung.REFORM,
+    lanes=8,
+    endpoint="10.0.0.1:40123",
+    reason="b/1 died",
+)
+
+
+def test_a_member_learns_its_ranks_among_those_of_its_role() -> None:
+    gang = wire.gang_of(PLAN, C)
+    assert (gang.rank, gang.slots, gang.world, gang.born) == (2, 2, 4, 14)
+    assert gang.nodes == ("a", "a", "c", "c")
+    assert gang.prefix == "g14/"
+    assert [gang.lanes_of(rank) for rank in range(4)] == [range(2), range(2, 4), range(4, 6), range(6, 8)]
+    rollout = wire.gang_of(PLAN, R)
+    assert (rollout.rank, rollout.world, rollout.nodes, rollout.role) == (0, 1, ("r",), Role.ROLLOUT)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        events.Launch(plan=PLAN),
+        events.Reform(plan=PLAN),
+        events.Park(plan=PLAN),
+        events.Halt(generation=14, save=True, within_s=60.0, reason="stopped by an operator"),
+        events.Kill(slot=1, cause="stopped in rollout for 12.0 s (budget 10.0 s)"),
+    ],
+)
+def test_every_action_for_the_agent_survives_the_wire(action: events.Action) -> None:
+    order = wire.order_of(action, C)
+    assert order is not None
+    line = wire.encode(order)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert wire.decode(line) == order
+
+
+def test_actions_on_the_store_are_not_for_the_agent() -> None:
+    assert wire.order_of(events.KeepAlive(), A) is None
+
+
+def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> None:
+    ended = Exit(generation=14, slot=1, step=1283, cause="signal 9 (SIGKILL)", own=False)
+    stall = Stall(slot=0, step=1283, phase="update", for_s=12.0, budget_s=10.0, waiting=True)
+    report = wire.Report(
+        work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
+        exit=ended, stall=stall, endpoint="h:1", ended=(wire.Ended(number=3, pid=9, exit=ended, tail=("a", "b")),),
+    )  # fmt: skip
+    assert wire.decode(wire.encode(report)) == report
+    assert report.event(5.0) == events.Workers(
+        now=5.0, work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
+        exit=ended, stall=stall, endpoint="h:1",
+    )  # fmt: skip
+
+
+def test_a_newer_versions_extra_field_is_passed_over() -> None:
+    plain = json.loads(wire.encode(wire.Kill(slot=1, cause="x")))
+    assert wire.decode(json.dumps({**plain, "mercy": True}).encode()) == wire.Kill(slot=1, cause="x")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "not JSON"),
+        (b'{"v":2,"is":"Kill"}', "another protocol"),
+        (b"[]", "another protocol"),
+        (b'{"v":1,"is":"Os.system"}', "unknown message"),
+        (b'{"v":1,"is":"Kill","slot":"first","cause":"x"}', "slot"),
+        (b'{"v":1,"is":"Kill","slot":1}', "cause"),
+    ],
+)
+def test_what_is_not_the_protocol_is_refused_with_a_sentence(line: bytes, says: str) -> None:
+    with pytest.raises(wire.Garbled, match=says):
+        wire.decode(line)
+
+
+def test_an_order_to_a_worker_survives_its_socket() -> None:
+    place = seat.Assignment(
+        generation=14, born=12, rank=2, world=4, slot=0, slots=2, lanes=(4, 6), all_lanes=8, resume=1260, rung=1,
+        endpoint="[::1]:40123", prefix="g14/", nodes=("a", "a", "c", "c"), reason="b/1 died",
+    )  # fmt: skip
+    for order in (place, seat.Park(generation=15), seat.Halt(generation=15, save=True, within_s=1.5)):
+        assert seat.read(json.loads(seat.write(order))) == order
+    assert (place.host, place.port) == ("::1", 40123)
+    env = seat.rank_env(place)
+    assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("2", "0", "4", "2")
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["MASTER_ADDR"], env["MASTER_PORT"]) == (
+        "1",
+        "2",
+        "::1",
+        "40123",
+    )
+
+
+def test_a_process_without_an_agent_is_told_so() -> None:
+    with pytest.raises(seat.NoSeat, match="not started by an elasticrl agent"):
+        seat.Seat.here()

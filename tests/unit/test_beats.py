@@ -1,0 +1,114 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, life, pack, unpack
+
+
+def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
+    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    beat.joining(generation=14, born=12, resume=1260)
+    beat.phase("rollout")
+    beat.collective(88412, "allreduce", 4096)
+    beat.saved(1260, "step-00001260")
+    seen = page.read()
+    assert seen is not None
+    assert (seen.generation, seen.born, seen.step, seen.phase, seen.pid) == (14, 12, 1260, "rollout", os.getpid())
+    assert (seen.collective, seen.op, seen.bytes, seen.waiting) == (88412, "allreduce", 4096, True)
+    assert (seen.saved, seen.manifest, seen.state) == (1260, "step-00001260", State.JOINING)
+    beat.arrived()
+    beat.sealed(1261)
+    seen = page.read()
+    assert seen is not None
+    assert (seen.step, seen.waiting, seen.state) == (1261, False, State.TRAINING)
+
+
+def test_nothing_is_read_before_the_first_beat(tmp_path: Path) -> None:
+    assert Page(tmp_path / "page").read() is None
+
+
+def test_a_worker_killed_in_the_middle_of_a_write_leaves_its_last_whole_beat(tmp_path: Path) -> None:
+    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    beat.sealed(7)
+    newest = max((FIRST, FIRST + HALF), key=lambda at: (unpack(page._memory[at : at + HALF]) or (0,))[0])
+    torn = FIRST + HALF if newest == FIRST else FIRST  # the half that the next beat goes to
+    half_written = pack(99, Snapshot(step=8))[:40]
+    page._memory[torn : torn + len(half_written)] = half_written
+    seen = page.read()
+    assert seen is not None
+    assert seen.step == 7
+
+
+def test_a_reader_never_sees_a_torn_beat_of_a_running_writer(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from elasticrl.agent.beats import Beat\n"
+        "b = Beat(Path(sys.argv[1]))\n"
+        "for n in range(10**9): b.collective(n, f'op{n}')\n"
+    )
+    page = Page(tmp_path / "page")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "page")]) as writer:
+        deadline = time.monotonic() + 20
+        seen = 0
+        while seen < 2000 and time.monotonic() < deadline:
+            beat = page.read()
+            if beat is not None and beat.op:
+                assert beat.op == f"op{beat.collective}"
+                seen += 1
+        writer.kill()
+    assert seen == 2000
+
+
+def test_a_long_name_is_cut_at_a_whole_character(tmp_path: Path) -> None:
+    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    beat.phase("ü" * 40)
+    seen = page.read()
+    assert seen is not None
+    assert seen.phase == "ü" * 16
+
+
+def test_a_change_of_state_is_announced_and_a_step_is_not(tmp_path: Path) -> None:
+    beat = Beat(tmp_path / "page")
+    told: list[State] = []
+    beat.changed = lambda: told.append(beat.now.state)
+    beat.joining(1, 1, 0)
+    beat.training()
+    for step in range(1, 10):
+        beat.phase("update")
+        beat.sealed(step)
+    beat.parked(2)
+    assert told == [State.JOINING, State.TRAINING, State.PARKED]
+
+
+def test_a_reform_keeps_the_newer_step_in_memory_and_a_fresh_process_starts_from_the_commit() -> None:
+    survivor = Beat()
+    survivor.joining(1, 1, 0)
+    survivor.sealed(17)
+    survivor.joining(2, 1, resume=10)
+    assert survivor.now.step == 17
+    fresh = Beat()
+    fresh.joining(2, 2, resume=10)
+    assert fresh.now.step == 10
+
+
+def test_the_kernel_says_whether_a_process_is_stopped_and_when_it_started() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        first = life(process.pid)
+        assert first is not None
+        assert not first.stopped
+        os.kill(process.pid, 19)
+        deadline = time.monotonic() + 5
+        while not (now := life(process.pid)) or not now.stopped:
+            assert time.monotonic() < deadline
+        assert now.started == first.started
+        process.kill()
+    assert life(process.pid) is None
+
+
+@pytest.mark.parametrize("name", ["", "rollout", "é" * 16])
+def test_a_copy_says_what_went_in(name: str) -> None:
+    beat = Snapshot(phase=name, step=3, state=State.DONE, since=1.5)
+    assert unpack(pack(5, beat)) == (5, beat)
