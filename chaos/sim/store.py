@@ -218,6 +218,10 @@ class Store:
         if watcher:
             watcher.dead = True
 
+    def refresh(self, node: str) -> None:
+        """Show a node what there is now."""
+        self._wake(self.watchers[node])
+
     def relist(self) -> None:
         """Compaction: every watch breaks and begins again."""
         for node in sorted(self.watchers):

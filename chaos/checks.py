@@ -1,0 +1,555 @@
+"""The judge: what a history must not contain, whichever driver wrote it.
+
+The one idea: a check reads facts that an outsider could have seen and knows nothing of the core's guards, so that a guard and
+its check cannot be wrong together. Each check is a generator of sentences; no sentence, no violation.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from chaos.faults import KINDS
+from chaos.history import (
+    Asked,
+    Bug,
+    Committed,
+    Confined,
+    Died,
+    Eased,
+    Elected,
+    Ended,
+    Fact,
+    Healed,
+    History,
+    Left,
+    Planned,
+    Resumed,
+    Saved,
+    Sealed,
+    Spun,
+    Started,
+    Struck,
+)
+from chaos.scenario import Scenario
+from chaos.sim.gang import chain_whole
+from elasticrl.core.model import Phase, Plan, Rung
+
+WATCH_S = 3.0  # how long a decision may still rest on what was true before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A guarantee that did not hold."""
+
+    check: str
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} s  {self.check}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A history, sorted by kind once."""
+
+    scenario: Scenario
+    history: History
+
+    def all(self, kind: type[Fact]) -> list[Fact]:
+        """Every fact of this kind, in order."""
+        return [fact for fact in self.history if type(fact) is kind]
+
+    @property
+    def plans(self) -> list[Planned]:
+        """Every plan that was written."""
+        return [fact for fact in self.history if isinstance(fact, Planned)]
+
+
+Complaint = tuple[float, str]
+Check = Callable[[Case], Iterator[Complaint]]
+
+
+def node_of(member: str) -> str:
+    """The node of a member as it is written."""
+    return member.partition("/")[0]
+
+
+# ---- the plan
+
+
+def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
+    """Generations strictly rise, and each is written once."""
+    newest = 0
+    for fact in case.plans:
+        if fact.plan.generation != newest + 1:
+            yield fact.at, f"generation {fact.plan.generation} was written after {newest}"
+        newest = max(newest, fact.plan.generation)
+
+
+def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
+    """A plan resumes from the newest commit there is."""
+    for fact in case.plans:
+        if fact.plan.resume != fact.committed:
+            yield fact.at, f"generation {fact.plan.generation} resumes {fact.plan.resume}, committed was {fact.committed}"
+
+
+def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
+    """Whoever is in two plans in a row is before the same others in both."""
+    for before, after in pairwise(case.plans):
+        order = [seat.member for seat in before.plan.seats]
+        places = {member: i for i, member in enumerate(order)}
+        kept = [places[seat.member] for seat in after.plan.seats if seat.member in places]
+        if kept != sorted(kept):
+            yield after.at, f"generation {after.plan.generation} reorders the survivors of {before.plan.generation}"
+
+
+def plans_are_sound(case: Case) -> Iterator[Complaint]:
+    """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member."""
+    membership, lanes = case.scenario.shape.settings.membership, case.scenario.shape.settings.lanes
+    gone: set[str] = set()
+    lives: dict[str, int] = {}
+    for fact in case.history:
+        if isinstance(fact, Left):
+            gone.add(fact.member)
+        elif isinstance(fact, Started):
+            node, _, life = fact.member.partition("/")
+            lives[node] = int(life)
+        elif isinstance(fact, Planned) and fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
+            yield from ((fact.at, f"generation {fact.plan.generation}: {fault}") for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes))
+
+
+def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int) -> Iterator[str]:
+    plan = fact.plan
+    nodes = [seat.member.node for seat in plan.seats]
+    if len(set(nodes)) != len(nodes):
+        yield "a node has two seats"
+    if plan.phase is Phase.TRAIN and not min_nodes <= len(nodes) <= max_nodes:
+        yield f"{len(nodes)} seats, limits {min_nodes} and {max_nodes}"
+    if plan.world > lanes:
+        yield f"{plan.world} ranks for {lanes} lanes"
+    if plan.lanes != lanes:
+        yield f"{plan.lanes} lanes for a job of {lanes}"
+    confined = sorted(str(seat.member) for seat in plan.seats if str(seat.member) in fact.held)
+    if confined:
+        yield f"seats {', '.join(confined)}, quarantined"
+    if plan.phase is Phase.TRAIN and not plan.endpoint:
+        yield "no place to meet"
+    if not plan.reason:
+        yield "no reason"
+    young = [seat for seat in plan.seats if seat.born > plan.generation]
+    if young:
+        yield f"{young[0].member} born in the future"
+
+
+def _written_seats(plan: Plan) -> dict[str, int]:
+    return {str(seat.member): seat.born for seat in plan.seats}
+
+
+def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
+    """No seat for a life that was over, or had left, well before the plan was written."""
+    over: dict[str, float] = {}
+    newest: dict[str, str] = {}
+    for fact in case.history:
+        if isinstance(fact, Left):
+            over[fact.member] = fact.at
+        elif isinstance(fact, Started):
+            node = node_of(fact.member)
+            if newest.get(node, fact.member) != fact.member:
+                over[newest[node]] = fact.at
+            newest[node] = fact.member
+        elif isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN:
+            patience = case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S + _store_trouble(case, fact.at)
+            for seat in fact.plan.seats:
+                ended = over.get(str(seat.member))
+                if ended is not None and fact.at - ended > patience:
+                    yield fact.at, f"generation {fact.plan.generation} seats {seat.member}, over since {ended:.1f} s"
+
+
+def a_pause_is_heeded(case: Case) -> Iterator[Complaint]:
+    """No gang is started long after operators asked for a pause."""
+    for fact in case.plans:
+        if fact.plan.phase is Phase.TRAIN and fact.paused_s > WATCH_S + _store_trouble(case, fact.at):
+            yield fact.at, f"generation {fact.plan.generation} trains {fact.paused_s:.1f} s after a pause was asked"
+
+
+def only_a_leader_writes(case: Case) -> Iterator[Complaint]:
+    """Whoever writes a plan holds the leader's office, and its lease by any clock."""
+    leader = ""
+    for fact in case.history:
+        if isinstance(fact, Elected):
+            leader = fact.member
+        elif isinstance(fact, Planned):
+            if fact.by != leader:
+                yield fact.at, f"{fact.by} wrote generation {fact.plan.generation}, the leader was {leader}"
+            slack = 0.06 * case.scenario.shape.settings.membership.lease_ttl_s + 0.05
+            if fact.lapsed_s > slack:
+                yield fact.at, f"{fact.by} led {fact.lapsed_s:.2f} s after its lease may have lapsed"
+
+
+def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
+    """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake."""
+    guilty = _Guilt(case)
+    before: Plan | None = None
+    for fact in case.history:
+        guilty.see(fact)
+        if not isinstance(fact, Planned):
+            continue
+        plan = fact.plan
+        if before is not None and plan.phase is not Phase.STOP and before.phase is not Phase.STOP:
+            here = _written_seats(plan)
+            for seat in before.seats:
+                member = str(seat.member)
+                if member not in here and not guilty.touched(member):
+                    yield fact.at, f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}"
+                elif plan.phase is Phase.TRAIN and plan.rung in (Rung.START, Rung.REFORM, Rung.REPLACE):
+                    if here.get(member, 0) == plan.generation and not guilty.touched(member) and before.phase is Phase.TRAIN:
+                        yield fact.at, f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}"
+        before = plan
+
+
+class _Guilt:
+    """Who was touched by anything, so far."""
+
+    def __init__(self, case: Case) -> None:
+        self.nodes: set[str] = set()
+        self.gone: set[str] = set()
+        self.loop = False
+        self.alien = set(case.scenario.shape.alien)
+
+    def see(self, fact: Fact) -> None:
+        """One more fact."""
+        if isinstance(fact, Struck):
+            self.nodes.update(fact.nodes)
+            self.loop = self.loop or fact.kind == "crash_loop"
+        elif isinstance(fact, Left):
+            self.gone.add(fact.member)
+
+    def touched(self, member: str) -> bool:
+        """Has anything befallen this member or its links?"""
+        return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
+
+
+def the_innocent_are_not_quarantined(case: Case) -> Iterator[Complaint]:
+    """A node with no fault on itself or on any link it uses is never quarantined."""
+    guilty = _Guilt(case)
+    for fact in case.history:
+        guilty.see(fact)
+        if isinstance(fact, Confined) and fact.held and not guilty.touched(fact.member):
+            yield fact.at, f"{fact.member} was quarantined though nothing befell it: {fact.reason}"
+
+
+def quarantines_are_few(case: Case) -> Iterator[Complaint]:
+    """Never so many at once that the job cannot go on, nor more than the share allowed (one may always be)."""
+    settings = case.scenario.shape.settings
+    most = max(1, int(settings.health.quarantine_share * case.scenario.shape.nodes))
+    held: set[str] = set()
+    for fact in case.history:
+        if isinstance(fact, Confined):
+            (held.add if fact.held else held.discard)(fact.node)
+            if len(held) > most:
+                yield fact.at, f"{len(held)} nodes are quarantined at once: {', '.join(sorted(held))}"
+
+
+def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
+    """A stopped job stays stopped."""
+    stop: Planned | None = None
+    for fact in case.history:
+        if isinstance(fact, Planned):
+            if stop is not None:
+                yield fact.at, f"generation {fact.plan.generation} was written after the job's end"
+            stop = fact if fact.plan.phase is Phase.STOP else stop
+
+
+def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
+    """STOP only when an operator asked, all steps are made, or the program fails again and again at one step."""
+    settings = case.scenario.shape.settings
+    for fact in case.plans:
+        plan = fact.plan
+        if plan.phase is not Phase.STOP:
+            continue
+        asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
+        made = bool(settings.steps) and fact.committed >= settings.steps
+        deaths = defaultdict(int)
+        for died in case.history:
+            if isinstance(died, Died) and died.own and died.at <= fact.at:
+                deaths[died.cause, died.step] += 1
+        looped = max(deaths.values(), default=0) >= settings.recovery.no_progress_limit
+        right = {75: asked, 0: made, 70: looped or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
+        if not right:
+            yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
+
+
+def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
+    """The same failure at the same step, without progress, more often than the limit: the job should have stopped."""
+    limit = case.scenario.shape.settings.recovery.no_progress_limit
+    deaths: dict[tuple[str, int], int] = defaultdict(int)
+    sealed = -1
+    for fact in case.history:
+        if isinstance(fact, Sealed) and fact.step > sealed:
+            sealed = fact.step
+            deaths = defaultdict(int, {key: n for key, n in deaths.items() if key[1] >= sealed})
+        elif isinstance(fact, Died) and fact.own and "ValueError" in fact.cause:
+            deaths[fact.cause, fact.step] += 1
+            if deaths[fact.cause, fact.step] == limit + 2:
+                yield fact.at, f"{fact.cause} at step {fact.step} for the {limit + 2}th time, the limit is {limit}"
+
+
+# ---- commits and versions
+
+
+def commits_only_rise(case: Case) -> Iterator[Complaint]:
+    """Each commit is of a later step, by the newest generation, and of a save that is whole."""
+    step = generation = 0
+    whole = {fact.manifest: fact for fact in case.history if isinstance(fact, Saved) and fact.whole}
+    for fact in case.history:
+        if isinstance(fact, Planned):
+            generation = max(generation, fact.plan.generation)
+        elif isinstance(fact, Committed):
+            if fact.step <= step:
+                yield fact.at, f"step {fact.step} was committed after {step}"
+            if fact.generation != generation:
+                yield fact.at, f"generation {fact.generation} committed step {fact.step} under plan {generation}"
+            save = whole.get(fact.manifest)
+            if save is None or save.step != fact.step or save.at > fact.at:
+                yield fact.at, f"step {fact.step} was committed without a whole save ({fact.manifest})"
+            step = max(step, fact.step)
+
+
+def no_sample_is_lost_or_used_twice(case: Case) -> Iterator[Complaint]:
+    """Each rank carries its own lanes and together they carry all; each update follows the one before it."""
+    lanes = case.scenario.shape.settings.lanes
+    version: dict[int, int] = {}
+    for fact in case.history:
+        if isinstance(fact, Resumed):
+            carried = [lane for first, end in fact.ranges for lane in range(first, end)]
+            if carried != list(range(lanes)):
+                yield fact.at, f"generation {fact.generation} carries lanes {fact.ranges}, not each of {lanes} once"
+            version[fact.generation] = fact.version
+        elif isinstance(fact, Sealed):
+            if fact.version != version.get(fact.generation, -2) + 1:
+                yield fact.at, f"generation {fact.generation} sealed {fact.version} after {version.get(fact.generation)}"
+            version[fact.generation] = fact.version
+
+
+def the_bits_are_the_same(case: Case) -> Iterator[Complaint]:
+    """Every version, wherever it was made or read, is the undisturbed run's."""
+    lanes = case.scenario.shape.settings.lanes
+    digests = [""]
+    for fact in case.history:
+        if isinstance(fact, Resumed | Sealed | Saved):
+            while len(digests) <= fact.version:
+                digests.append(chain_whole(digests[-1], len(digests), lanes))
+            if fact.digest != digests[fact.version]:
+                yield fact.at, f"version {fact.version} has digest {fact.digest}, undisturbed it is {digests[fact.version]}"
+
+
+def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
+    """A gang goes on from the newest commit that its plan knew, or later, unless that checkpoint rotted."""
+    updates = case.scenario.shape.updates
+    resume: dict[int, int] = {}
+    rotten = False
+    for fact in case.history:
+        if isinstance(fact, Planned):
+            resume[fact.plan.generation] = fact.plan.resume
+        elif isinstance(fact, Struck):
+            rotten = rotten or fact.kind == "corrupt_save"
+        elif isinstance(fact, Resumed) and fact.version < resume[fact.generation] * updates and not rotten:
+            yield fact.at, f"generation {fact.generation} goes back to {fact.version}, step {resume[fact.generation]} was committed"
+
+
+def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
+    """While each shard has a living copy among them, a gang goes on from the newest version that was sealed."""
+    copies = case.scenario.shape.settings.copies
+    newest, holders = -1, frozenset[str]()
+    lost: set[str] = set()
+    plans = {fact.plan.generation: fact.plan for fact in case.plans}
+    gangs: dict[int, frozenset[str]] = {}
+    for fact in case.history:
+        if isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node", "lose_vault"):
+            lost.update(fact.nodes)
+        elif isinstance(fact, Left):
+            lost.add(node_of(fact.member))
+        elif isinstance(fact, Sealed):
+            if fact.version >= newest:
+                newest, holders, lost = fact.version, gangs[fact.generation], set()
+        elif isinstance(fact, Resumed):
+            gangs[fact.generation] = frozenset(fact.nodes)
+            missing = {node for node in holders if node in lost or node not in fact.nodes}
+            reload = plans[fact.generation].rung is Rung.RELOAD
+            if fact.version < newest and len(missing) <= min(copies, len(holders) - 1) and not reload:
+                yield fact.at, f"generation {fact.generation} goes back from {newest} to {fact.version}; missing {sorted(missing)}"
+            newest, holders, lost = fact.version, frozenset(fact.nodes), set()
+
+
+def disks_are_the_last_resort(case: Case) -> Iterator[Complaint]:
+    """Rung 4 only after the program failed by its own doing, or the rungs below it did not help."""
+    before: Plan | None = None
+    for fact in case.plans:
+        plan = fact.plan
+        if plan.phase is Phase.TRAIN and plan.rung is Rung.RELOAD:
+            failed = plan.strike is not None
+            if not failed and (before is None or before.rung < Rung.RESTART):
+                yield fact.at, f"generation {plan.generation} reads the disk: {plan.reason}"
+        before = plan
+
+
+# ---- life
+
+
+def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
+    """A worker that stands still is dealt with within its phase's budget, when nothing else is wrong."""
+    struck = [fact for fact in case.history if isinstance(fact, Struck)]
+    settings = case.scenario.shape.settings
+    for fact in struck:
+        if fact.kind != "hang_worker" or any(f.kind not in ("hang_worker", "slow_worker", "kill_worker") for f in struck):
+            continue
+        limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
+        limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
+        seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.history)
+        end = case.history[-1].at
+        if not seen and end > fact.at + limit:
+            yield fact.at, f"{fact.nodes[0]} hung, and nothing was done about it within {limit:.1f} s"
+
+
+def a_drained_node_leaves_cleanly(case: Case) -> Iterator[Complaint]:
+    """Asked to leave, a node leaves with code 0 in its time, and is in no later plan in this life."""
+    left: dict[str, Left] = {}
+    for fact in case.history:
+        if isinstance(fact, Left):
+            left[fact.member] = fact
+            if fact.code not in (0, 70, 75):
+                yield fact.at, f"{fact.member} left with {fact.code}"
+
+
+def nobody_spins(case: Case) -> Iterator[Complaint]:
+    """No core is asked more often than what happens can explain."""
+    for fact in case.history:
+        if isinstance(fact, Spun):
+            yield fact.at, f"{fact.node} made {fact.steps} steps in one second"
+    budget = 6 + 8 * sum(isinstance(f, Struck | Eased) for f in case.history) + sum(
+        isinstance(f, Died | Started | Asked) for f in case.history
+    ) * 4
+    if len(case.plans) > budget:
+        yield case.plans[-1].at, f"{len(case.plans)} generations; what happened explains {budget}"
+
+
+def no_assertion_failed(case: Case) -> Iterator[Complaint]:
+    """The core's own invariants held."""
+    for fact in case.history:
+        if isinstance(fact, Bug):
+            yield fact.at, f"{fact.node}: {fact.error}"
+
+
+def the_job_is_well_again(case: Case) -> Iterator[Complaint]:
+    """After the healing: one stable plan with all healthy nodes in it, steps and commits advancing; or a proper end."""
+    for fact in case.history:
+        if isinstance(fact, Ended) and not fact.lively:
+            yield fact.at, fact.lacks
+
+
+# ---- what the scenario itself demands
+
+
+def every_fault_struck(case: Case) -> Iterator[Complaint]:
+    """A fault that never struck has tested nothing."""
+    if case.scenario.all_must_strike:
+        struck = {fact.number for fact in case.history if isinstance(fact, Struck)}
+        for number, fault in enumerate(case.scenario.faults):
+            if number not in struck:
+                yield case.history[-1].at, f"{fault.kind} ({fault.when or fault.at}) never struck"
+
+
+def what_was_expected(case: Case) -> Iterator[Complaint]:
+    """The scenario's own demands."""
+    expect, plans, end = case.scenario.expect, case.plans, case.history[-1].at
+    n = len(plans)
+    first = min((fact.at for fact in case.history if isinstance(fact, Resumed)), default=0.0)
+    if expect.generations_at_most is not None and n > expect.generations_at_most:
+        yield end, f"{n} generations, expected at most {expect.generations_at_most}"
+    if expect.generations_at_least is not None and n < expect.generations_at_least:
+        yield end, f"{n} generations, expected at least {expect.generations_at_least}"
+    rung = max((fact.plan.rung for fact in plans), default=Rung.START)
+    if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
+        yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
+    confined = tuple(sorted({f.node for f in case.history if isinstance(f, Confined) and f.held}))
+    if expect.quarantined is not None and confined != tuple(sorted(expect.quarantined)):
+        yield end, f"quarantined were {confined}, expected {expect.quarantined}"
+    code = plans[-1].plan.exit_code if plans else None
+    if expect.exit_code is not None and code != expect.exit_code:
+        yield end, f"the job ended with {code}, expected {expect.exit_code}"
+    if expect.seats is not None and len(plans[-1].plan.seats) != expect.seats:
+        yield end, f"{len(plans[-1].plan.seats)} seats at the end, expected {expect.seats}"
+    fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
+    if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
+        yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
+    reasons = [f.plan.reason for f in plans] + [f.reason for f in case.history if isinstance(f, Confined)]
+    if expect.said and not any(expect.said in reason for reason in reasons):
+        yield end, f"no reason says {expect.said!r}"
+    sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
+    if expect.steps_at_least is not None and sealed < expect.steps_at_least:
+        yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
+    if expect.back_within_s is not None:
+        yield from _back_within(case, expect.back_within_s)
+
+
+def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:
+    seals = [fact.at for fact in case.history if isinstance(fact, Sealed)]
+    for fact in case.history:
+        if isinstance(fact, Struck):
+            # The update in flight may still be sealed after the fault; the one after it is what shows recovery.
+            after = [at for at in seals if at > fact.at][1:2]
+            if not after or after[0] - fact.at > limit_s:
+                took = f"{after[0] - fact.at:.2f} s" if after else "never"
+                yield fact.at, f"{fact.kind}: back after {took}, expected {limit_s} s"
+
+
+def _store_trouble(case: Case, until: float) -> float:
+    """Seconds before `until` in which the store or some node's way to it was troubled: decisions may rest on older views."""
+    trouble = ("store_outage", "store_failover", "store_loss", "store_delay", "cut_store", "stale_view", "pause_daemon", "pause_node", "store_repeat")
+    begun = {fact.number: fact for fact in case.history if isinstance(fact, Struck) and fact.kind in trouble and fact.at <= until}
+    ended = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
+    return sum(min(ended.get(n, fact.at + 2.0 if KINDS[fact.kind].for_s is None else until) + 2.0, until) - fact.at for n, fact in begun.items())
+
+
+CHECKS: tuple[Check, ...] = (
+    one_plan_per_generation,
+    a_plan_never_forgets_a_commit,
+    survivors_keep_their_order,
+    plans_are_sound,
+    only_the_living_are_seated,
+    a_pause_is_heeded,
+    only_a_leader_writes,
+    the_innocent_keep_their_seats,
+    the_innocent_are_not_quarantined,
+    quarantines_are_few,
+    nothing_happens_after_the_end,
+    a_job_ends_for_a_reason,
+    a_crash_loop_ends,
+    commits_only_rise,
+    no_sample_is_lost_or_used_twice,
+    the_bits_are_the_same,
+    no_committed_step_is_made_again,
+    no_sealed_step_is_lost,
+    disks_are_the_last_resort,
+    a_hang_is_ended,
+    a_drained_node_leaves_cleanly,
+    nobody_spins,
+    no_assertion_failed,
+    the_job_is_well_again,
+    every_fault_struck,
+    what_was_expected,
+)
+
+
+def judge(scenario: Scenario, history: History) -> list[Violation]:
+    """Every violation in this history, in the order of time."""
+    case = Case(scenario, history)
+    found = [
+        Violation(check=check.__name__, at=at, what=what) for check in CHECKS for at, what in check(case)
+    ]
+    return sorted(found, key=lambda violation: violation.at)
+
+
+__all__ = ["CHECKS", "Case", "Healed", "Violation", "judge"]

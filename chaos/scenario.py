@@ -1,0 +1,225 @@
+"""A scenario is a cluster's shape, the faults that befall it, and what is expected: one YAML file, or one seed's draw.
+
+The one idea: the random nemesis emits nothing but scenarios, so a failing seed becomes a regression by being saved.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from chaos.faults import KINDS, PHASES, ROLES, Fault, check
+from chaos.sim.cluster import Shape
+from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """What a scenario demands beyond the guarantees."""
+
+    generations_at_most: int | None = None  # plans written in the whole run
+    generations_at_least: int | None = None
+    rungs_at_most: int | None = None  # the highest rung that may be taken
+    quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
+    exit_code: int | None = None  # of the job
+    back_within_s: float | None = None  # from each fault to the next sealed update
+    seats: int | None = None  # in the last plan
+    restarted_at_most: int | None = None  # worker processes started fresh after the first plan
+    said: str = ""  # some plan's or quarantine's reason has this in it
+    reordered: bool | None = None
+    steps_at_least: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run, but for its seed."""
+
+    name: str = ""
+    about: str = ""
+    shape: Shape = field(default_factory=Shape)
+    faults: tuple[Fault, ...] = ()
+    trouble_s: float = 40.0  # how long anything may fail
+    liveness_s: float = 240.0  # how long after the healing the job may take to be well
+    all_must_strike: bool = True
+    expect: Expect = field(default_factory=Expect)
+
+
+class Unusable(ValueError):
+    """A scenario file is not one."""
+
+
+_reader = TypeAdapter(Scenario)
+
+
+def load(path: Path) -> Scenario:
+    """A scenario from a file; `name` is the file's, unless it says otherwise."""
+    try:
+        found = yaml.safe_load(path.read_text())
+        if not isinstance(found, dict):
+            raise Unusable(f"{path} holds no mapping")
+        scenario = _reader.validate_python({"name": path.stem, **found})
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise Unusable(f"{path}: {error}") from None
+    _known(found, asdict(Scenario()), str(path))
+    problems = [problem for fault in scenario.faults if (problem := check(fault))]
+    if problems:
+        raise Unusable(f"{path}: {'; '.join(problems)}")
+    return scenario
+
+
+def _known(found: dict[str, object], default: dict[str, object], where: str) -> None:
+    """A key that nothing reads would make a scenario claim what it does not test."""
+    for key, value in found.items():
+        if key not in default:
+            raise Unusable(f"{where}: nothing reads {key!r}; there are {', '.join(default)}")
+        inner = default[key]
+        if isinstance(value, dict) and isinstance(inner, dict) and inner:
+            _known(value, inner, f"{where}: {key}")
+
+
+def save(scenario: Scenario, path: Path) -> None:
+    """As a file that `load` reads; what is at its default is left out."""
+    body = _differing(asdict(scenario), asdict(Scenario()))
+    body["faults"] = [_differing(asdict(fault), asdict(Fault(kind=""))) for fault in scenario.faults]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=110))
+
+
+def _differing(value: dict[str, object], default: dict[str, object]) -> dict[str, object]:
+    out: dict[str, object] = {}
+    for key, item in value.items():
+        before = default.get(key)
+        if item == before:
+            continue
+        if isinstance(item, dict) and isinstance(before, dict):
+            out[key] = _differing(item, before) if before else item
+        else:
+            out[key] = list(item) if isinstance(item, tuple) else item
+    return out
+
+
+# ---- what a seed draws
+
+
+def draw(seed: int, nodes: int | None = None) -> Scenario:
+    """The scenario of a seed: a cluster's shape, and which faults exist in it at all."""
+    chance = Random(f"draw {seed}")
+    shape = _shape(chance, nodes)
+    trouble_s = chance.uniform(25, 70)
+    names = [f"n{i:02d}" for i in range(shape.nodes)]
+    return Scenario(
+        name=f"seed {seed}",
+        shape=shape,
+        faults=_faults(chance, names, trouble_s),
+        trouble_s=trouble_s,
+        all_must_strike=False,
+    )
+
+
+def _shape(chance: Random, nodes: int | None) -> Shape:
+    nodes = nodes or chance.choice((3, 3, 4, 4, 5, 6, 8, 12, 16, 24))
+    slots = chance.choice((1, 1, 1, 2, 2, 4))
+    min_nodes = chance.randint(1, max(1, nodes // 2))
+    wanted = nodes * slots
+    return Shape(
+        nodes=nodes,
+        late=chance.choice((0, 0, 0, 1)) if nodes > 3 else 0,
+        slots=slots,
+        settings=Settings(
+            lanes=max(slots * min_nodes, chance.choice((wanted, wanted, wanted + chance.randint(0, wanted), wanted - slots))),
+            steps=chance.choice((0, 0, 0, 0, 60)),
+            copies=min(chance.choice((1, 1, 2)), min_nodes - 1),
+            retry_s=chance.choice((0.3, 0.5, 1.0, 2.0)),
+            membership=_membership(chance, nodes, min_nodes),
+            recovery=Recovery(
+                start_s=chance.choice((8, 20, 60)),
+                reform_s=chance.choice((2, 4, 10)),
+                replace_s=chance.choice((4, 8, 20)),
+                restart_s=chance.choice((8, 15, 30)),
+                reload_s=chance.choice((10, 20, 60)),
+                probe_s=chance.choice((2, 4, 10)),
+                drain_s=chance.choice((3, 8, 15)),
+                no_progress_limit=chance.choice((2, 3, 3, 4)),
+            ),
+            health=Health(
+                quarantine_s=chance.choice((4, 8, 15)),
+                quarantine_max_s=30,
+                quarantine_share=chance.choice((0.25, 0.5)),
+                node_strikes=chance.choice((2, 3, 3)),
+            ),
+            timeouts=Timeouts(
+                default_phase_s=chance.choice((3, 6, 12)),
+                floor_s=chance.choice((1, 2)),
+                slack=chance.choice((5, 10)),
+                confirm_s=chance.choice((0.5, 1)),
+            ),
+        ),
+        updates=chance.choice((1, 1, 2, 3)),
+        save_every=chance.choice((2, 5, 10)),
+        step_s=chance.choice((0.25, 0.5, 1.0)),
+        save_s=chance.choice((0.2, 0.6, 3.0)),
+        warm_s=chance.choice(((0.5, 1.0), (2.0, 5.0))),
+        watch_s=chance.choice((0.005, 0.01, 0.05)),
+        alien=("n01",) if chance.random() < 0.03 else (),
+    )
+
+
+def _membership(chance: Random, nodes: int, min_nodes: int) -> Membership:
+    ttl_s = chance.choice((2.0, 3.0, 5.0, 10.0))
+    beat_s = chance.choice((0.1, 0.2, 0.2))
+    grow: Literal["useful", "always"] = chance.choice(("useful", "useful", "always"))
+    return Membership(
+        min_nodes=min_nodes,
+        max_nodes=chance.choice((64, 64, 64, max(min_nodes, nodes - 1))),
+        spares=chance.choice((0, 0, 1, 2)),
+        settle_s=chance.choice((0.3, 1.0, 2.0)),
+        grow=grow,
+        lease_ttl_s=ttl_s,
+        keepalive_s=ttl_s * chance.choice((0.25, 0.33)),
+        report_s=chance.choice((2.0, 5.0)),
+        beat_s=beat_s,
+        suspect_s=beat_s * chance.choice((4, 6)),
+        neighbours=chance.choice((1, 2, 2)),
+        deputies=chance.choice((1, 2, 2, 3)),
+        campaign_spread_s=chance.choice((0.2, 0.5)),
+    )
+
+
+def _faults(chance: Random, names: list[str], trouble_s: float) -> tuple[Fault, ...]:
+    """Swarm: a few kinds of faults exist in this run, and only those; sometimes none."""
+    kinds = sorted(KINDS)
+    some = chance.choices(kinds, [KINDS[kind].weight for kind in kinds], k=chance.choice((1, 1, 2, 3, 4, 8)))
+    number = chance.choice((0, 1, 1, 2, 3, 5, 8, 12))
+    return tuple(_fault(chance, chance.choice(some), names, trouble_s) for _ in range(number))
+
+
+def _fault(chance: Random, kind: str, names: list[str], trouble_s: float) -> Fault:
+    known = KINDS[kind]
+    for_s = None
+    if known.for_s and chance.random() < 0.95:
+        low, high = known.for_s
+        for_s = round(low * (high / low) ** chance.random(), 2)
+    place, at = "", None
+    if chance.random() < 0.35:
+        phase = chance.choice(PHASES)
+        place = chance.choice(
+            (f"{chance.choice(('before', 'during', 'after'))} {phase}",) * 4
+            + ("saving", "reform", "forming", "elected", "committing", "probing", "held")
+        )
+    else:
+        at = round(chance.uniform(1, trouble_s), 3)
+    return Fault(
+        kind=kind,
+        at=at,
+        when=place,
+        nth=chance.choice((1, 2, 5, 20)) if place else 1,
+        node=chance.choice(ROLES) if chance.random() < 0.5 else chance.choice(names),
+        peer=chance.choice(names),
+        for_s=for_s,
+        value=round(chance.uniform(*known.value), 3),
+        way=chance.choice(("both", "both", "out", "in")),
+        scope=chance.choice(("all", "all", "beat", "data")),
+    )

@@ -1,0 +1,408 @@
+"""Puts a scenario's faults in, at their times and positions, and takes them out again.
+
+The one idea: a fault knows how to be undone, or needs no undoing; healing is undoing all that is left.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from chaos.faults import Fault
+from chaos.history import Eased, Elected, Fact, Healed, Struck
+from chaos.sim.cluster import Cluster
+from chaos.sim.gang import Gang
+from chaos.sim.node import Node
+from elasticrl.core.model import Phase, Verb, Work
+
+Undo = Callable[[], None]
+Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
+
+
+class Nemesis:
+    """What goes wrong in one run."""
+
+    def __init__(self, cluster: Cluster, faults: tuple[Fault, ...]) -> None:
+        self.cluster, self.world = cluster, cluster.world
+        self.faults = faults
+        self.active: dict[int, tuple[Fault, Undo]] = {}
+        self.healed = False
+        self.struck: list[str] = []
+        self._waiting: dict[str, list[tuple[int, Fault]]] = {}
+        self._arrivals: dict[str, int] = {}
+        cluster.nemesis = self
+        for number, fault in enumerate(faults):
+            if fault.at is not None:
+                self.world.later(fault.at, self._try, number, fault, "", 40)
+            else:
+                self._waiting.setdefault(fault.when, []).append((number, fault))
+        cluster.wanted = frozenset(self._waiting)
+
+    # ---- when
+
+    def reached(self, place: str, subject: Gang | Node) -> None:
+        """The job has come to a position."""
+        if self.healed:
+            return
+        self._arrivals[place] = arrivals = self._arrivals.get(place, 0) + 1
+        here = subject.name if isinstance(subject, Node) else subject.seats[0].name
+        for number, fault in list(self._waiting.get(place, ())):
+            if arrivals >= fault.nth and self._try(number, fault, here, 0):
+                self._waiting[place].remove((number, fault))
+
+    def look(self, fact: Fact) -> None:
+        """Positions that show in the store."""
+        if isinstance(fact, Elected) and "elected" in self.cluster.wanted:
+            node = self.cluster.nodes[fact.member.partition("/")[0]]
+            self.world.later(0.001, self.reached, "elected", node)
+
+    def _try(self, number: int, fault: Fault, here: str, again: int) -> bool:
+        """Strike if that is possible now; a fault at a time waits a while for its chance."""
+        if self.healed:
+            return False
+        done = self._strike(fault, here)
+        if done is None:
+            if again:
+                self.world.later(0.25, self._try, number, fault, here, again - 1)
+            return False
+        nodes, undo = done
+        self.struck.append(fault.kind)
+        self.world.note(
+            Struck(at=self.world.now, number=number, kind=fault.kind, nodes=nodes, detail=_detail(fault))
+        )
+        if undo is not None:
+            self.active[number] = (fault, undo)
+            if fault.for_s is not None:
+                self.world.later(fault.for_s, self._ease, number)
+        return True
+
+    def _ease(self, number: int) -> None:
+        if number in self.active:
+            fault, undo = self.active.pop(number)
+            undo()
+            self.world.note(Eased(at=self.world.now, number=number, kind=fault.kind))
+
+    def heal(self) -> None:
+        """From here on nothing fails any more; what was broken for good is repaired as operators would."""
+        self.healed = True
+        for number in sorted(self.active):
+            self._ease(number)
+        cluster = self.cluster
+        over = self.stopped
+        for name in sorted(cluster.nodes):
+            node = cluster.nodes[name]
+            node.sick = False
+            if not over:
+                node.boot()
+                node.wants_up = True
+                node.start_agent()
+                node.start_daemon()
+        self.world.note(Healed(at=self.world.now))
+
+    @property
+    def stopped(self) -> bool:
+        """Is the job over?"""
+        plan = self.cluster.store.shared.plan
+        return plan is not None and plan.phase is Phase.STOP
+
+    # ---- whom
+
+    def _whom(self, role: str, here: str) -> Node | None:
+        cluster = self.cluster
+        plan, leader = cluster.store.shared.plan, cluster.store.shared.leader
+        seats = [seat.member.node for seat in plan.seats] if plan else []
+        chance = self.world.chance("whom")
+        match role:
+            case "leader":
+                name = leader.node if leader else ""
+            case "rank 0":
+                name = seats[0] if seats else ""
+            case "last rank":
+                name = seats[-1] if seats else ""
+            case "deputy":
+                name = next((node for node in seats if leader is None or node != leader.node), "")
+            case "seated":
+                name = chance.choice(seats) if seats else ""
+            case "spare":
+                idle = sorted(n for n, node in cluster.nodes.items() if n not in seats and node.daemon_up)
+                name = chance.choice(idle) if idle else ""
+            case "here":
+                name = here
+            case "":
+                name = chance.choice(sorted(cluster.nodes))
+            case _:
+                name = role
+        return cluster.nodes.get(name)
+
+    # ---- what
+
+    def _strike(self, fault: Fault, here: str) -> Done | None:
+        node = self._whom(fault.node, here)
+        if node is None:
+            return None
+        kind = fault.kind
+        for table in (self._to_worker, self._to_node, self._to_link, self._to_store, self._to_disk, self._by_operator):
+            done = table(kind, fault, node)
+            if done is not None:
+                return done
+        return None
+
+    def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        touched = (node.name,)
+        if kind == "crash_loop":
+            gang = self.cluster.running
+            if gang is None or self.cluster.loop_step is not None:
+                return None
+            self.cluster.loop_step = gang.attempted + int(fault.value)
+            return (), None
+        if kind == "sick_node":
+            node.sick = True
+            return touched, partial(setattr, node, "sick", False)
+        if not (node.alive and node.powered and not node.frozen) or node.work is Work.DONE:
+            return None
+        match kind:
+            case "kill_worker":
+                node.dies("signal 9 (SIGKILL)", own=False, slot=node.slots - 1)
+            case "crash_worker":
+                node.dies("exit code 1: RuntimeError: CUDA error", own=True)
+            case "hang_worker":
+                node.hung.add(0)
+            case "stop_worker":
+                node.stopped.add(node.slots - 1)
+                return touched, node.stopped.clear
+            case "slow_worker":
+                node.slow = fault.value
+                return touched, partial(setattr, node, "slow", 1.0)
+            case _:
+                return None
+        return touched, None
+
+    def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        touched = (node.name,)
+        match kind:
+            case "join_node" if not node.powered:
+                node.boot()
+                return touched, None
+            case "kill_agent" if node.agent_up and not node.frozen:
+                node.kill_agent()
+                return touched, None
+            case "kill_daemon" if node.daemon_up:
+                node.end_daemon()
+                return touched, partial(self._daemon_again, node)
+            case "pause_daemon" if node.awake:
+                node.daemon_paused = True
+                self.cluster.beats.changed(node.name)
+                return touched, partial(self._unpause, node)
+            case "pause_node" if node.awake:
+                node.frozen = True
+                self.cluster.beats.changed(node.name)
+                return touched, partial(self._unfreeze, node)
+            case "kill_node" if node.powered and not node.frozen:
+                node.kill_all()
+                return touched, partial(self._daemon_again, node)
+            case "power_cut" if node.powered and not node.frozen:
+                node.power_off()
+                return touched, partial(self._boot, node)
+            case "lose_vault" if node.vault:
+                node.lose_vault()
+                return touched, None
+            case "clock_rate":
+                node.clock.run_at(fault.value)
+                return touched, partial(node.clock.run_at, 1.0)
+            case "clock_step":
+                return touched, None
+            case "lost_publishes":
+                node.mute_publish = True
+                return touched, partial(setattr, node, "mute_publish", False)
+            case "stale_view":
+                self.cluster.store.lags[node.name] = fault.value
+                return touched, partial(self._fresh, node.name)
+        return None
+
+    def _daemon_again(self, node: Node) -> None:
+        if node.powered and node.wants_up and (not self.stopped or node.work is not Work.NONE):
+            node.start_daemon()
+
+    def _boot(self, node: Node) -> None:
+        if not self.stopped and node.wants_up:
+            node.boot()
+
+    def _unpause(self, node: Node) -> None:
+        node.daemon_paused = False
+        self.cluster.beats.changed(node.name)
+        node.thaw()
+        node.judge()
+
+    def _unfreeze(self, node: Node) -> None:
+        node.frozen = False
+        self.cluster.beats.changed(node.name)
+        node.thaw()
+        node.judge()
+
+    def _fresh(self, name: str) -> None:
+        store = self.cluster.store
+        store.lags.pop(name, None)
+        if name in store.watchers:
+            store.refresh(name)
+
+    def _to_link(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        net, names = self.cluster.net, sorted(self.cluster.nodes)
+        scopes = ("beat", "data") if fault.scope == "all" else (fault.scope,)
+        match kind:
+            case "cut_store":
+                ways = [c for c, way in ((net.to_store, "out"), (net.from_store, "in")) if fault.way in (way, "both")]
+                for counter in ways:
+                    counter[node.name] += 1
+                return (node.name,), lambda: [counter.subtract([node.name]) for counter in ways] and None
+            case "cut_link":
+                peer = self._whom(fault.peer, "")
+                if peer is None or peer is node:
+                    return None
+                pairs = [(node.name, peer.name)] * (fault.way != "in") + [(peer.name, node.name)] * (fault.way != "out")
+                return (node.name, peer.name), self._cut([(a, b, s) for a, b in pairs for s in scopes])
+            case "partition":
+                chance = self.world.chance("partition")
+                left = [name for name in names if chance.random() < 0.5]
+                right = [name for name in names if name not in left]
+                pairs = [(a, b) for a in left for b in right]
+                if not pairs:
+                    return None
+                both = pairs + [(b, a) for a, b in pairs]
+                return tuple(names), self._cut([(a, b, s) for a, b in both for s in scopes])
+            case "isolate":
+                counters = [c for c, way in ((net.dumb, "out"), (net.deaf, "in")) if fault.way in (way, "both")]
+                for counter in counters:
+                    counter.update((node.name, scope) for scope in scopes)
+                net.cut_nodes[node.name] += 1
+                self.cluster.beats.changed(node.name)
+                return (node.name,), partial(self._rejoin, node, counters, scopes)
+            case "lossy_node":
+                if node.name in net.lossy:
+                    return None
+                net.lossy[node.name] = fault.value
+                self.cluster.beats.lossy(node.name)
+                return (node.name,), lambda: net.lossy.pop(node.name, None) and None
+        return None
+
+    def _rejoin(self, node: Node, counters: "list[object]", scopes: tuple[str, ...]) -> None:
+        for counter in counters:
+            counter.subtract((node.name, scope) for scope in scopes)  # type: ignore[attr-defined]
+        self._uncut_node(node.name)
+        self.cluster.beats.changed(node.name)
+
+    def _uncut_node(self, name: str) -> None:
+        cut = self.cluster.net.cut_nodes
+        cut[name] -= 1
+        if cut[name] <= 0:
+            del cut[name]
+
+    def _cut(self, cuts: list[tuple[str, str, str]]) -> Undo:
+        net = self.cluster.net
+        ends = sorted({end for a, b, _ in cuts for end in (a, b)})
+        net.cuts.update(cuts)
+        net.cut_nodes.update(ends)
+        for end in ends:
+            self.cluster.beats.changed(end)
+
+        def undo() -> None:
+            net.cuts.subtract(cuts)
+            for end in ends:
+                self._uncut_node(end)
+            for end in ends:
+                self.cluster.beats.changed(end)
+
+        return undo
+
+    def _to_store(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        del node
+        store, net = self.cluster.store, self.cluster.net
+        match kind:
+            case "store_outage" if store.up:
+                store.up = False
+                return (), self._store_again
+            case "store_failover" if store.up:
+                store.up = False
+                self.world.later(1.3, self._store_again)
+                return (), None
+            case "store_compaction":
+                store.relist()
+                return (), None
+            case "store_loss":
+                net.loss = fault.value
+                return (), partial(setattr, net, "loss", 0.0)
+            case "store_delay":
+                net.delay = fault.value
+                return (), partial(setattr, net, "delay", 0.0)
+            case "store_repeat":
+                net.repeat = fault.value
+                return (), partial(setattr, net, "repeat", 0.0)
+            case "late_commit":
+                self.cluster.late_commit = fault.value
+                return (), None
+        return None
+
+    def _store_again(self) -> None:
+        self.cluster.store.up = True
+        self.cluster.store.restart_leases()
+
+    def _to_disk(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        del node
+        disk = self.cluster.disk
+        match kind:
+            case "slow_disk":
+                disk.factor = fault.value
+                return (), partial(setattr, disk, "factor", 1.0)
+            case "torn_save" if disk.active:
+                for save in disk.active:
+                    save.torn = True
+                return (), None
+            case "corrupt_save":
+                newest = disk.newest()
+                if newest is not None:
+                    newest.rotten = True
+                    return (), None
+        return None
+
+    def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        if kind not in ("drain", "admit", "pause", "stop"):
+            return None
+        via = next((self.cluster.nodes[name] for name in sorted(self.cluster.nodes) if self.cluster.nodes[name].awake), None)
+        if via is None or self.cluster.store.shared.plan is None:
+            return None
+        if kind == "drain" and not node.awake:
+            return None
+        verb = Verb(kind)
+        concerned = verb in (Verb.DRAIN, Verb.ADMIT)
+        # Half of the drains are asked on the node itself.
+        if verb is Verb.DRAIN and self.world.chance("operator").random() < 0.5:
+            via = node
+        self._ask(via, verb, node.name if concerned else None)
+        undo = partial(self._ask_somebody, Verb.RESUME) if verb is Verb.PAUSE else None
+        return ((node.name,) if concerned else ()), undo
+
+    def _ask(self, via: Node, verb: Verb, node: str | None) -> None:
+        via.asked(verb, node)
+
+    def _ask_somebody(self, verb: Verb) -> None:
+        """An operator who sees that it has not helped asks again."""
+        for name in sorted(self.cluster.nodes):
+            node = self.cluster.nodes[name]
+            if node.awake and not self.cluster.net.to_store[name]:
+                self._ask(node, verb, None)
+                break
+        self.world.later(2.0, self._insist, verb)
+
+    def _insist(self, verb: Verb) -> None:
+        if verb is Verb.RESUME and self.cluster.store.paused_at is not None:
+            self._ask_somebody(verb)
+
+
+def _detail(fault: Fault) -> str:
+    parts = [fault.when or f"at {fault.at:g} s"]
+    if fault.for_s is not None:
+        parts.append(f"for {fault.for_s:g} s")
+    if fault.value:
+        parts.append(f"value {fault.value:g}")
+    if fault.way != "both":
+        parts.append(fault.way)
+    if fault.scope != "all":
+        parts.append(fault.scope)
+    return ", ".join(parts)
