@@ -1,1 +1,1 @@
-"""Placeholder docstring; see docs/ARCHITECTURE.md."""
+"""Evidence from outside the core: log lines, flight recorders, the environment. The judgement is `core.verdict`."""

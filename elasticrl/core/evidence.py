@@ -1,0 +1,194 @@
+"""Evidence: one fact about a fault, whoever saw it. A log line, a worker's exit, a silent beat, a probe, a recorder's entry.
+
+The one idea: a fact says two things apart from each other. Its `kind` is where it was seen; its `sign` is what it speaks
+for. The sources (`elasticrl.diagnose`, the agent, the detector) know texts and counters and choose the sign; `verdict`
+knows what signs mean and never looks at a text. So a new log format is a row in a table, and no rule changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticrl.core.model import Exit, Stall
+
+
+class Kind(StrEnum):
+    """Where a fact was seen."""
+
+    WATCHDOG_TIMEOUT = "watchdog_timeout"  # c10d: this collective did not finish in time
+    WATCHDOG_STATUS = "watchdog_status"  # c10d: the last enqueued and the last completed work
+    WATCHDOG_ERROR = "watchdog_error"  # c10d: the watchdog ended with an exception
+    HEARTBEAT_MONITOR = "heartbeat_monitor"  # c10d: the watchdog itself made no progress
+    DUMP_SIGNAL = "dump_signal"
+    TEAR_DOWN = "tear_down"
+    COLLECTIVE_MISMATCH = "collective_mismatch"
+    NCCL_WARN = "nccl_warn"
+    NCCL_ERROR = "nccl_error"  # what the call returned: ncclRemoteError, DistBackendError
+    CUDA_ERROR = "cuda_error"
+    XID = "xid"
+    KERNEL = "kernel"
+    GLOO_ERROR = "gloo_error"
+    TCPSTORE_ERROR = "tcpstore_error"
+    RENDEZVOUS = "rendezvous"
+    EXCEPTION = "exception"
+    OOM = "oom"
+    OOM_KILLER = "oom_killer"
+    DISK = "disk"
+    LIMIT = "limit"  # ulimit, /dev/shm
+    EXIT = "exit"
+    BEAT = "beat"
+    STACK = "stack"
+    RECORDER = "recorder"
+    PROBE = "probe"
+    NODE = "node"  # the lease, the neighbours
+    VERSION = "version"
+    STORE = "store"  # etcd
+
+
+class Sign(StrEnum):
+    """What a fact speaks for. `verdict.MEANINGS` says what each is worth."""
+
+    NOISE = "noise"  # looks like a fault, and is printed on healthy starts too
+    TOLD = "told"  # somebody was told to stop, to dump, to go down
+    # It waited: these ranks are victims.
+    WAITED = "waited"
+    WATCHDOG_STUCK = "watchdog_stuck"
+    SETUP_WAITED = "setup_waited"  # a communicator or group was never complete
+    # Somebody else went away: these ranks are victims too.
+    PEER_GONE = "peer_gone"
+    STORE_GONE = "store_gone"
+    CALL_FAILED = "call_failed"  # a communication call failed and does not say why
+    # Ranks disagree, or one is elsewhere.
+    MISMATCH = "mismatch"
+    ABSENT = "absent"  # named as the one that did not come
+    BEHIND = "behind"
+    HOST_STUCK = "host_stuck"
+    STOPPED = "stopped"
+    SLOW = "slow"
+    # Processes and nodes.
+    KILLED = "killed"
+    CRASHED = "crashed"
+    ABORTED = "aborted"
+    NODE_GONE = "node_gone"
+    # Machines.
+    GPU_BROKEN = "gpu_broken"
+    GPU_SUSPECT = "gpu_suspect"
+    GPU_MEMORY = "gpu_memory"
+    HOST_MEMORY = "host_memory"
+    OOM_KILLED = "oom_killed"
+    DISK_FULL = "disk_full"
+    DISK_BROKEN = "disk_broken"
+    SHM_FULL = "shm_full"
+    RESOURCE_LIMIT = "resource_limit"
+    # The way between them.
+    LINK = "link"
+    NIC = "nic"
+    MTU = "mtu"
+    UNREACHABLE = "unreachable"  # a probe's finding, with `node` and `peer`
+    FABRIC = "fabric"  # NCCL's own ways: P2P, NVLS, CUMEM
+    NCCL_BROKEN = "nccl_broken"  # a probe's finding; gloo was fine
+    HEALTHY = "healthy"  # a probe's finding
+    # What people wrote.
+    PROGRAM = "program"
+    BAD_ACCESS = "bad_access"
+    RAISED = "raised"  # an exception that could be anybody's fault
+    SETTING = "setting"
+    VERSIONS = "versions"
+    COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One fact. Everything that its source does not say is None.
+
+    Example: Evidence(kind=Kind.WATCHDOG_TIMEOUT, sign=Sign.WAITED, rank=7, op="ALLREDUCE", seq=4486, numel_in=1024,
+    numel_out=1024, timeout_ms=600000, elapsed_ms=600013, at="10:42:28.858931807", line="[rank7]:[E419 ...")
+    """
+
+    kind: Kind
+    sign: Sign
+    rank: int | None = None
+    node: str | None = None
+    op: str | None = None
+    seq: int | None = None
+    numel_in: int | None = None
+    numel_out: int | None = None
+    timeout_ms: int | None = None
+    elapsed_ms: int | None = None
+    group: str | None = None
+    last_enqueued: int | None = None
+    last_completed: int | None = None
+    ranks: tuple[int, ...] = ()  # others that it names: who mismatches, who is absent
+    peer: str | None = None  # the far end: a node or an address
+    detail: str = ""  # a word or two: "status 12", "Xid 79", "dataloader"
+    at: str | None = None  # the time as it was found
+    when: float | None = None  # seconds, comparable only with facts of the same clock
+    clock: str = ""  # which clock `when` was read from
+    line: str = ""
+    line_no: int | None = None
+    source: str = ""  # a file, or what saw it
+
+    def plain(self) -> dict[str, object]:
+        """For JSON: the names that operators' scripts rely on, in a fixed order."""
+        return {
+            "kind": str(self.kind), "rank": self.rank, "op": self.op, "seq": self.seq,
+            "numel_in": self.numel_in, "numel_out": self.numel_out,
+            "timeout_ms": self.timeout_ms, "elapsed_ms": self.elapsed_ms, "group": self.group,
+            "at": self.at, "line": self.line,
+            "sign": str(self.sign), "node": self.node, "peer": self.peer, "ranks": list(self.ranks),
+            "last_enqueued": self.last_enqueued, "last_completed": self.last_completed,
+            "detail": self.detail, "source": self.source, "line_no": self.line_no,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}: " if self.rank is not None else f"{self.node}: " if self.node else ""
+        what = self.detail or str(self.sign).replace("_", " ")
+        if self.op or self.seq is not None:
+            what = f"{what} ({' '.join(str(x) for x in (self.op, self.seq) if x is not None)})"
+        said = f" | {self.line.strip()[:160]}" if self.line else ""
+        return f"{who}{str(self.kind).replace('_', ' ')}: {what}{said}"
+
+
+def of_exit(ended: Exit, *, rank: int | None = None, node: str | None = None, when: float | None = None) -> Evidence:
+    """A worker's end as a fact.
+
+    >>> str(of_exit(Exit(generation=3, slot=0, step=7, cause="signal 9 (SIGKILL)", own=False), rank=2).sign)
+    'killed'
+    """
+    return Evidence(
+        kind=Kind.EXIT, sign=_sign_of_exit(ended), rank=rank, node=node, when=when, clock="core", detail=ended.cause,
+        source="agent",
+    )  # fmt: skip
+
+
+def of_stall(stall: Stall, *, rank: int | None = None, node: str | None = None, when: float | None = None) -> Evidence:
+    """A worker without progress as a fact: who waits in a collective is a victim, who does not is stuck himself."""
+    sign = Sign.STOPPED if stall.stopped else Sign.WAITED if stall.waiting else Sign.HOST_STUCK
+    return Evidence(
+        kind=Kind.BEAT, sign=sign, rank=rank, node=node, when=when, clock="core", detail=stall.phase, line=str(stall),
+        elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
+    )  # fmt: skip
+
+
+#: Signals by what they say of the process: somebody killed it, it broke, it gave up, it was asked to go.
+SIGNALS: Mapping[int, Sign] = {
+    9: Sign.KILLED, 4: Sign.CRASHED, 7: Sign.CRASHED, 8: Sign.CRASHED, 11: Sign.CRASHED, 6: Sign.ABORTED,
+    2: Sign.TOLD, 15: Sign.TOLD,
+}  # fmt: skip
+
+#: Exceptions that a healthy program raises because of somebody else.
+NOT_ITS_OWN = frozenset({
+    "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ConnectionResetError", "BrokenPipeError",
+    "ConnectionAbortedError", "EOFError", "ChildFailedError", "SignalException", "CollectiveAborted",
+})  # fmt: skip
+
+
+def _sign_of_exit(ended: Exit) -> Sign:
+    words = ended.cause.replace("(", " ").replace(":", " ").split()
+    if "signal" in words:
+        number = words[words.index("signal") + 1 :][:1]
+        if number and number[0].isdigit():
+            return SIGNALS.get(int(number[0]), Sign.KILLED)
+    if not ended.own or any(word.rsplit(".", 1)[-1] in NOT_ITS_OWN for word in words):
+        return Sign.PEER_GONE
+    return Sign.PROGRAM

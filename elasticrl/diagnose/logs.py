@@ -1,0 +1,631 @@
+"""Log lines of any job as evidence, while they are written or years later.
+
+The one idea: almost no line of a log matters, so three sieves follow each other. A handful of substrings is searched in
+whole chunks of bytes, at memory speed; the few lines found, with their neighbours, are mended into records (what a terminal
+wrapped, what Ray and srun prefixed); only records meet the table of `texts`. Nothing here decides what a line means for
+the job: that is `core.verdict`.
+"""
+
+import gzip
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
+
+#: What is searched for in whole chunks. Each word costs about 0.6 ns a byte, so a text that always stands beside another
+#: word (RuntimeError, ProcessGroupNCCL) needs none of its own; a test holds that a line of every kind is found.
+SIEVE: Final = (
+    b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
+    b"terminate called", b"but didn't", b"return code", b"marked dead",
+)  # fmt: skip
+#: Searched for as well where the kernel speaks.
+KERNEL_SIEVE: Final = (
+    b"amdgpu", b"blocked for", b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
+    b"fallen off",
+)  # fmt: skip
+_KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
+
+BEFORE, AFTER = 6, 4  # neighbouring lines that a hit is read with: torchrun's report has six before the signal's name
+CHUNK = 1 << 20  # bytes read from a file at once
+LONGEST = 1 << 18  # a line that is longer is taken in parts
+LINE = 6000  # what is kept of a longer line, around the hit
+RECORD = 6000
+HELD = 64  # lines that may wait for their neighbours
+
+_ANSI = re.compile(
+    r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m"
+)  # some pipes lose the escape and keep the rest
+_RAY = re.compile(r"\((?:raylet|\w{1,60} pid=\d{1,9})(?:, ip=(?P<ip>[\w.:]{1,45}))?\) ?")
+_SRUN = re.compile(r"\s{0,8}(?:\[?(?P<task>\d{1,5})\]?: |\[default(?P<default>\d{1,5})\]:)")
+_RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:?")
+_RANK_SAID = re.compile(r"\[[^\[\]]{0,120}?\bRank (\d{1,6})\]")
+_NODE = re.compile(r"(?:^|\s)([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,3}\]")
+_SYSLOG_NODE = re.compile(r"^[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d ([\w.-]{1,80}) (?:kernel|systemd|slurm\w{0,10})")
+_HEAD = re.compile(
+    r"\s*(?:\[(?:rank|default)\d|\[[EWFI](?:\d{3,4}|[ k]P)|\[?\d{4}[-/]\d\d[-/]\d\d|\((?:raylet\)|\w+ pid=)|[\w.-]+:\d+:"
+    r"\d+ \[\d|"
+    r"terminate called|what\(\)|frame #|Exception raised|Traceback|File \"|[\w.]{0,80}(?:Error|Exception|Warning)\b|NVRM|"
+    r"\[ *\d+\.\d+\]|"
+    r"WARNING|ERROR|INFO|Fatal|\*\*\*|Last error|NCCL WARN|\w{1,60}\.cc:\d|\d{1,5}: |CUDA |Epoch|- |\[\d{1,9}\] |\d\d:"
+    r"\d\d:\d\d|[EWIF]\d{4} \d\d:)"
+)
+_GLOG = re.compile(r"\[[EWFI](?:(?P<month>\d\d?)(?P<day>\d\d)[ k](?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?))?")
+_BARE_GLOG = re.compile(r"(?:^|\s)[EWIF](?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d\.\d{1,9})")
+_ISO = re.compile(r"\d{4}[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
+_SYSLOG = re.compile(r"(?:^|\s)(?P<name>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)")
+_UPTIME = re.compile(r"\[ {0,8}(?P<uptime>\d{1,9}\.\d{6})\]")
+# torchrun's report of failures: a block for each; the root cause has number 0 and is printed last.
+_REPORT_RANK = re.compile(r"^\s{0,8}rank {1,12}: (\d{1,6}) \(local_rank")
+_REPORT_NUMBER = re.compile(r"^\s{0,8}\[(\d{1,5})\]:\s{0,4}$")
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+
+_WORK = re.compile(r"WorkNCCL\(")
+_WORK_FIELDS: Final = {
+    "seq": re.compile(r"SeqNum ?= ?(\d{1,18})"),
+    "op": re.compile(r"OpType ?= ?(\w{1,40})"),
+    "numel_in": re.compile(r"NumelIn ?= ?(\d{1,18})"),
+    "numel_out": re.compile(r"NumelOut ?= ?(\d{1,18})"),
+    "timeout_ms": re.compile(r"Timeout\(ms\) ?= ?(\d{1,15})(?=\D?\)|,|$)"),
+    "elapsed_ms": re.compile(r"ran.{0,2}for.{0,2}?(\d{1,15})"),
+}
+_SHAPE = re.compile(r"TensorShape ?= ?\[([\d, ]{0,120})\]")
+_STATUS = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?).{0,3}?(?P<seq>\d{1,18})")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work.{0,3}?(-?\d{1,18})")
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work.{0,3}?(-?\d{1,18})")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?(?P<id>\d{1,9})(?: PG GUID (?P<guid>[^\s(\]]{1,60}))? ?(?:\((?P<name>[^()\]]{1,60})\))? ?Rank \d{1,6}\]"
+)
+_STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) ?seconds")
+_ABORTED = re.compile(r"communicator was aborted on rank (\d{1,6})")
+_FINGERPRINT = re.compile(r"CollectiveFingerPrint\(SequenceNumber=(?P<seq>\d{1,18}), ?OpType=(?P<op>\w{1,40})")
+
+#: c10d phrases without numbers, as (needle, kind, sign).
+_PHRASES: Final = (
+    ("Heartbeat monitor timed out", Kind.HEARTBEAT_MONITOR, Sign.WATCHDOG_STUCK),
+    ("eceived a dump signal", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("flight recorder dump signal", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("preparing to dump debug info", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("to signal dumping", Kind.DUMP_SIGNAL, Sign.TOLD),
+    ("\"should dump\" flag", Kind.TCPSTORE_ERROR, Sign.STORE_GONE),
+    ("operations have failed or timed out", Kind.TEAR_DOWN, Sign.TOLD),
+    ("To avoid data inconsistency", Kind.TEAR_DOWN, Sign.TOLD),
+    ("Terminating the process after attempting to dump", Kind.TEAR_DOWN, Sign.TOLD),
+    ("WorkNCCL::checkTimeout", Kind.WATCHDOG_ERROR, Sign.WAITED),
+    ("watchdog thread terminated with exception", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("Exception raised from ncclCommWatchdog", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("caught async NCCL error", Kind.WATCHDOG_ERROR, Sign.TOLD),
+    ("timed out waiting for flight recorder", Kind.DUMP_SIGNAL, Sign.TOLD),
+)  # fmt: skip
+#: Words without which a record needs no look at the c10d expressions.
+_C10D: Final = ("ProcessGroupNCCL", "WorkNCCL", "atchdog", "NCCL work", "PG status", "communicator was aborted",
+                "dump signal", "should dump", "failed or timed out", "data inconsistency",
+                "signal dumping", "dump debug info", "enqueued")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line as it was found, and what its prefixes say of it."""
+
+    number: int
+    raw: str
+    text: str  # without colours and launchers' prefixes
+    rank: int | None
+    node: str | None
+    prefix: str = ""  # the launcher's, which names the process: lines of two processes are never one message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What was one message before a terminal cut it: text, where each line's part begins in it, and the lines."""
+
+    text: str
+    parts: tuple[tuple[int, Line], ...]
+
+    def line_at(self, position: int) -> Line:
+        """The line in which a position lies."""
+        return next(line for start, line in reversed(self.parts) if start <= position)
+
+
+@dataclass(slots=True)
+class Parser:
+    """One stream of lines. Feed it bytes as they come; `flush` when the stream pauses, and at its end.
+
+    >>> facts = Parser(source="rank3.log").read(b"node-a:1:2 [0] x.cc:1 NCCL WARN Cuda failure 'out of memory'")
+    >>> [(str(fact.kind), fact.node) for fact in facts]
+    [('oom', 'node-a')]
+    """
+
+    source: str = ""
+    rank: int | None = None  # whose stream it is, if it is one rank's
+    node: str | None = None
+    ranks: set[int] = field(default_factory=set)  # heard of in the lines that were looked at
+    _left: bytes = b""
+    _number: int = 1  # of the first line in `_left`
+    _done: int = 0  # number of the last line that was looked at
+    _time: tuple[str, float, str] | None = None
+    _reported: int | None = None  # the rank of torchrun's report's present block
+    _root: bool = True  # whether that block is the root cause
+
+    def read(self, data: bytes) -> list[Evidence]:
+        """All of a stream at once."""
+        return [*self.feed(data), *self.flush()]
+
+    def feed(self, data: bytes) -> list[Evidence]:
+        """What these bytes give. The last few lines wait for those that follow them."""
+        self._left += data
+        # A hostile stream without line ends must not be kept for ever.
+        if len(self._left) < LONGEST and self._left.count(b"\n") <= HELD:
+            return []
+        held = self._left.rfind(b"\n")
+        for _ in range(BEFORE + AFTER):
+            held = self._left.rfind(b"\n", 0, max(held, 0))
+        cut = held + 1 if held >= 0 else (len(self._left) if len(self._left) >= LONGEST else 0)
+        found = self._scan(cut)
+        # The lines before the cut stay as the next hits' context.
+        keep = cut
+        for _ in range(BEFORE + 1):
+            keep = self._left.rfind(b"\n", 0, max(keep, 0))
+        keep = keep + 1 if keep >= 0 else 0
+        if cut - keep > LONGEST:
+            keep = cut
+        self._number += self._left.count(b"\n", 0, keep)
+        self._left = self._left[keep:]
+        return found
+
+    def flush(self) -> list[Evidence]:
+        """What the lines give that still wait for their neighbours."""
+        found = self._scan(len(self._left))
+        self._number += self._left.count(b"\n")
+        self._left = b""
+        return found
+
+    def _scan(self, cut: int) -> list[Evidence]:
+        """Evidence in the lines of `_left` that begin before `cut` and were not looked at before."""
+        found: list[Evidence] = []
+        for window in self._windows(cut):
+            for record in records(window):
+                found += self._judge(record)
+        return found
+
+    def _windows(self, cut: int) -> Iterator[list[Line]]:
+        data = self._left
+        hits = sorted(_hits(data, cut))
+        number, counted = self._number, 0
+        window: list[Line] = []
+        last_end = 0
+        for hit in hits:
+            if hit < last_end:
+                continue
+            start = data.rfind(b"\n", 0, hit) + 1
+            number += data.count(b"\n", counted, start)
+            counted = start
+            if number <= self._done:
+                continue
+            first = start
+            back = 0
+            while back < BEFORE and first > last_end:
+                first = data.rfind(b"\n", 0, first - 1) + 1
+                back += 1
+            if window and (first > last_end or number - back > self._done + 1):
+                yield window
+                window = []
+            window += self._lines(data, max(first, last_end), start, number - back)
+            end = data.find(b"\n", hit)
+            end = len(data) if end < 0 else end
+            window.append(self._line(number, _around(data, start, end, hit)))
+            self._done = number
+            last_end = end + 1
+            # Lines after the hit are taken even if they are hits themselves: they are in the same window then.
+            for _ in range(AFTER):
+                if last_end >= len(data):
+                    break
+                end = data.find(b"\n", last_end)
+                end = len(data) if end < 0 else end
+                self._done += 1
+                window.append(self._line(self._done, _around(data, last_end, end, last_end)))
+                last_end = end + 1
+        if window:
+            yield window
+
+    def _lines(self, data: bytes, start: int, end: int, number: int) -> list[Line]:
+        lines = data[start:end].split(b"\n")[:-1] if end > start else []
+        fresh = [(number + i, line) for i, line in enumerate(lines) if number + i > self._done]
+        return [self._line(n, _around(line, 0, len(line), 0)) for n, line in fresh]
+
+    def _line(self, number: int, raw: bytes) -> Line:
+        text = raw.decode(errors="replace").rstrip("\r")
+        clean = _ANSI.sub("", text)
+        rank, node, prefix = None, None, ""
+        if clean.startswith("# "):
+            clean = ""  # a comment of whoever collected the log
+        for _ in range(3):  # prefixes stand before prefixes
+            if match := _RAY.match(clean):
+                node = match["ip"] or node
+            elif match := _SRUN.match(clean):
+                task = match["task"] or match["default"]
+                rank = int(task) if match["default"] else rank
+            else:
+                break
+            prefix += match[0]
+            clean = clean[match.end() :]
+        if match := _RANK_PREFIX.match(clean):
+            rank = int(match[1])
+        return Line(number=number, raw=text, text=clean, rank=rank, node=node, prefix=prefix)
+
+    def _judge(self, record: Record) -> Iterator[Evidence]:
+        text = record.text
+        time = self._clock(text)
+        self._report(text)
+        facts = list(_c10d(text)) if any(word in text for word in _C10D) else []
+        facts += _table(text)
+        facts += _exceptions(text, known=any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in facts))
+        for position, fact in sorted(facts, key=lambda pair: pair[0]):
+            line = record.line_at(position)
+            if (
+                fact.kind is Kind.EXIT
+                and self._reported is not None
+                and text.lstrip().startswith(("exitcode", "traceback"))
+            ):
+                rank: int | None = self._reported
+                sign = fact.sign if self._root else Sign.TOLD
+            else:
+                rank = fact.rank if fact.rank is not None else _rank_at(text, position, line, self.rank)
+                sign = fact.sign
+            if rank is not None:
+                self.ranks.add(rank)
+            node = fact.node or line.node or _node_in(text[: position + 1]) or self.node
+            yield replace(
+                fact, rank=rank, sign=sign, node=node, line=line.raw[:1000], line_no=line.number, source=self.source,
+                at=time[0] if time else None, when=time[1] if time else None, clock=time[2] if time else "",
+            )  # fmt: skip
+
+    def _report(self, text: str) -> None:
+        """Follow torchrun's report: who is meant by the lines to come."""
+        if number := _REPORT_NUMBER.match(text):
+            self._root = number[1] == "0"
+        elif match := _REPORT_RANK.match(text):
+            self._reported = int(match[1])
+
+    def _clock(self, text: str) -> tuple[str, float, str] | None:
+        """The time that a record bears, else the newest before it in this stream."""
+        if time := _time_in(text):
+            self._time = time if time[2] != "uptime" else (time[0], time[1], f"uptime:{self.source}")
+        return self._time
+
+
+def parse(text: str, *, source: str = "", rank: int | None = None) -> tuple[Evidence, ...]:
+    """Evidence in a text."""
+    return tuple(Parser(source=source, rank=rank).read(text.encode()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What some logs gave. `ranks` are those that were heard of; `unread` are files that could not be read, with the reason."""
+
+    evidence: tuple[Evidence, ...]
+    ranks: frozenset[int]
+    files: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+
+
+def read(paths: Iterable[Path]) -> Reading:
+    """Evidence in files, and in all files under directories, in the order of time where their clocks agree."""
+    evidence: list[Evidence] = []
+    ranks: set[int] = set()
+    files, unread = [], []
+    for path in _files(paths):
+        parser = Parser(source=str(path), rank=rank_of(path), node=node_of(path))
+        try:
+            evidence += _read_file(path, parser)
+        except OSError as error:
+            unread.append(f"{path}: {error.strerror or error}")
+            continue
+        files.append(str(path))
+        ranks |= parser.ranks | ({parser.rank} if parser.rank is not None else set())
+    return Reading(evidence=tuple(evidence), ranks=frozenset(ranks), files=tuple(files), unread=tuple(unread))
+
+
+def rank_of(path: Path) -> int | None:
+    """The rank whose log this is, if its name says so: rank_3.log, worker-3.out, 3.log, torchrun's 3/stderr.log."""
+    if match := re.search(r"(?:rank|worker|proc)[_.-]?(\d{1,6})(?!\d)", path.name):
+        return int(match[1])
+    if re.fullmatch(r"\d{1,6}", path.stem):
+        return int(path.stem)
+    if path.stem in {"stdout", "stderr"} and path.parent.name.isdigit():
+        return int(path.parent.name)
+    return None
+
+
+def node_of(path: Path) -> str | None:
+    """The node that a log comes from, if its name or its directory says so: node-07.log, host3/rank_0.log."""
+    for part in (path.stem, path.parent.name):
+        if match := re.search(r"(?:^|[_.])((?:node|host)[-_]?\d{1,6})(?:$|[_.])", part):
+            return match[1]
+    return None
+
+
+def records(window: list[Line]) -> Iterator[Record]:
+    """Lines, mended: what was cut by a terminal is one text again, even if another rank's line stands between."""
+    current: list[Line] = []
+    waiting: list[Line] = []  # an open record that another one interrupted
+    for line in window:
+        if current and _continues(current, line):
+            current.append(line)
+            continue
+        if (
+            waiting
+            and not _HEAD.match(line.text)
+            and line.text.strip()
+            and line.prefix in {"", waiting[0].prefix}
+            and not _open(current)
+        ):
+            yield _record([*waiting, line])
+            waiting = []
+            continue
+        if waiting:
+            yield _record(waiting)
+            waiting = []
+        if _open(current) and _HEAD.match(line.text):
+            waiting = current
+        elif current:
+            yield _record(current)
+        current = [line]
+    for rest in (waiting, current):
+        if rest:
+            yield _record(rest)
+
+
+def _read_file(path: Path, parser: Parser) -> Iterator[Evidence]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            yield from parser.feed(chunk)
+    yield from parser.flush()
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(p for p in path.rglob("*") if p.is_file())
+        else:
+            yield path
+
+
+def _hits(data: bytes, end: int) -> Iterator[int]:
+    """Where a word of the sieve stands; once a line and word is enough."""
+    kernel = data.find(b"kernel:", 0, end) >= 0 or _KERNEL.search(data, 0, min(end, 4096)) is not None
+    for word in SIEVE + KERNEL_SIEVE if kernel else SIEVE:
+        at = data.find(word, 0, end)
+        while at >= 0:
+            yield at
+            line_end = data.find(b"\n", at, end)
+            if line_end < 0:
+                # A long line without an end: a hit every LINE bytes will do.
+                line_end = at + LINE
+            at = data.find(word, line_end, end)
+
+
+def _around(data: bytes, start: int, end: int, hit: int) -> bytes:
+    if end - start <= LINE:
+        return data[start:end]
+    first = max(start, min(hit - LINE // 3, end - LINE))
+    return data[first : first + LINE]
+
+
+def _open(lines: list[Line]) -> bool:
+    """Whether the message so far seems cut: it has no end, and is long enough to have met a terminal's edge."""
+    if not lines:
+        return False
+    text = "".join(line.text for line in lines[-4:])
+    start = text.rfind("WorkNCCL(")
+    if start >= 0:
+        rest = text[start:]
+        return not ("before timing out" in rest or "blocking wait" in rest or rest.rstrip().endswith(("…", "...")))
+    if not re.search(r"NCCL|\[PG |^\[?(?:rank\d+\]:)?\[[EWF]\d|Error|error|watchdog", text):
+        return False
+    return len(lines[-1].text) >= 60 and not text.rstrip().endswith((".", "…", ")", "!", ":", "cluster]"))
+
+
+def _continues(current: list[Line], line: Line) -> bool:
+    if len(current) >= 12 or not line.text.strip() or not _open(current):
+        return False
+    if line.prefix not in {"", current[0].prefix}:
+        return False
+    if not _HEAD.match(line.text):
+        return True
+    # A launcher that prefixes every physical line: the rest of the message follows its prefix, and is no head itself.
+    rest = _RANK_PREFIX.sub("", line.text, count=1).lstrip(" ")
+    return (
+        line.rank is not None
+        and line.rank == current[0].rank
+        and rest != line.text
+        and not _HEAD.match(rest)
+        and rest[:1].islower()
+    )
+
+
+def _record(lines: list[Line]) -> Record:
+    parts: list[tuple[int, Line]] = []
+    text = ""
+    for i, line in enumerate(lines):
+        parts.append((len(text), line))
+        text += (
+            line.text
+            if i == 0
+            else _RANK_PREFIX.sub("", line.text, count=1).removeprefix(" ")
+            if _RANK_PREFIX.match(line.text)
+            else line.text
+        )
+        if len(text) > RECORD:
+            text = text[:RECORD]
+            break
+    return Record(text=text, parts=tuple(parts))
+
+
+def _rank_at(text: str, position: int, line: Line, default: int | None) -> int | None:
+    """Who says what stands at a position: the launcher's prefix (global) before the group's own number."""
+    near = text[max(0, position - 400) : position + 1]
+    prefixes = list(_RANK_PREFIX.finditer(near))
+    said = list(_RANK_SAID.finditer(near))
+    if prefixes and (not said or said[-1].start() - prefixes[-1].end() < 300):
+        return int(prefixes[-1][1])
+    if line.rank is not None:
+        return line.rank
+    if default is not None:
+        return default
+    return int(said[-1][1]) if said else None
+
+
+def _node_in(text: str) -> str | None:
+    match = _NODE.search(text) or _SYSLOG_NODE.search(text)
+    return match[1] if match else None
+
+
+def _time_in(text: str) -> tuple[str, float, str] | None:
+    for expression, clock in (
+        (_GLOG, "glog"),
+        (_BARE_GLOG, "glog"),
+        (_ISO, "iso"),
+        (_SYSLOG, "syslog"),
+        (_UPTIME, "uptime"),
+    ):
+        for match in expression.finditer(text[:400]):
+            if clock == "uptime":
+                return match["uptime"], float(match["uptime"]), clock
+            if match["time"] is None:
+                continue
+            month = int(match["month"]) if clock != "syslog" else _MONTHS.find(match["name"]) // 3 + 1
+            hours, minutes, seconds = match["time"].replace(",", ".").split(":")
+            # The year is not in every format: within a year the order is right, and that is what logs of one job span.
+            day = (month * 31 + int(match["day"])) * 86400
+            return match["time"], day + int(hours) * 3600 + int(minutes) * 60 + float(seconds), clock
+    return None
+
+
+def _c10d(text: str) -> Iterator[tuple[int, Evidence]]:
+    works = [match.start() for match in _WORK.finditer(text)]
+    for start, end in zip(works, [*works[1:], len(text)], strict=False):
+        if fact := _work(text[start : min(end, start + 700)]):
+            yield start, replace(fact, group=_group(text[max(0, start - 250) : start]))
+    for match in _STATUS.finditer(text):
+        tail = text[match.start() : match.start() + 400]
+        yield match.start(), _status(tail, int(match["seq"]), text[max(0, match.start() - 250) : match.start()])
+    for match in _STUCK.finditer(text):
+        group = _group(text[max(0, match.start() - 250) : match.start()])
+        stuck = int(match["seconds"]) * 1000
+        yield (
+            match.start(),
+            Evidence(kind=Kind.HEARTBEAT_MONITOR, sign=Sign.WATCHDOG_STUCK, elapsed_ms=stuck, group=group),
+        )
+    for match in _ABORTED.finditer(text):
+        yield (
+            match.start(),
+            Evidence(kind=Kind.WATCHDOG_ERROR, sign=Sign.TOLD, rank=int(match[1]), detail="communicator aborted"),
+        )
+    for needle, kind, sign in _PHRASES:
+        at = text.find(needle)
+        if at < 0:
+            continue
+        fact = Evidence(kind=kind, sign=sign, group=_group(text[max(0, at - 250) : at]))
+        if kind is Kind.DUMP_SIGNAL:
+            fact = replace(
+                fact, last_enqueued=_number(_ENQUEUED, text[at:]), last_completed=_number(_COMPLETED, text[at:])
+            )
+        yield at, fact
+
+
+def _work(text: str) -> Evidence | None:
+    """WorkNCCL(...) and what follows it. Fields are looked for one by one: interleaved lines lose some, not all."""
+    values = {name: match[1] for name, expression in _WORK_FIELDS.items() if (match := expression.search(text))}
+    if "op" not in values and "seq" not in values:
+        return None
+    numbers = {name: int(value) for name, value in values.items() if name != "op"}
+    if "numel_in" not in numbers and (shape := _SHAPE.search(text)):
+        numbers["numel_in"] = _product(shape[1])
+    return Evidence(
+        kind=Kind.WATCHDOG_TIMEOUT, sign=Sign.WAITED, op=values.get("op"), seq=numbers.get("seq"),
+        numel_in=numbers.get("numel_in"), numel_out=numbers.get("numel_out"), timeout_ms=numbers.get("timeout_ms"),
+        elapsed_ms=numbers.get("elapsed_ms"), detail="timed out in a collective",
+    )  # fmt: skip
+
+
+def _status(text: str, seq: int, before: str) -> Evidence:
+    return Evidence(
+        kind=Kind.WATCHDOG_STATUS, sign=Sign.WAITED, seq=seq, group=_group(before), last_enqueued=_number(_ENQUEUED, text),
+        last_completed=_number(_COMPLETED, text), detail="watchdog's status",
+    )  # fmt: skip
+
+
+def _group(before: str) -> str | None:
+    """The process group by a name that is the same on all of its ranks: the GUID, with its description if it has one."""
+    matches = list(_GROUP.finditer(before))
+    if not matches:
+        return None
+    match = matches[-1]
+    name = match["name"]
+    if name == "default_pg":
+        return name
+    unique = match["guid"] or match["id"]
+    return f"{unique}({name})" if name else unique
+
+
+def _table(text: str) -> Iterator[tuple[int, Evidence]]:
+    seen: set[tuple[str, int]] = set()
+    for row in TEXTS:
+        if row.needle not in text:
+            continue
+        for match in row.expression.finditer(text):
+            # Glued lines: the same family counts again further on, in another message.
+            if row.family and any(family == row.family and abs(match.start() - at) < 200 for family, at in seen):
+                continue
+            seen.add((row.family, match.start()))
+            yield match.start(), _fact(row, match)
+
+
+def _fact(row: Text, match: re.Match[str]) -> Evidence:
+    named = {name: value.strip() for name, value in match.groupdict().items() if value}
+    begin = match.start()
+    while begin and match.string[begin - 1].isalpha() and match.start() - begin < 20:
+        begin -= 1  # needles begin in the middle of a word, so that its capital does not matter
+    detail = row.detail or match.string[begin : match.end()][:120].strip()
+    if code := named.get("code"):
+        detail = f"{row.detail} {code}" if row.detail else detail
+    named_ranks = [int(part) for part in re.findall(r"\d{1,6}", named.get("ranks", ""))][:64]
+    rank = int(named["rank"]) if "rank" in named else None
+    fact = Evidence(
+        kind=row.kind, sign=row.sign, rank=rank, peer=named.get("peer"), detail=detail,
+        ranks=tuple(sorted({*named_ranks, *([rank] if rank is not None and row.sign is not Sign.SETUP_WAITED else [])})),
+        elapsed_ms=int(named["seconds"]) if "seconds" in named else None,
+    )  # fmt: skip
+    if row.sign is Sign.MISMATCH and (print_ := _FINGERPRINT.search(match.string, match.start())):
+        fact = replace(fact, seq=int(print_["seq"]), op=print_["op"])
+    return fact
+
+
+def _exceptions(text: str, *, known: bool) -> Iterator[tuple[int, Evidence]]:
+    """A Python exception that no row of the table explains."""
+    if known or ("Error" not in text and "Exception" not in text):
+        return
+    for match in EXCEPTION.finditer(text):
+        name = match["name"].rsplit(".", 1)[-1]
+        if name in SECOND_HAND or "terminate called" in text:
+            continue
+        sign = Sign.PROGRAM if name in PROGRAMS_OWN else Sign.RAISED
+        said = f"{name}: {match['said']}" if match["said"] else name
+        yield match.start("name"), Evidence(kind=Kind.EXCEPTION, sign=sign, detail=said[:160])
+        return
+
+
+def _number(expression: re.Pattern[str], text: str) -> int | None:
+    match = expression.search(text)
+    return int(match[1]) if match else None
+
+
+def _product(shape: str) -> int:
+    product = 1
+    for size in re.findall(r"\d{1,12}", shape)[:8]:
+        product *= int(size)
+    return product

@@ -1,0 +1,295 @@
+"""The texts that broken jobs print, and what each is a sign of: one row a text, and nothing else.
+
+The one idea: a row is a cheap substring, a regular expression and a sign. The substring lets a line skip the row in
+nanoseconds; the expression has only bounded repetitions, so that no line can make it slow. Rows are tried from the top and
+the first of each family wins, so a precise text stands above a vague one.
+"""
+
+# ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from elasticrl.core.evidence import Kind, Sign
+
+
+@dataclass(frozen=True)  # no slots: the compiled expression is kept
+class Text:
+    """One text. Named groups: rank, ranks, peer, node, code, seconds; the whole match is the detail if `detail` is ""."""
+
+    needle: str  # must be in the line, else the expression is not tried
+    kind: Kind
+    sign: Sign
+    pattern: str = ""  # "" means that the needle says it all
+    detail: str = ""
+    family: str = field(default="")  # of one family, only the first row that matches a line counts
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """Compiled when it is first needed: most runs never see most texts."""
+        return re.compile(self.pattern or re.escape(self.needle))
+
+
+_K, _S = Kind, Sign
+_HARD_XIDS = (
+    "46|48|54|56|61|62|63|64|66|74|78|79|92|93|94|95|110|119|120|121|122|123|136|137|140|143|144|145|149|150|151|154"
+)
+
+#: Health of machines: kernel, GPU, memory, disk.
+MACHINE: tuple[Text, ...] = (
+    Text("oom-kill", _K.OOM_KILLER, _S.OOM_KILLED, r"oom-kill:constraint|invoked oom-killer|oom-kill event", family="oomk"),
+    Text("oom_kill", _K.OOM_KILLER, _S.OOM_KILLED, r"[Dd]etected \d{1,6} oom_kill events?|oom_kill [1-9]\d{0,6}", family="oomk"),
+    Text("emory", _K.OOM_KILLER, _S.OOM_KILLED,
+         r"(?:Out of memory|emory cgroup out of memory): ?Kill(?:ed)? process (?P<code>\d{1,9})", family="oomk"),
+    Text("illed", _K.OOM_KILLER, _S.OOM_KILLED, r"killed by the OOM killer|OOMKilled|Memory limit exceeded.{0,20}killed", family="oomk"),
+    Text("running low on memory", _K.OOM_KILLER, _S.OOM_KILLED, r"[Ww]orkers? .{0,80}killed due to .{0,40}running low on memory",
+         family="oomk"),
+    Text("killed due to memory pressure", _K.OOM_KILLER, _S.OOM_KILLED, family="oomk"),
+    Text("fallen off the bus", _K.XID, _S.GPU_BROKEN, r"(?:Xid.{0,60})?fallen off the bus", detail="GPU off the bus", family="xid"),
+    Text("is lost", _K.XID, _S.GPU_BROKEN, r"GPU is lost|Unable to determine the device handle for GPU.{0,60}GPU is lost",
+         detail="GPU lost", family="xid"),
+    Text("NVRM", _K.XID, _S.GPU_BROKEN, rf"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{{4,20}})?\)?: ?(?P<code>{_HARD_XIDS})\b", detail="Xid",
+         family="xid"),
+    Text("NVRM", _K.XID, _S.BAD_ACCESS, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>13|31)\b", detail="Xid",
+         family="xid"),
+    Text("NVRM", _K.XID, _S.TOLD, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>43|45)\b", detail="Xid", family="xid"),
+    Text("NVRM", _K.XID, _S.GPU_SUSPECT, r"Xid \(?(?:PCI:)?(?P<peer>[\w:.]{4,20})?\)?: ?(?P<code>\d{1,3})\b", detail="Xid",
+         family="xid"),
+    Text("NVRM", _K.XID, _S.GPU_BROKEN, r"RmInitAdapter failed", detail="the driver cannot start the GPU", family="xid"),
+    Text("uncorrectable hardware errors", _K.KERNEL, _S.GPU_BROKEN, r"amdgpu.{0,80}uncorrectable hardware errors", family="amd"),
+    Text("amdgpu", _K.KERNEL, _S.GPU_BROKEN, r"GPU reset (?:begin|\(\d|failed)|ring \w{1,20} timeout|device lost from bus", family="amd"),
+    Text("Memory access fault by GPU", _K.CUDA_ERROR, _S.BAD_ACCESS, family="amd"),
+    Text("AER:", _K.KERNEL, _S.GPU_SUSPECT, r"AER: .{0,30}Uncorrect\w{0,5} \(Fatal\)", detail="PCIe fatal error"),
+    Text("Machine Check", _K.KERNEL, _S.GPU_SUSPECT, r"Hardware Error\]: Machine Check|mce: .{0,20}Machine Check", detail="machine check"),
+    Text("Kernel panic", _K.KERNEL, _S.NODE_GONE, detail="kernel panic"),
+    Text("ink", _K.KERNEL, _S.LINK, r"mlx\d_core.{0,60}Link down|(?:\beth\d|\bib\d|\bens?\w{1,8}|\bbond\d).{0,40}[Ll]ink"
+         r"(?: status)?(?: is| definitely)? [Dd]own|NIC Link is Down", detail="link down"),
+    # Error words of CUDA and HIP.
+    Text("ECC error", _K.CUDA_ERROR, _S.GPU_BROKEN, r"uncorrectable (?:NVLink|ECC) error", detail="uncorrectable ECC error", family="cuda"),
+    Text("NVLink error", _K.CUDA_ERROR, _S.GPU_BROKEN, r"uncorrectable NVLink error", detail="NVLink error", family="cuda"),
+    Text("hardware stack error", _K.CUDA_ERROR, _S.GPU_SUSPECT, family="cuda"),
+    Text("illegal memory access", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
+    Text("misaligned address", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
+    Text("illegal instruction was", _K.CUDA_ERROR, _S.BAD_ACCESS, family="cuda"),
+    Text("device-side assert", _K.CUDA_ERROR, _S.PROGRAM, family="cuda"),
+    Text("no kernel image is available", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("driver version is insufficient", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("NVIDIA driver on your system is too old", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("device kernel image is invalid", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("river/library version mismatch", _K.CUDA_ERROR, _S.VERSIONS, family="cuda"),
+    Text("invalid device ordinal", _K.CUDA_ERROR, _S.SETTING, family="cuda"),
+    Text("busy or unavailable", _K.CUDA_ERROR, _S.GPU_SUSPECT, r"CUDA-capable device.{0,20}busy or unavailable", family="cuda"),
+    Text("no CUDA-capable device", _K.CUDA_ERROR, _S.GPU_SUSPECT, family="cuda"),
+    Text("No CUDA GPUs are available", _K.CUDA_ERROR, _S.SETTING, family="cuda"),
+    Text("unspecified launch failure", _K.CUDA_ERROR, _S.GPU_SUSPECT, family="cuda"),
+    Text("CUDA error: unknown error", _K.CUDA_ERROR, _S.GPU_SUSPECT, family="cuda"),
+    # Memory.
+    Text("out of memory", _K.OOM, _S.GPU_MEMORY, r"(?:CUDA|HIP)(?: error:)? ?out of memory|[Cc]uda failure (?:\d{1,4} )?'out of memory'"
+         r"|hip failure (?:\d{1,4} )?'out of memory'|CUDA driver error: out of memory|OutOfMemoryError", family="mem"),
+    Text("OutOfMemoryError", _K.OOM, _S.GPU_MEMORY, r"(?:torch|cuda)\S{0,20}OutOfMemoryError", family="mem"),
+    Text("ALLOC_FAILED", _K.OOM, _S.GPU_MEMORY, r"CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED", family="mem"),
+    Text("No available memory for the cache blocks", _K.OOM, _S.GPU_MEMORY, family="mem"),
+    Text("ailed to C", _K.OOM, _S.GPU_MEMORY, r"Failed to (?:CUDA|Cuda) (?:m|c)alloc", family="mem"),
+    Text("annot allocate memory", _K.LIMIT, _S.RESOURCE_LIMIT, r"ibv_\w{1,30} failed with error Cannot allocate memory",
+         detail="locked memory (ulimit -l)", family="mem"),
+    Text("annot allocate memory", _K.OOM, _S.HOST_MEMORY, family="mem"),
+    Text("can't allocate memory", _K.OOM, _S.HOST_MEMORY, family="mem"),
+    Text("DefaultCPUAllocator: not enough memory", _K.OOM, _S.HOST_MEMORY, family="mem"),
+    Text("std::bad_alloc", _K.OOM, _S.HOST_MEMORY, family="mem"),
+    Text("MemoryError", _K.OOM, _S.HOST_MEMORY, r"(?<![\w.])(?:\w{1,40}\.){0,4}_?(?:Array)?MemoryError\b", family="mem"),
+    Text("DataLoader worker", _K.OOM, _S.SHM_FULL, r"DataLoader worker.{0,60}killed by signal: Bus error", family="mem"),
+    Text("DataLoader worker", _K.OOM, _S.HOST_MEMORY, r"DataLoader worker.{0,60}killed by signal: Killed", family="mem"),
+    Text("out of shared memory", _K.LIMIT, _S.SHM_FULL, family="mem"),
+    Text("insufficient shared memory", _K.LIMIT, _S.SHM_FULL, family="mem"),
+    Text("/dev/shm", _K.LIMIT, _S.SHM_FULL, r"(?:[Ee]rror|failed|unable|No space).{0,120}/dev/shm|/dev/shm.{0,160}(?:No space|failed|not enough)",
+         family="mem"),
+    Text("posix_fallocate failed", _K.LIMIT, _S.SHM_FULL, family="mem"),
+    Text("Too many open files", _K.LIMIT, _S.RESOURCE_LIMIT, detail="open files (ulimit -n)"),
+    Text("unable to open shared memory object", _K.LIMIT, _S.RESOURCE_LIMIT, detail="open files (ulimit -n)"),
+    Text("an't start new thread", _K.LIMIT, _S.RESOURCE_LIMIT, detail="processes (ulimit -u)"),
+    Text("Resource temporarily unavailable", _K.LIMIT, _S.RESOURCE_LIMIT, r"(?:pthread_create|fork|clone).{0,40}Resource temporarily",
+         detail="processes (ulimit -u)"),
+    # Disk.
+    Text("No space left on device", _K.DISK, _S.DISK_FULL, family="mem"),
+    Text("uota exceeded", _K.DISK, _S.DISK_FULL, r"[Dd]isk quota exceeded", family="mem"),
+    Text("ead-only file system", _K.DISK, _S.DISK_BROKEN, family="disk"),
+    Text("Input/output error", _K.DISK, _S.DISK_BROKEN, r"(?:Errno 5|OSError|IOError|I/O).{0,20}Input/output error", family="disk"),
+    Text("tale file handle", _K.DISK, _S.DISK_BROKEN, family="disk"),
+    Text("I/O error", _K.DISK, _S.DISK_BROKEN, r"(?:blk_update_request: |critical )?I/O error, dev \w{2,20}", family="disk"),
+    Text("EXT4-fs error", _K.DISK, _S.DISK_BROKEN, family="disk"),
+    Text("file write failed", _K.DISK, _S.DISK_FULL, r"PytorchStreamWriter failed.{0,80}file write failed|inline_container.{0,60}file write failed",
+         family="mem"),
+    Text("not responding", _K.DISK, _S.DISK_BROKEN, r"nfs: server \S{1,60} not responding", detail="NFS server silent", family="disk"),
+)  # fmt: skip
+
+#: What ranks say of each other, and of the way between them.
+BETWEEN: tuple[Text, ...] = (
+    Text("ismatch between collectives", _K.COLLECTIVE_MISMATCH, _S.MISMATCH,
+         r"Detected mismatch between collectives on ranks.{0,40}?Rank (?P<rank>\d{1,6})(?:.{0,900}?but Rank (?P<ranks>\d{1,6}))?",
+         family="mismatch"),
+    Text("ismatched collective detected", _K.COLLECTIVE_MISMATCH, _S.MISMATCH, r"ismatched collective detected(?:.{0,120}?rank (?P<ranks>\d{1,6}))?",
+         family="mismatch"),
+    Text("lagging/dead/mismatched ranks", _K.COLLECTIVE_MISMATCH, _S.TOLD, family="mismatch"),
+    Text("joined but didn't finish", _K.COLLECTIVE_MISMATCH, _S.WAITED, r"\[(?P<ranks>[\d, ]{1,200})\] joined but didn't finish collective"),
+    Text("but didn't join", _K.COLLECTIVE_MISMATCH, _S.ABSENT,
+         r"\[(?P<ranks>[\d, ]{1,200})\] (?:finished collective #?\d{1,12}, )?but didn't join"),
+    Text("op.preamble.length <= op.nbytes", _K.GLOO_ERROR, _S.MISMATCH, family="mismatch"),
+    Text("expects same model across all ranks", _K.COLLECTIVE_MISMATCH, _S.MISMATCH,
+         r"expects same model across all ranks, but Rank \d{1,6}.{0,80}?rank (?P<ranks>\d{1,6})?", family="mismatch"),
+    Text("appears not to match", _K.COLLECTIVE_MISMATCH, _S.MISMATCH, r"params?\[\d{1,6}\] in this process.{0,80}appears not to match",
+         family="mismatch"),
+    Text("message truncated", _K.NCCL_WARN, _S.MISMATCH, r"[Mm]essage truncated ?: receiv\w{2,4} \d{1,15}", family="mismatch"),
+    Text("failed to pass monitoredBarrier", _K.GLOO_ERROR, _S.ABSENT, r"Ranks? (?P<ranks>[\d, ]{1,200}) failed to pass monitoredBarrier"),
+    Text("Mismatched NCCL version", _K.NCCL_WARN, _S.VERSIONS, r"Mismatched NCCL version detected.{0,20}rank (?P<rank>\d{1,6}) version"
+         r".{0,20}rank (?P<ranks>\d{1,6}) version"),
+    Text("undefined symbol", _K.EXCEPTION, _S.VERSIONS, r"undefined symbol: ?\w{0,60}", family="exception"),
+    Text("symbol lookup error", _K.EXCEPTION, _S.VERSIONS, family="exception"),
+    Text("Duplicate GPU detected", _K.NCCL_WARN, _S.SETTING, r"Duplicate GPU detected ?: rank (?P<rank>\d{1,6}) and rank (?P<ranks>\d{1,6})"),
+    # NCCL over InfiniBand and RoCE. Status 12: retries exceeded; 5: flushed, a consequence of an error elsewhere.
+    Text("Got completion", _K.NCCL_WARN, _S.PEER_GONE,
+         r"Got completion(?: from peer (?P<peer>[^\s<]{1,80}))?.{0,40}? with (?:error |status ?= ?(?:\w{1,40}\()?)(?P<code>5)\b.{0,80}", family="ib"),
+    Text("Got completion", _K.NCCL_WARN, _S.FABRIC,
+         r"Got completion(?: from peer (?P<peer>[^\s<]{1,80}))?.{0,40}? with (?:error |status ?= ?(?:\w{1,40}\()?)(?P<code>[1-4]|6|9|10|11)\b.{0,80}",
+         family="ib"),
+    Text("Got completion", _K.NCCL_WARN, _S.LINK,
+         r"Got completion(?: from peer (?P<peer>[^\s<]{1,80}))?.{0,40}? with (?:error |status ?= ?(?:\w{1,40}\()?)(?P<code>\d{1,3})\b.{0,80}",
+         family="ib"),
+    Text("ibv_modify_qp", _K.NCCL_WARN, _S.NIC, r"ibv_modify_qp failed with.{0,20}(?:No such device|Invalid argument|Operation not permitted).{0,40}",
+         family="ib"),
+    Text("ibv_modify_qp", _K.NCCL_WARN, _S.LINK, r"ibv_modify_qp failed with.{0,80}", family="ib"),
+    Text("ibv_", _K.NCCL_WARN, _S.NIC, r"Call to ibv_(?!reg_mr|create)\w{1,40} failed.{0,80}", family="ib"),
+    Text("async", _K.NCCL_WARN, _S.LINK, r"NET/IB ?: ?\S{0,40} ?(?:Got )?(?:async|non-fatal async)[^:]{0,20}event ?: ?.{0,10}?(?:port error|link|lid).{0,40}",
+         family="ib"),
+    Text("async fatal event", _K.NCCL_WARN, _S.NIC, r"async fatal event.{0,80}", family="ib"),
+    Text("Unable to open device", _K.NCCL_WARN, _S.NIC, r"NET/IB ?: Unable to open device \S{0,40}", family="ib"),
+    Text("No device found", _K.NCCL_WARN, _S.NOISE, r"NET/IB ?: No device found", family="ib"),
+    Text("incompatible devices", _K.NCCL_WARN, _S.SETTING, r"Attempted to (?:connect|merge) incompatible devices", family="ib"),
+    # NCCL over sockets.
+    Text("onnect to", _K.NCCL_WARN, _S.LINK, r"(?:onnect(?:ion)?|connect) to (?P<peer>[^\s<]{1,80})(?:<\d{1,6}>)? (?:failed|returned) ?:? ?"
+         r"(?:Software caused connection abort|No route to host|Network is unreachable|Connection timed out|Host is down|Operation timed out)", family="sock"),
+    Text("onnect", _K.NCCL_WARN, _S.LINK, r"Call to connect (?:to (?P<peer>\S{1,80}) )?(?:returned|failed).{0,20}"
+         r"(?:No route to host|Network is unreachable|[Tt]imed out|abort)", family="sock"),
+    Text("No route to host", _K.NCCL_WARN, _S.LINK, family="sock"),
+    Text("Network is unreachable", _K.NCCL_WARN, _S.LINK, family="sock"),
+    Text("no socket interface found", _K.NCCL_WARN, _S.SETTING, family="sock"),
+    Text("No usable listening interface", _K.NCCL_WARN, _S.SETTING, family="sock"),
+    Text("o interface found", _K.NCCL_WARN, _S.SETTING, r"NET/\w{2,10} ?: (?:No IP|no) interface found", family="sock"),
+    Text("Unable to find address for", _K.GLOO_ERROR, _S.SETTING, family="sock"),
+    Text("Unable to find interface", _K.GLOO_ERROR, _S.SETTING, family="sock"),
+    Text("losed by remote peer", _K.NCCL_WARN, _S.PEER_GONE, r"onnection closed by remote peer ?(?P<peer>[^\s<]{0,80})", family="sock"),
+    Text("while polling for opId", _K.NCCL_WARN, _S.PEER_GONE, r"Socket recv failed while polling for opId", family="sock"),
+    Text("onnection refused", _K.NCCL_WARN, _S.CALL_FAILED, r"(?:NCCL WARN|NET/|socket\w{5,20}|Call to connect).{0,160}Connection refused",
+         family="sock"),
+    Text("Call to ", _K.NCCL_WARN, _S.PEER_GONE,
+         r"Call to (?:recv|send)\w{0,6} (?:(?:from|to) (?P<peer>[^\s<]{1,80})\S{0,12} )?failed ?: (?:Broken pipe|Connection reset by peer)",
+         family="sock"),
+    Text("Call to ", _K.NCCL_WARN, _S.LINK,
+         r"Call to (?:recv|send)\w{0,6} (?:(?:from|to) (?P<peer>[^\s<]{1,80})\S{0,12} )?failed ?: (?:Connection timed out|No route to host)",
+         family="sock"),
+    Text("onnection reset by peer", _K.NCCL_WARN, _S.PEER_GONE, r"NCCL WARN.{0,160}onnection reset by peer", family="sock"),
+    # NCCL's own ways inside a machine.
+    Text("NVLS", _K.NCCL_WARN, _S.FABRIC, r"Failed to bind NVLink SHARP.{0,120}|NVLS.{0,60}(?:[Cc]uda failure|failed).{0,60}", family="fabric"),
+    Text("operation not supported", _K.NCCL_WARN, _S.FABRIC, r"[Cc]uda failure (?:\d{1,4} )?'operation not supported'", family="fabric"),
+    Text("cuMem", _K.NCCL_WARN, _S.FABRIC, r"cuMem\w{2,40} failed.{0,60}|CUMEM.{0,60}failed.{0,40}", family="fabric"),
+    Text("IpcGetMemHandle", _K.NCCL_WARN, _S.FABRIC, r"(?:hip|cuda)IpcGetMemHandle failed.{0,60}", family="fabric"),
+    Text("IpcOpenMemHandle", _K.NCCL_WARN, _S.FABRIC, r"(?:hip|cuda)IpcOpenMemHandle.{0,20}failed.{0,60}", family="fabric"),
+    Text("peer access is not supported", _K.NCCL_WARN, _S.FABRIC, family="fabric"),
+    Text("peer mapping resources exhausted", _K.NCCL_WARN, _S.FABRIC, family="fabric"),
+    Text("has no transport for", _K.NCCL_WARN, _S.FABRIC, r"Rank (?P<rank>\d{1,6}) has no transport for.{0,60}", family="fabric"),
+    Text("P2P is disabled between NVLINK", _K.NCCL_WARN, _S.NOISE, family="fabric"),
+    # What the calls returned.
+    Text("emote process exited", _K.NCCL_ERROR, _S.PEER_GONE, family="returned"),
+    Text("ncclRemoteError", _K.NCCL_ERROR, _S.PEER_GONE, family="returned"),
+    Text("ncclSystemError", _K.NCCL_ERROR, _S.CALL_FAILED, family="returned"),
+    Text("nhandled system error", _K.NCCL_ERROR, _S.CALL_FAILED, family="returned"),
+    Text("ncclUnhandledCudaError", _K.NCCL_ERROR, _S.RAISED, family="returned"),
+    Text("nhandled cuda error", _K.NCCL_ERROR, _S.RAISED, family="returned"),
+    Text("ncclInternalError", _K.NCCL_ERROR, _S.RAISED, family="returned"),
+    Text("ncclInvalidUsage", _K.NCCL_ERROR, _S.SETTING, family="returned"),
+    Text("nvalid usage", _K.NCCL_ERROR, _S.SETTING, r"NCCL.{0,160}invalid usage", family="returned"),
+    Text("ncclInvalidArgument", _K.NCCL_ERROR, _S.PROGRAM, family="returned"),
+    Text("NCCL WARN", _K.NCCL_WARN, _S.RAISED, r"NCCL WARN (?:Cuda|Hip|hip|HIP) failure(?!.{0,10}out of memory).{0,80}", family="fabric"),
+    # gloo.
+    Text("losed by peer", _K.GLOO_ERROR, _S.PEER_GONE, r"onnection closed by peer \[?(?P<peer>[^\s\]]{1,80})", family="gloo"),
+    Text("gloo", _K.GLOO_ERROR, _S.PEER_GONE, r"gloo/.{0,120}(?:Connection reset by peer|Broken pipe|Connection refused)", family="gloo"),
+    Text("onnection reset by peer", _K.GLOO_ERROR, _S.PEER_GONE, r"(?:[Rr]ead error|writev|Socket) ?\[?(?P<peer>[^\s\]]{1,80})\]?.{0,20}onnection reset by peer",
+         family="gloo"),
+    Text("imed out waiting", _K.GLOO_ERROR, _S.WAITED, r"Timed out waiting (?P<seconds>\d{1,9})ms for (?:recv|send)", family="gloo"),
+    Text("Application timeout caused pair closure", _K.GLOO_ERROR, _S.WAITED, family="gloo"),
+    Text("connectFullMesh failed", _K.GLOO_ERROR, _S.CALL_FAILED, family="gloo"),
+    Text("onnect timeout", _K.GLOO_ERROR, _S.LINK, r"[Cc]onnect timeout \[(?P<peer>[^\s\]]{1,80})", family="gloo"),
+    # TCPStore, rendezvous.
+    Text("imeout waiting for key", _K.TCPSTORE_ERROR, _S.SETUP_WAITED,
+         r"(?:\[(?P<rank>\d{1,6})\] is setting up NCCL communicator.{0,80}?from \[(?P<ranks>\d{1,6})\].{0,200}?)?imeout waiting for key.{0,80}",
+         family="store"),
+    Text("wait timeout after", _K.TCPSTORE_ERROR, _S.SETUP_WAITED, r"wait timeout after (?P<seconds>\d{1,9})ms.{0,120}", family="store"),
+    Text("store based barrier", _K.TCPSTORE_ERROR, _S.SETUP_WAITED,
+         r"Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,6}).{0,160}", family="store"),
+    Text("waiting for clients", _K.TCPSTORE_ERROR, _S.SETUP_WAITED, r"imed out after \d{1,9} seconds waiting for clients.{0,60}", family="store"),
+    Text("lient socket has timed out", _K.TCPSTORE_ERROR, _S.SETUP_WAITED, r"client socket has timed out after.{0,120}", family="store"),
+    Text("EADDRINUSE", _K.TCPSTORE_ERROR, _S.SETTING, family="store"),
+    Text("ddress already in use", _K.TCPSTORE_ERROR, _S.SETTING, family="store"),
+    Text("TCPStore server has shut down", _K.TCPSTORE_ERROR, _S.STORE_GONE, family="store"),
+    Text("TCPStore", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"TCPStore\.cpp.{0,60}(?:sendBytes|recvValue\w{0,20}|recvBytes|recvVector\w{0,10}) failed", family="store"),
+    Text("DistNetworkError", _K.TCPSTORE_ERROR, _S.STORE_GONE, r"DistNetworkError.{0,160}(?:Connection reset|Broken pipe|failed to recv|Connection was likely closed)",
+         family="store"),
+    Text("RendezvousConnectionError", _K.RENDEZVOUS, _S.COORDINATOR, family="rdzv"),
+    Text("onnection to the C10d store has failed", _K.RENDEZVOUS, _S.COORDINATOR, family="rdzv"),
+    Text("RendezvousTimeoutError", _K.RENDEZVOUS, _S.SETUP_WAITED, family="rdzv"),
+    Text("etcdserver:", _K.STORE, _S.COORDINATOR, r"etcdserver: (?:request timed out|no leader|mvcc: database space exceeded|leader changed).{0,40}"),
+    Text("Missing", _K.NCCL_WARN, _S.NOISE, r"NCCL WARN Missing \"[^\"]{1,60}\"", family="rccl-noise"),
+)  # fmt: skip
+
+#: How processes ended, and what their watchers said.
+ENDS: tuple[Text, ...] = (
+    Text("illed when", _K.EXIT, _S.KILLED, r"[Ww]orker (?:process )?died or was killed (?:while|when) executing.{0,40}", detail="a worker died",
+         family="end"),
+    Text("died or was killed", _K.EXIT, _S.KILLED, r"worker died or was killed while executing.{0,60}", detail="a worker died", family="end"),
+    Text("ctor", _K.EXIT, _S.KILLED, r"(?:RayActorError|ActorDiedError)\b.{0,60}", detail="a worker died", family="end"),
+    Text("SYSTEM_ERROR", _K.EXIT, _S.KILLED, r"exit type: SYSTEM_ERROR", detail="a worker died", family="end"),
+    Text("WorkerCrashedError", _K.EXIT, _S.KILLED, detail="a worker died", family="end"),
+    Text("Signal 9", _K.EXIT, _S.KILLED, r"Signal 9 \(SIGKILL\) received by PID \d{1,9}", detail="SIGKILL", family="end"),
+    Text("Signal", _K.EXIT, _S.CRASHED, r"Signal (?P<code>11|7|4|8) \(SIG\w{2,5}\) received by PID", detail="signal", family="end"),
+    Text("Signal 6", _K.EXIT, _S.ABORTED, r"Signal 6 \(SIGABRT\) received by PID", detail="SIGABRT", family="end"),
+    Text("xitcode", _K.EXIT, _S.KILLED, r"exitcode {0,8}: {0,3}-9\b", detail="SIGKILL", family="end"),
+    Text("xitcode", _K.EXIT, _S.CRASHED, r"exitcode {0,8}: {0,3}-(?P<code>11|7|4|8)\b", detail="signal", family="end"),
+    Text("xitcode", _K.EXIT, _S.ABORTED, r"exitcode {0,8}: {0,3}-6\b", detail="SIGABRT", family="end"),
+    Text("xitcode", _K.EXIT, _S.TOLD, r"exitcode {0,8}: {0,3}-?\d{1,3}\b", detail="exit", family="end"),
+    Text("return code", _K.EXIT, _S.KILLED, r"exits with return code ?= ?-9\b", detail="SIGKILL", family="end"),
+    Text("return code", _K.EXIT, _S.CRASHED, r"exits with return code ?= ?-(?P<code>11|7|4|8)\b", detail="signal", family="end"),
+    Text("egmentation fault", _K.EXIT, _S.CRASHED, detail="segmentation fault", family="end"),
+    Text("closing signal", _K.EXIT, _S.TOLD, r"Sending process \d{1,9} closing signal SIG\w{2,5}", detail="told to stop", family="end"),
+    Text("exited on signal 9", _K.EXIT, _S.KILLED, detail="SIGKILL", family="end"),
+    Text("NODE_FAIL", _K.NODE, _S.NODE_GONE, r"NODE[_ ]FAIL\w{0,4}", detail="Slurm: node failed", family="end"),
+    Text("raylet", _K.NODE, _S.NODE_GONE, r"raylet .{0,80}(?:marked dead|missed too many heartbeats)", detail="Ray: node dead", family="end"),
+    Text("marked dead because", _K.NODE, _S.NODE_GONE, r"node with node id.{0,160}marked dead because", detail="Ray: node dead", family="end"),
+    Text("not acquire GIL", _K.HEARTBEAT_MONITOR, _S.HOST_STUCK, r"Could not acquire GIL within \d{1,6} ms", detail="GIL held"),
+    Text("blocked for more than", _K.KERNEL, _S.HOST_STUCK, r"task \S{1,40} blocked for more than \d{1,5} seconds", detail="file system or driver (kernel: blocked task)"),
+    Text("soft lockup", _K.KERNEL, _S.HOST_STUCK, r"soft lockup - CPU#\d{1,4} stuck", detail="kernel soft lockup"),
+)  # fmt: skip
+
+TEXTS: tuple[Text, ...] = MACHINE + BETWEEN + ENDS
+
+#: An exception's last line, as Python prints it.
+EXCEPTION = re.compile(
+    r"(?:^|\s|: |\])(?P<name>(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{1,50}(?:Error|Exception|Interrupt))(?:: ?(?P<said>.{0,300})|\s*$)"
+)
+
+#: Exceptions that only the program itself can cause.
+PROGRAMS_OWN = frozenset({
+    "ValueError", "KeyError", "TypeError", "IndexError", "AttributeError", "AssertionError", "ImportError", "NameError",
+    "ModuleNotFoundError", "FileNotFoundError", "ZeroDivisionError", "UnicodeDecodeError", "JSONDecodeError", "SyntaxError",
+    "NotImplementedError", "UnboundLocalError", "RecursionError", "OverflowError", "UnpicklingError", "NotADirectoryError",
+    "IsADirectoryError", "ValidationError", "DatasetGenerationError", "ConfigAttributeError", "IndentationError", "PermissionError",
+    "CompilationError",
+})  # fmt: skip
+
+#: Exceptions that say nothing of who is at fault: torn-down peers, agents that report, people who pressed ^C.
+SECOND_HAND = frozenset({
+    "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ChildFailedError", "SignalException",
+    "KeyboardInterrupt", "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionAbortedError", "CancelledError",
+    "RayTaskError", "RayActorError", "ActorDiedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException",
+    "RendezvousConnectionError", "RendezvousTimeoutError", "TimeoutError", "TimeoutExpired", "OutOfMemoryError", "MemoryError",
+    "StopIteration", "DistributedError",
+})  # fmt: skip
