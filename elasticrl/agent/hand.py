@@ -117,6 +117,7 @@ class Hand(LocalElasticAgent):
         self._gang: Gang | None = None
         self._generation = 0  # the newest that an order spoke of
         self._halting: wire.Halt | None = None
+        self._launching: Gang | None = None  # whose processes are not seated yet
         self._exit: Exit | None = None
         self._ended: list[Ended] = []
         self._ends = 0
@@ -216,28 +217,34 @@ class Hand(LocalElasticAgent):
 
     def _enter(self, generation: int, endpoint: str) -> None:
         self._generation = generation
-        self._halting = None
+        self._halting = self._launching = None
         self._stores.plan_uses(endpoint)
 
     async def _launch(self, gang: Gang) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
-        self._gang, self._exit, self._last = gang, None, Look(step=gang.resume)
+        self._gang = self._launching = gang
+        self._exit, self._last = None, Look(step=gang.resume)
         self._dismiss(self._seated.values(), "fresh processes take over")
+
+        def overtaken() -> bool:
+            return self._launching is not gang
+
         # Those we killed must be gone first: they hold GPU memory.
-        await self._until(lambda: not self._ending or self._gang is not gang, END_S)
+        await self._until(lambda: not self._ending or overtaken(), END_S)
         self._fill(at_least=gang.slots)
-        await self._until(lambda: len(self._candidates()) >= gang.slots or self._gang is not gang, START_S)
-        if self._gang is not gang or self._generation != gang.generation:
-            return  # a newer order has come
-        if len(self._candidates()) < gang.slots:
-            self._exit = Exit(
-                generation=gang.generation, slot=0, step=gang.resume, own=False,
-                cause=f"no process could be started within {START_S:g} s{': ' if self._problem else ''}{self._problem}",
-            )  # fmt: skip
+        await self._until(lambda: len(self._candidates()) >= gang.slots or overtaken(), START_S)
+        if overtaken():
             return
-        self._told.gang = gang
-        self._initialize_workers(self._group)
-        self._fill()
+        self._launching = None
+        if len(self._candidates()) < gang.slots:
+            cause = f"no process could be started within {START_S:g} s"
+            cause = f"{cause}: {self._problem}" if self._problem else cause
+            self._exit = Exit(generation=gang.generation, slot=0, step=gang.resume, cause=cause, own=False)
+        else:
+            self._told.gang = gang
+            self._initialize_workers(self._group)
+            self._last = self._look_at()
+            self._fill()
         self._poke()
 
     def _reform(self, gang: Gang) -> None:
@@ -261,6 +268,7 @@ class Hand(LocalElasticAgent):
         if self._halting and not (self._halting.save and not halt.save):
             return  # it is going on already
         self._generation = max(self._generation, halt.generation)
+        self._launching = None
         if not halt.save:
             self._halting = halt
             self._dismiss(self._seated.values(), halt.reason)
@@ -364,7 +372,7 @@ class Hand(LocalElasticAgent):
 
     def _wanted(self) -> int:
         """How many processes should be warm: a seat's worth, or none beside a seat that is to have no spares."""
-        if self._stopping:
+        if self._stopping or self._quit.is_set():
             return 0
         if self._seated and not self._spec.spares:
             return 0
@@ -398,6 +406,8 @@ class Hand(LocalElasticAgent):
         self._spares.append(process)
         loop.add_reader(process.channel, self._heard, process)
         loop.add_reader(process.pidfd, self._died, process)
+        if self._quit.is_set():
+            process.end("the agent ends")
         self._poke()
 
     def _slow_down(self) -> None:
@@ -416,7 +426,9 @@ class Hand(LocalElasticAgent):
         for process in list(processes):
             if process.slot is not None and self._seated.get(process.slot) is process:
                 del self._seated[process.slot]
-                if not process.finished:
+                if process.finished:
+                    process.close()
+                else:
                     self._ending.add(process)
                     process.end(why)
 
@@ -466,7 +478,7 @@ class Hand(LocalElasticAgent):
         memory = self._memory.evidence(process.pid, code)
         cause, own = exits.judge(exits.Facts(code=code, message=message, killed=process.killed, memory=memory))
         self._ends += 1
-        generation = self._gang.generation if self._gang and process.slot is not None else 0
+        generation = self._generation if process.slot is not None else 0
         end = Ended(
             number=self._ends, pid=process.pid, rank=process.rank, code=code, message=message, traceback=trace,
             exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
@@ -477,17 +489,13 @@ class Hand(LocalElasticAgent):
 
     async def _end_all(self) -> None:
         """Kill what is left, and see it gone."""
-        self._shutdown_processes()
-        deadline = time.monotonic() + END_S
-        while self._tasks and time.monotonic() < deadline:
-            await asyncio.wait(self._tasks, timeout=0.1)
-        for task in self._tasks:
-            task.cancel()
-
-    def _shutdown_processes(self) -> None:
         self._dismiss(self._seated.values(), "the agent ends")
         for process in self._spares:
             process.end("the agent ends")
+        await self._until(lambda: not (self._spares or self._ending or self._starting), END_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -535,8 +543,7 @@ class Hand(LocalElasticAgent):
         if self._exit is not None:
             work = Work.FAILED
         elif not self._seated:
-            joining = self._gang is not None and self._generation == self._gang.generation and not self._halting
-            work = Work.JOINING if joining and self._tasks else Work.NONE
+            work = Work.JOINING if self._launching else Work.NONE
         gang = self._gang
         return Report(
             work=work,

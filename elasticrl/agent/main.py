@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from elasticrl.agent import warm
 from elasticrl.agent.spec import BadSpec, common_env, load
 
 
@@ -35,11 +36,10 @@ def main() -> int:
             print(f"an agent runs here already ({runtime}); stop it, or use another runtime directory", file=sys.stderr)
             return 2
         os.environ.update(common_env(spec))  # before torch is imported: thread pools read it then
-        from elasticrl.agent import pool
+        if spec.start == "fork":
+            warm.start_server(spec.preload)
         from elasticrl.agent.hand import Hand
 
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-        if spec.start == "fork":
-            pool.fork_server(spec)
         Hand(spec, runtime).run()
     return 0

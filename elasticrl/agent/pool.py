@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
-from elasticrl.agent import seat, warm, worker
+from elasticrl.agent import seat, worker
 from elasticrl.agent.beats import Page, life
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
@@ -118,12 +118,6 @@ class Process:
         os.close(self.pidfd)
         self.page.close()
         self.error_file.unlink(missing_ok=True)
-
-
-def fork_server(spec: Spec) -> None:
-    """Say what the fork server shall import before the first process is started from it."""
-    os.environ[warm.FORK_SERVER] = f"{os.getpid()}:{','.join(('elasticrl.agent.worker', *spec.preload))}"
-    multiprocessing.set_forkserver_preload(["elasticrl.agent.warm"])
 
 
 def start(spec: Spec, number: int, runtime: Path, logs: Logs) -> Process:

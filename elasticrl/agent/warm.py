@@ -8,6 +8,8 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import traceback
@@ -56,6 +58,13 @@ def prepare(agent: int, modules: Iterable[str]) -> None:
         )
     gc.collect()
     gc.freeze()  # children then do not copy these pages only because the collector looks at them
+
+
+def start_server(modules: Iterable[str]) -> None:
+    """In the agent: start the fork server, which gets warm while the agent imports torch for itself."""
+    os.environ[FORK_SERVER] = f"{os.getpid()}:{','.join(('elasticrl.agent.worker', *modules))}"
+    multiprocessing.set_forkserver_preload(["elasticrl.agent.warm"])
+    multiprocessing.forkserver.ensure_running()
 
 
 if _told := os.environ.pop(FORK_SERVER, ""):

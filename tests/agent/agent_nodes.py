@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticrl.agent import link, wire
+from elasticrl.agent.beats import Page
 from elasticrl.agent.spec import Spec
 from elasticrl.core.model import Rung, Work
 
@@ -119,13 +120,27 @@ def launch(generation: int, nodes: Sequence[Node], **options: object) -> None:
         node.send(wire.Launch(gang=gang(generation, nodes, node, endpoint=endpoint, **options)))  # type: ignore[arg-type]
 
 
-async def training(nodes: Sequence[Node], generation: int, step: int = 1, within_s: float = 30.0) -> None:
+async def training(nodes: Sequence[Node], generation: int, within_s: float = 30.0) -> None:
     for node in nodes:
-        await node.until(lambda r: r.work is Work.TRAINING and r.generation == generation and r.step >= step, within_s)
+        await node.until(lambda r: r.work is Work.TRAINING and r.generation == generation, within_s)
+
+
+async def stepping(node: Node, step: int, within_s: float = 30.0) -> int:
+    """Wait for a sealed step, straight from the beats; returns the one that was seen."""
+    pages = [Page(Path(worker.beat)) for worker in node.now.workers]
+    deadline = time.monotonic() + within_s
+    while True:
+        seen = min(beat.step if (beat := page.read()) else 0 for page in pages)
+        if seen >= step:
+            return seen
+        assert time.monotonic() < deadline, f"{node.name}: step {seen}, not {step} within {within_s} s\n{node.logs()}"
+        await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
-async def nodes(tmp: Path, count: int = 1, args: Sequence[str] = (), **changes: object) -> AsyncIterator[list[Node]]:
+async def nodes(
+    tmp: Path, count: int = 1, args: Sequence[str] = (), cold: bool = False, **changes: object
+) -> AsyncIterator[list[Node]]:
     """Agents that are up and warm."""
     made = []
     for i in range(count):
@@ -141,7 +156,7 @@ async def nodes(tmp: Path, count: int = 1, args: Sequence[str] = (), **changes: 
         for node in made:
             node.start()
         for node in made:
-            await node.until(lambda r: r.warm, 60.0) if not changes.get("cold") else None
+            await node.until(lambda r: r.warm or cold, 60.0)
         yield made
     finally:
         for node in made:

@@ -1,0 +1,351 @@
+"""Stock torchrun as a member: `torchrun --rdzv-backend=elasticrl --rdzv-endpoint=h1:2379,h2:2379 --rdzv-id=J train.py`.
+
+The one idea: torchrun's agent asks two questions, "may we start?" (`next_rendezvous`) and "must we start again?"
+(`num_nodes_waiting`), and both are answered from the plan. The handler carries the core itself, in a thread, on the store:
+no daemon is needed. torchrun can only restart workers, so every generation costs it its processes; that is what the daemon
+and its own agent are for.
+
+Options (`--rdzv-conf a=1,b=2`): ttl (seconds until a silent node is dead; 5), settle (seconds to wait for more nodes; 1),
+join_timeout (600), host (this node's address), username, password, cacert, cert, key (of etcd), client (grpc, etcd3).
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from elasticrl.agent.rendezvous import BACKEND
+from elasticrl.agent.stores import Stores
+from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
+from elasticrl.core.model import Exit, Member, Plan, Record, Verb, Work
+from elasticrl.core.settings import Health, Membership, Recovery, Settings
+from elasticrl.core.state import State
+from elasticrl.shell import keys
+from elasticrl.shell.node import Node
+from elasticrl.store import StoreError, StoreSettings, Tls, open_store
+from elasticrl.store.settings import target
+
+SLICE: Final = timedelta(milliseconds=200)  # how long a wait in the store goes on before the plan is looked at again
+CONNECT: Final = timedelta(seconds=2)
+STORE: Final = timedelta(seconds=60)  # torchrun's exchange of ranks, among members that were all there a moment ago
+LEAVE_S: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+class Mood(Enum):
+    """What torchrun's agent is doing."""
+
+    AWAY = "away"  # it has not asked yet, or has left
+    ASKING = "asking"  # in next_rendezvous
+    JOINING = "joining"  # has taken a plan, others may not have
+    RUNNING = "running"
+
+
+class Plain:
+    """The shell's events for torchrun's log, which knows only sentences."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Something worth knowing."""
+        log.info("%s %s", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something worth a look."""
+        log.warning("%s %s", event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """Something that must not happen."""
+        log.error("%s %s", event, fields, exc_info=sys.exc_info())
+
+
+class ElasticRendezvous(RendezvousHandler):
+    """One torchrun as a member of a job."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self._job = params.run_id
+        self._host = params.local_addr or params.get("host") or address_towards(params.endpoint)
+        self._timeout_s = float(params.get("join_timeout", 600.0))
+        self._store = store_settings(params)
+        self._settings = core_settings(params)
+        # A name for one torchrun: several may run on one host, and containers share host names and pids.
+        self._me = Member(node=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}", incarnation=1)
+        self._stores = Stores(self._host)
+        self._changed = threading.Condition()
+        self._mood = Mood.AWAY
+        self._plan: Plan | None = None  # the newest that seats us, as ordered
+        self._taken = 0  # generation of the newest plan that next_rendezvous took
+        self._must_leave = False  # the workers that run must stop: another plan, or none, is ours
+        self._exit: Exit | None = None
+        self._left: str | None = None  # why this member is in the job no more
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._node: Node | None = None
+        self._thread: threading.Thread | None = None
+        self._running: asyncio.Task[Leave] | None = None
+
+    # ---- what torchrun asks
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The job."""
+        return self._job
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers meet in the plan's own store, which no worker has to keep open."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Blocks until a plan seats us and all its members have come."""
+        self._start()
+        with self._changed:
+            if (
+                self._mood is Mood.RUNNING and not self._must_leave
+            ):  # nobody asked for it, so the workers must have failed
+                cause = "its workers failed; see torchrun's log"
+                self._exit = Exit(generation=self._taken, slot=0, step=0, cause=cause, own=False)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            with self._changed:
+                self._mood, self._must_leave = Mood.ASKING, False
+            self._tell()
+            plan = self._wait_for_plan(deadline)
+            store = self._meet(plan, deadline)
+            if store is not None:
+                break
+        with self._changed:
+            self._mood = Mood.RUNNING
+        self._tell()
+        host, _, port = plan.endpoint.rpartition(":")
+        rank = [seat.member for seat in plan.seats].index(self._me)
+        return RendezvousInfo(store, rank, len(plan.seats), RendezvousStoreInfo(host.strip("[]"), int(port)))
+
+    def num_nodes_waiting(self) -> int:
+        """1 if the workers must be restarted for another plan. From memory: torchrun asks ten times a second."""
+        return int(self._must_leave)
+
+    def is_closed(self) -> bool:
+        """Has the job ended?"""
+        return self._left is not None
+
+    def set_closed(self) -> None:
+        """End the job for all."""
+        self._post(Asked(now=time.monotonic(), verb=Verb.STOP))
+
+    def shutdown(self) -> bool:
+        """Leave; the others know at once, and go on if they are enough."""
+        atexit.unregister(self.shutdown)
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            with suppress(RuntimeError):  # the loop may have just ended
+                loop.call_soon_threadsafe(self._cancel)
+            thread.join(LEAVE_S)
+        return True
+
+    # ---- the round
+
+    def _wait_for_plan(self, deadline: float) -> Plan:
+        """A plan that seats us and that we have not taken."""
+        with self._changed:
+            while self._plan is None or self._plan.generation <= self._taken:
+                if self._left is not None:
+                    raise RendezvousClosedError(f"job {self._job}: {self._left}")
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise RendezvousTimeoutError(
+                        f"job {self._job}: no seat within {self._timeout_s:g} s (rdzv-conf join_timeout); "
+                        f"{self._node.loop.state.reason if self._node else 'the store did not answer'}"
+                    )
+            plan = self._plan
+            self._taken = plan.generation
+            self._exit = None
+            self._mood = Mood.JOINING
+            self._stores.plan_uses(plan.endpoint)
+        self._tell()
+        return plan
+
+    def _meet(self, plan: Plan, deadline: float) -> PrefixStore | None:
+        """Wait in the plan's store until all its members are there; None if the plan is overtaken meanwhile."""
+        rank = [seat.member for seat in plan.seats].index(self._me)
+        everybody = [f"here/{other}" for other in range(len(plan.seats))]
+        host, _, port = plan.endpoint.rpartition(":")
+        meeting: PrefixStore | None = None
+        while not self._overtaken(plan) and time.monotonic() < deadline:
+            try:
+                if meeting is None:
+                    store = TCPStore(
+                        host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=CONNECT
+                    )
+                    meeting = PrefixStore(f"g{plan.generation}/", store)
+                    meeting.set(f"here/{rank}", str(self._me))
+                meeting.wait(everybody, SLICE)
+            except (
+                RuntimeError
+            ) as error:  # torch's store errors are such: a member is not there yet, or the head has died
+                log.debug("generation %d: %s", plan.generation, error)
+                continue
+            meeting.set_timeout(STORE)
+            return meeting
+        return None
+
+    def _overtaken(self, plan: Plan) -> bool:
+        with self._changed:
+            return self._must_leave or self._left is not None or self._plan is not plan
+
+    # ---- the core, in its thread
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="elasticrl-core", daemon=True)
+        self._thread.start()
+        started.wait()
+        atexit.register(self.shutdown)
+
+    def _run(self, started: threading.Event) -> None:
+        try:
+            asyncio.run(self._live(started))
+        except asyncio.CancelledError:
+            self._leave("it was shut down")
+        except StoreError as error:
+            self._leave(str(error))
+        finally:
+            started.set()
+
+    async def _live(self, started: threading.Event) -> None:
+        async with open_store(self._store) as store:
+            state = State(settings=self._settings, me=self._me, card=Record(member=self._me))
+            self._node = Node(state, store, (self._perform,), log=Plain())
+            self._loop = asyncio.get_running_loop()
+            self._running = asyncio.create_task(self._node.run())
+            started.set()
+            try:
+                left = await self._running
+                self._leave(left.reason)
+            except asyncio.CancelledError:
+                with suppress(StoreError):
+                    await self._node.office.retire()
+                self._leave("it was shut down")
+
+    def _cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def _leave(self, why: str) -> None:
+        with self._changed:
+            self._left = why
+            self._must_leave = True
+            self._changed.notify_all()
+
+    async def _perform(self, action: Action) -> bool:
+        match action:
+            case Launch(plan=plan) | Reform(plan=plan):
+                with self._changed:
+                    if self._plan is None or plan.generation > self._plan.generation:
+                        self._plan = plan
+                    self._must_leave = self._mood is Mood.RUNNING and self._taken < self._plan.generation
+                    self._changed.notify_all()
+            case Park() | Halt():
+                with self._changed:
+                    # What runs must stop, and what is being joined is void. The next plan that seats us comes as Launch.
+                    self._must_leave = self._mood in {Mood.RUNNING, Mood.JOINING}
+                    self._plan = None
+                    self._changed.notify_all()
+            case Kill():
+                pass  # torchrun's workers have no beats, so nothing is known that would ask for it
+            case Probe(generation=generation):
+                self._post(Probed(now=time.monotonic(), generation=generation, unreachable=()))
+            case _:
+                return False
+        self._tell()
+        return True
+
+    def _post(self, event: Any) -> None:
+        loop, node = self._loop, self._node
+        if loop is not None and node is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(node.post, event)
+
+    def _tell(self) -> None:
+        """Say what torchrun's agent is doing, as the core wants to hear it."""
+        with self._changed:
+            event = Workers(
+                now=time.monotonic(), work=WORKS[self._mood], generation=self._taken, born=self._taken,
+                warm=self._mood is not Mood.AWAY, endpoint=self._stores.endpoint,
+            )  # fmt: skip
+            if self._exit is not None:
+                event = replace(event, work=Work.FAILED, exit=self._exit)
+        self._post(event)
+
+
+WORKS: Final = {
+    Mood.AWAY: Work.NONE,
+    Mood.ASKING: Work.NONE,
+    Mood.JOINING: Work.JOINING,
+    Mood.RUNNING: Work.TRAINING,
+}
+
+
+def core_settings(params: RendezvousParameters) -> Settings:
+    """What the core decides by, under torchrun."""
+    ttl_s = float(params.get("ttl", 5.0))
+    return Settings(
+        job=params.run_id,
+        lanes=max(params.max_nodes, 1),
+        exact="off",
+        membership=Membership(
+            min_nodes=params.min_nodes, max_nodes=params.max_nodes, grow="always", lease_ttl_s=ttl_s, keepalive_s=ttl_s / 4,
+            settle_s=float(params.get("settle", 1.0)),
+        ),
+        # torchrun gives a worker 30 s to end, and limits restarts itself (--max-restarts).
+        recovery=Recovery(start_s=600.0, reform_s=120.0, replace_s=120.0, restart_s=120.0, no_progress_limit=1_000_000),
+        health=Health(node_strikes=1_000_000),
+    )  # fmt: skip
+
+
+def store_settings(params: RendezvousParameters) -> StoreSettings:
+    """How to reach etcd."""
+    endpoints = tuple(endpoint.strip() for endpoint in params.endpoint.split(",") if endpoint.strip())
+    tls = Tls(ca=params.get("cacert"), cert=params.get("cert"), key=params.get("key"))
+    try:
+        return StoreSettings(
+            endpoints=endpoints,
+            namespace=keys.namespace(params.run_id),
+            client=params.get("client", "grpc"),
+            username=params.get("username"),
+            password=params.get("password"),
+            tls=tls if tls != Tls() else None,
+        )
+    except StoreError as error:
+        raise RendezvousConnectionError(f"--rdzv-endpoint or --rdzv-conf: {error}") from None
+
+
+def address_towards(endpoints: str) -> str:
+    """This host's address on the way to the store: where other nodes, too, most likely reach us."""
+    host = target(endpoints.split(",", 1)[0].strip())[0].rpartition(":")[0].strip("[]")
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
