@@ -30,20 +30,17 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def as_tensor(raw: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Bytes (a 1-D uint8 tensor) as the tensor of `piece`, without a copy."""
-    return raw[: piece.nbytes].view(dtype_of(piece.dtype)).view(piece.lengths)
+def tensor_at(buffer: Any, start: int, piece: Piece) -> torch.Tensor:
+    """The tensor of `piece` whose bytes are at `start` of a buffer, without a copy. It is alone in its storage."""
+    dtype = dtype_of(piece.dtype)
+    if not piece.numel:
+        return torch.empty(piece.lengths, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=piece.numel, offset=start).view(piece.lengths)
 
 
 def views(buffer: Any, start: int, table: Table) -> tuple[torch.Tensor, ...]:
     """A tensor for each piece of `table` over a buffer in which the data begins at `start`."""
-    if not table.starts[-1]:
-        return tuple(torch.empty(piece.lengths, dtype=dtype_of(piece.dtype)) for piece in table.pieces)
-    raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    return tuple(
-        as_tensor(raw[start + at : start + at + piece.nbytes], piece)
-        for piece, at in zip(table.pieces, table.starts, strict=False)
-    )
+    return tuple(tensor_at(buffer, start + at, piece) for piece, at in zip(table.pieces, table.starts, strict=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

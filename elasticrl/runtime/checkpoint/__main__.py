@@ -1,0 +1,95 @@
+"""`python -m elasticrl.runtime.checkpoint`: the background writer of one worker. Started by `Saver`, ends with its worker."""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.saver import MESSAGE
+from elasticrl.runtime.checkpoint.shelf import prune
+from elasticrl.runtime.vault.errors import StateError
+from elasticrl.runtime.vault.layout import Torn
+from elasticrl.runtime.vault.slots import adopt
+
+
+def save(request: dict[str, Any], fd: int) -> dict[str, Any]:
+    """Write one shard, and the manifest if this is the gang's finisher; what became of it."""
+    from elasticrl.runtime.checkpoint.save import finish, write_shard
+
+    began = time.monotonic()
+    answer: dict[str, Any] = {key: request[key] for key in ("step", "update", "generation")}
+    pinned = adopt(Path(request["path"]), fd)
+    if isinstance(pinned, Torn):
+        os.close(fd)
+        return {**answer, "ok": False, "why": f"the snapshot is {pinned.reason}"}
+    with pinned:
+        stamp = pinned.sealed.stamp
+        where = place(request["where"])
+        try:
+            entry = write_shard(where, pinned)
+            answer |= {"ok": True, "nbytes": entry.nbytes}
+            if request["finish"]:
+                manifest = finish(
+                    where,
+                    version=stamp.version,
+                    generation=stamp.generation,
+                    world=stamp.world,
+                    facts=Facts(**request["facts"]),
+                    parent=request["parent"],
+                    lineage=stamp.lineage,
+                    timeout_s=request["timeout_s"],
+                )
+                answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
+        except (StateError, OSError) as error:
+            answer |= {"ok": False, "why": str(error)}
+    return {**answer, "seconds": round(time.monotonic() - began, 3)}
+
+
+def serve(fd: int) -> None:
+    """Take requests until the worker has gone; what was asked for before that is done."""
+    with socket.socket(fileno=fd) as sock:
+        while True:
+            data, fds, _, _ = socket.recv_fds(sock, MESSAGE, 4)
+            if not data:
+                return
+            request = json.loads(data)
+            if request["op"] == "save":
+                answer = save(request, fds[0])
+                with suppress(OSError):  # a worker that has died asks for no answer
+                    sock.send(json.dumps(answer).encode())
+            else:
+                with suppress(
+                    StateError, OSError
+                ):  # what could not be removed now is tried again after the next commit
+                    prune(
+                        place(request["where"]),
+                        keep_last=request["keep_last"],
+                        keep_every=request["keep_every"],
+                        generation=request["generation"],
+                        commit=request["commit"],
+                    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m elasticrl.runtime.checkpoint", description=__doc__)
+    parser.add_argument("--writer", type=int, required=True, help="the descriptor of the socket to the worker")
+    args = parser.parse_args(argv)
+    with suppress(OSError):
+        os.nice(10)  # a checkpoint is never urgent
+    import torch
+
+    torch.set_num_threads(1)
+    serve(args.writer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

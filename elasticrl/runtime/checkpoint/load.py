@@ -1,0 +1,78 @@
+"""Reading a checkpoint: as a source of pieces for any sharding, without unpickling anything.
+
+The one idea: the tables say where raw bytes lie, so loading is mapping a file and copying boxes. What torch's readers use (the
+pickled index, the blobs around the bytes) isn't looked at.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from elasticrl.runtime.checkpoint.manifest import (
+    Difference,
+    Facts,
+    FileEntry,
+    Manifest,
+    ShardTable,
+    differences,
+)
+from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.checkpoint.save import machine_facts, table_file
+from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest, verify
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
+from elasticrl.runtime.vault.source import Shard, Source, tensor_at
+
+
+def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
+    """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one."""
+    if check and (problems := verify(place, name)):
+        raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
+    manifest = read_manifest(place, name)
+    with explained(f"Loading {name}", place):
+        tables = [_table(place, manifest, shard) for shard in range(manifest.world)]
+        shards = [_shard(place.buffer(name, table.data.name), table) for table in tables]
+    return Source(shards, name=f"checkpoint {name}")
+
+
+def resume(
+    place: Place, facts: Facts, *, commit: str | None = None, allow: Collection[str] = (), uncommitted: bool = False
+) -> tuple[Source, Found, tuple[Difference, ...]] | None:
+    """The newest good checkpoint, if this run may go on from it. None: there is none, start at the beginning.
+
+    What was passed over and what differs are returned as sentences to be logged; a grave difference is CheckpointRefused.
+    """
+    found = newest_good(place, commit=commit, uncommitted=uncommitted)
+    if found is None:
+        return None
+    changed = differences(found.manifest.facts, machine_facts(facts), allow=allow)
+    if refused := [change.sentence for change in changed if change.refuse]:
+        raise CheckpointRefused(f"This run can't continue from {found.manifest.name} at {place}. " + " ".join(refused))
+    return open_checkpoint(place, found.manifest.name, check=False), found, changed
+
+
+def _table(place: Place, manifest: Manifest, shard: int) -> ShardTable:
+    file = _file(manifest, table_file(shard))
+    table = ShardTable.decode(place.read(manifest.name, file.name), f"{manifest.name}/{file.name}")
+    if table.shard != shard:
+        raise CheckpointCorrupt(
+            f"{manifest.name}/{file.name} is the table of shard {table.shard}: files were mixed up."
+        )
+    return table
+
+
+def _file(manifest: Manifest, name: str) -> FileEntry:
+    for file in manifest.files:
+        if file.name == name:
+            return file
+    raise CheckpointCorrupt(f"{manifest.name} does not list {name}: its manifest is not one that a whole save leaves.")
+
+
+def _shard(buffer: Any, table: ShardTable) -> Shard:
+    for row in table.rows:
+        if row.raw_at + row.piece.nbytes > len(buffer):
+            raise CheckpointCorrupt(f"{table.data.name} ends before {row.piece.name} does: it was cut off.")
+    return Shard(
+        origin=f"shard {table.shard}",
+        pieces=tuple(row.piece for row in table.rows),
+        tensors=tuple(tensor_at(buffer, row.raw_at, row.piece) for row in table.rows),
+        values=dict(table.values),
+    )

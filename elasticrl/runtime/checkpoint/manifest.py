@@ -1,0 +1,277 @@
+"""What a checkpoint says of itself. Pure values and JSON.
+
+The one idea: every document carries the checksum of its own body, and the manifest those of all other files, so a chain of
+SHA-256 leads from one small file to every byte (and `sha256sum` can follow it by hand).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elasticrl.runtime.vault.errors import CheckpointCorrupt
+from elasticrl.runtime.vault.piece import Piece
+from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+COMMITTED = "COMMITTED"
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?-g(\d+)")
+
+
+def name_of(version: Version, generation: int) -> str:
+    """A checkpoint's name. It tells what is in it and not how it was cut: no world size.
+
+    >>> name_of(Version(1280), 14), name_of(Version(1280, 2), 14)
+    ('step-00001280-g14', 'step-00001280.2-g14')
+    """
+    update = f".{version.update}" if version.update else ""
+    return f"step-{version.step:08d}{update}-g{generation}"
+
+
+def parse_name(name: str) -> tuple[Version, int] | None:
+    """The reverse of `name_of`; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return (Version(int(match[1]), int(match[2] or 0)), int(match[3])) if match else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a run is, as far as a checkpoint cares. A later run is compared with it before it continues.
+
+    Example: Facts(job="ppo", lanes=8, batch=64, data="mydata:10000:seed=7", config="sha256:ab...", threads=1, isa="AVX512")
+    """
+
+    job: str = ""
+    lanes: int = 0
+    batch: int = 0  # samples of a whole step
+    data: str = ""  # the cursor's own description of what it walks over
+    config: str = ""  # hash of the configuration
+    threads: int = 0
+    isa: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One file of a checkpoint. `shard` is None for those that belong to all."""
+
+    name: str
+    nbytes: int
+    sha256: str
+    shard: int | None = None
+    node: str = ""  # who wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where one piece lies in a shard's data file: the raw bytes, and the blob around them that torch reads."""
+
+    piece: Piece
+    raw_at: int
+    blob_at: int
+    blob_bytes: int
+
+    def to_json(self) -> list[object]:
+        """One line of the shard's table."""
+        return [*self.piece.to_json(), self.raw_at, self.blob_at, self.blob_bytes]
+
+    @classmethod
+    def from_json(cls, row: list[Any]) -> "Row":
+        """The reverse of `to_json`."""
+        raw_at, blob_at, blob_bytes = map(int, row[5:])
+        return cls(Piece.from_json(row[:5]), raw_at, blob_at, blob_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTable:
+    """What one shard's data file holds, and the small values of that shard. Written beside it."""
+
+    shard: int
+    node: str
+    data: FileEntry
+    rows: tuple[Row, ...]
+    values: Mapping[str, Any]
+
+    def encode(self) -> bytes:
+        """The document."""
+        return seal(
+            {
+                "shard": self.shard,
+                "node": self.node,
+                "data": asdict(self.data),
+                "rows": [row.to_json() for row in self.rows],
+                "values": self.values,
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: bytes, where: str) -> "ShardTable":
+        """The reverse; CheckpointCorrupt names `where`."""
+        body = unseal(text, where)
+        try:
+            return cls(
+                shard=int(body["shard"]),
+                node=str(body["node"]),
+                data=FileEntry(**body["data"]),
+                rows=tuple(Row.from_json(row) for row in body["rows"]),
+                values=body["values"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"{where} is not a shard's table as this version writes it: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The last file to be written. Example: see `elasticrl checkpoint list --json`."""
+
+    version: Version
+    generation: int
+    world: int
+    parent: str | None  # the commit it follows
+    facts: Facts
+    contents: Mapping[str, int]  # bytes of tensors by part; parts without tensors have 0
+    files: tuple[FileEntry, ...]
+    lineage: Lineage = ()
+    written: str = ""  # wall clock, for people
+
+    @property
+    def name(self) -> str:
+        """Its directory."""
+        return name_of(self.version, self.generation)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(file.nbytes for file in self.files)
+
+    def encode(self) -> bytes:
+        """The document."""
+        return seal(
+            {
+                "format": FORMAT,
+                "step": self.version.step,
+                "update": self.version.update,
+                "generation": self.generation,
+                "world": self.world,
+                "parent": self.parent,
+                "facts": asdict(self.facts),
+                "contents": dict(self.contents),
+                "lineage": [cut.to_json() for cut in self.lineage],
+                "written": self.written,
+                "files": [asdict(file) for file in self.files],
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: bytes, where: str) -> "Manifest":
+        """The reverse; CheckpointCorrupt names `where`."""
+        body = unseal(text, where)
+        if body.get("format") != FORMAT:
+            raise CheckpointCorrupt(
+                f"{where} has format {body.get('format')!r} and this version reads {FORMAT}. "
+                "Load it with the version that wrote it."
+            )
+        try:
+            return cls(
+                version=Version(int(body["step"]), int(body["update"])),
+                generation=int(body["generation"]),
+                world=int(body["world"]),
+                parent=body["parent"],
+                facts=Facts(**body["facts"]),
+                contents=body["contents"],
+                lineage=lineage_from_json(body["lineage"]),
+                written=str(body["written"]),
+                files=tuple(FileEntry(**file) for file in body["files"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"{where} is not a manifest as this version writes it: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Written into a checkpoint after the transaction that made it the newest: a store that lost its data can't deny it.
+
+    Example: Committed(name="step-00001280-g14", generation=14, manifest_sha256="ab...", revision=4711)
+    """
+
+    name: str
+    generation: int
+    manifest_sha256: str
+    revision: int = 0  # of the transaction in the store
+
+    def encode(self) -> bytes:
+        """The document."""
+        return seal(asdict(self))
+
+    @classmethod
+    def decode(cls, text: bytes, where: str) -> "Committed":
+        """The reverse; CheckpointCorrupt names `where`."""
+        try:
+            return cls(**unseal(text, where))
+        except TypeError as error:
+            raise CheckpointCorrupt(f"{where} is not a commit record as this version writes it: {error!r}") from error
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    """A JSON document with the checksum of its own body."""
+    text = json.dumps(body, separators=(",", ":"))
+    return f'{{"body":{text},\n"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
+
+
+def unseal(text: bytes, where: str) -> dict[str, Any]:
+    """The body of such a document; CheckpointCorrupt if a byte of it has changed."""
+    try:
+        body = json.loads(text)["body"]
+        same = isinstance(body, dict) and seal(body) == text
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{where} is not a whole document ({error!r}): it was torn or changed.") from error
+    if not same:
+        raise CheckpointCorrupt(f"{where} does not have the checksum of its own contents: it was changed.")
+    return dict(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How a run differs from the one that wrote a checkpoint. `refuse`: it must be allowed by name."""
+
+    field: str
+    saved: object
+    now: object
+    refuse: bool
+    sentence: str
+
+
+_CONSEQUENCE: Mapping[str, tuple[bool, str]] = {
+    "job": (True, "it belongs to another job"),
+    "lanes": (
+        True,
+        "samples, random streams and the gradient tree belong to lanes, so every bit from here on would differ",
+    ),
+    "batch": (True, "the learning rate and the data position were chosen for the old one"),
+    "data": (True, "the data position would point at other samples, so some would be seen twice and some never"),
+    "config": (False, "something in the configuration has changed; `elasticrl config diff` shows what"),
+    "threads": (False, "sums are split differently, so bits will differ"),
+    "isa": (False, "another instruction set computes other last bits"),
+    "versions": (False, "other library versions may compute other last bits"),
+}
+
+
+def differences(saved: Facts, now: Facts, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:
+    """What has changed, with the consequence of each. Fields named in `allow` are never refused."""
+    found: list[Difference] = []
+    for name, (grave, consequence) in _CONSEQUENCE.items():
+        old, new = getattr(saved, name), getattr(now, name)
+        if old == new or not old or not new:  # unknown on either side is no difference
+            continue
+        refuse = grave and name not in allow
+        remedy = f" Set it back, or continue with --allow-{name}." if refuse else ""
+        sentence = f"{name} was {_show(old)} and is {_show(new)}: {consequence}.{remedy}"
+        found.append(Difference(field=name, saved=old, now=new, refuse=refuse, sentence=sentence))
+    return tuple(found)
+
+
+def _show(value: object) -> str:
+    return ", ".join(f"{k} {v}" for k, v in sorted(value.items())) if isinstance(value, Mapping) else repr(value)

@@ -1,0 +1,262 @@
+"""What a training script's state is: the things it registers, as pieces and values, for any world size.
+
+The one idea: what every rank has is cut among the ranks when it is kept (each keeps its share of every tensor), and what is
+cut already says so itself (`Sharded`). Nobody keeps a whole, everybody can put one together.
+"""
+
+import json
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from elasticrl.runtime.checkpoint import tree
+from elasticrl.runtime.vault.client import Content
+from elasticrl.runtime.vault.errors import CheckpointRefused, StateError
+from elasticrl.runtime.vault.layout import Table, known_dtype
+from elasticrl.runtime.vault.piece import Piece, boxes, share, whole
+from elasticrl.runtime.vault.source import Source, dtype_of, name_of
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """State that is the same on all ranks: a schedule, a KL controller, a cursor, a module under data parallelism."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Plain values, dicts, lists and tensors. Tensors are read in the background: live ones are best."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """The reverse."""
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """State of which this rank has its own part: sharded parameters, sharded optimizer state, the lanes' rollout buffer."""
+
+    def pieces(self) -> Iterable[tuple[Piece, torch.Tensor]]:
+        """This rank's pieces, with the live tensors they are in; also what is filled, in place, when state is restored.
+
+        Names begin with the name under which it was registered, and a dot.
+        """
+
+    def values(self) -> Mapping[str, Any]:
+        """Plain values of this rank, by a key that doesn't depend on the rank (the lane, say). All ranks' are merged."""
+
+    def restored(self, values: Mapping[str, Any], /) -> None:
+        """The pieces have been filled; these are the values of all ranks."""
+
+
+Part = Replicated | Sharded
+
+
+class Parts:
+    """The registered state of one worker."""
+
+    def __init__(self, **parts: Part) -> None:
+        self._parts: dict[str, Part] = {}
+        self._table = Table(())
+        for name, part in parts.items():
+            self.register(name, part)
+
+    def register(self, name: str, part: Part) -> None:
+        """Have `part` kept under `name`."""
+        if not name.isidentifier():
+            raise StateError(f"{name!r} cannot name a part of the state: use a word, as for a variable.")
+        if name in self._parts:
+            raise StateError(f"There is a part called {name!r} already.")
+        if not isinstance(part, Sharded) and not isinstance(part, Replicated):
+            raise StateError(
+                f"{name} is a {type(part).__name__} without state_dict and load_state_dict: it could not be kept or restored."
+            )
+        self._parts[name] = part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def part(self, name: str) -> Part:
+        """What was registered under that name."""
+        return self._parts[name]
+
+    # -- out
+
+    def capture(self, rank: int, world: int) -> Content:
+        """This rank's shard as it is now. The training thread runs this, so it only looks, and copies nothing large."""
+        pieces: list[Piece] = []
+        tensors: list[torch.Tensor] = []
+        values: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            if isinstance(part, Sharded):
+                for piece, tensor in part.pieces():
+                    pieces.append(_checked(name, piece, tensor))
+                    tensors.append(tensor.detach())
+                own, loose = tree.split(name, dict(part.values()))
+                if loose:
+                    raise StateError(
+                        f"{name}.values() has a tensor ({next(iter(loose))}): tensors belong into pieces()."
+                    )
+                values[name] = own
+            else:
+                skeleton, found = tree.split(name, part.state_dict())
+                if rank == 0:
+                    values[name] = skeleton
+                _cut(found, rank, world, pieces, tensors)
+        made = tuple(pieces)
+        if made != self._table.pieces:
+            self._table = Table(made)
+        return Content(table=self._table, tensors=tuple(tensors), values=json.dumps(values, separators=(",", ":")))
+
+    # -- in
+
+    def targets(self) -> list[Piece] | None:
+        """The pieces that this rank will want, so that only those have to be fetched; None: everything, some part is whole."""
+        found: list[Piece] = []
+        for part in self._parts.values():
+            if not isinstance(part, Sharded):
+                return None
+            found.extend(piece for piece, _ in part.pieces())
+        return found
+
+    def restore(self, source: Source, *, allow: Collection[str] = ()) -> None:
+        """Make everything registered what it was. Refused as a whole, before anything is changed, if the parts differ."""
+        missing = sorted(self._parts.keys() - source.values.keys())
+        extra = sorted(source.values.keys() - self._parts.keys())
+        if (missing or extra) and "parts" not in allow:
+            raise CheckpointRefused(
+                f"{source.name} keeps {sorted(source.values)} and this run has registered {sorted(self._parts)}: "
+                + (f"{', '.join(missing)} would start anew" if missing else "")
+                + ("; " if missing and extra else "")
+                + (f"{', '.join(extra)} would be lost" if extra else "")
+                + ". Register the same parts, or continue with --allow-parts."
+            )
+        for name, part in self._parts.items():
+            if name in missing:
+                continue
+            if isinstance(part, Sharded):
+                source.fill(part.pieces())
+                part.restored(tree.join(source.values[name], {}))
+            elif isinstance(part, torch.nn.Module):
+                _fill_module(name, part, source)
+            else:
+                part.load_state_dict(tree.join(source.values[name], wholes(source, source.values[name])))
+
+
+def wholes(source: Source, skeleton: Any) -> dict[str, torch.Tensor]:
+    """The whole tensors that a part's values mention, put together from all shards."""
+    known = source.wholes("")
+    tensors: dict[str, torch.Tensor] = {}
+    for name in tree.names(skeleton):
+        if name not in known:
+            raise StateError(f"{source.name} mentions a tensor {name} that none of its shards has a piece of.")
+        tensors[name] = torch.empty(known[name].shape, dtype=dtype_of(known[name].dtype))
+    source.fill((known[name], tensor) for name, tensor in tensors.items())
+    return tensors
+
+
+def pieces_of(name: str, tensor: torch.Tensor) -> list[tuple[Piece, torch.Tensor]]:
+    """The piece of a tensor that this rank has: all of it, or a DTensor's local part (what FSDP2 makes of parameters)."""
+    dtype, shape = name_of(tensor.dtype), tuple(tensor.shape)
+    if not hasattr(tensor, "to_local"):  # asked first: importing DTensor takes a second that few need
+        return [(whole(name, dtype, shape), tensor)]
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert isinstance(tensor, DTensor)
+    lengths, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    local = tensor.to_local().detach()
+    if not local.numel():
+        return []
+    return [(Piece(name, dtype, shape, tuple(offset), tuple(lengths)), local)]
+
+
+def _cut(
+    found: Mapping[str, torch.Tensor], rank: int, world: int, pieces: list[Piece], tensors: list[torch.Tensor]
+) -> None:
+    """This rank's share of tensors that all ranks have; of tensors that are cut already, its part."""
+    for name, tensor in found.items():
+        if hasattr(tensor, "to_local"):
+            for piece, local in pieces_of(name, tensor):
+                pieces.append(_checked(name, piece, local))
+                tensors.append(local)
+            continue
+        dtype, shape = name_of(tensor.dtype), tuple(tensor.shape)
+        start, stop = share(tensor.numel(), rank, world)
+        if not tensor.numel() and rank == 0:
+            pieces.append(_checked(name, whole(name, dtype, shape), tensor))
+            tensors.append(tensor)
+            continue
+        flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+        at = start
+        for offset, lengths in boxes(shape, start, stop):
+            piece = Piece(name, dtype, shape, offset, lengths)
+            pieces.append(_checked(name, piece, None))
+            tensors.append(flat.view(-1)[at : at + piece.numel].view(lengths))
+            at += piece.numel
+
+
+def _checked(part: str, piece: Piece, tensor: torch.Tensor | None) -> Piece:
+    if not known_dtype(piece.dtype):
+        raise StateError(f"{piece.name} has dtype {piece.dtype}, which checkpoints don't know.")
+    if tensor is not None and (tuple(tensor.shape) != piece.lengths or name_of(tensor.dtype) != piece.dtype):
+        raise StateError(
+            f"{part}: the piece {piece.name} says {piece.dtype} {list(piece.lengths)} and its tensor is "
+            f"{name_of(tensor.dtype)} {list(tensor.shape)}."
+        )
+    return piece
+
+
+def _fill_module(name: str, module: torch.nn.Module, source: Source) -> None:
+    """Straight into the parameters, without a second copy of the model in memory; extra state goes the module's own way."""
+    skeleton, live = tree.split(name, module.state_dict())
+    saved = source.values[name]
+    if skeleton == saved:
+        source.fill(pair for n, t in live.items() for pair in pieces_of(n, t))
+        return
+    module.load_state_dict(tree.join(saved, wholes(source, saved)))
+
+
+class Ambient:
+    """The generators that libraries use when nobody gives them one: Python's, numpy's, torch's, each GPU's.
+
+    Lanes have streams of their own that need no keeping (they are computed from names); this is for everything else. One
+    rank's state stands for all, so code whose randomness must differ between ranks has to draw from a lane.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them."""
+        import numpy as np
+
+        version, words, gauss = random.getstate()
+        kind, keys, pos, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the legacy global generator is what libraries use
+        state: dict[str, Any] = {
+            "python": {"version": version, "words": list(words), "gauss": gauss},
+            "numpy": {
+                "kind": str(kind),
+                "keys": bytes(np.asarray(keys, dtype="<u4").tobytes()),
+                "pos": int(pos),
+                "has_gauss": int(has_gauss),
+                "cached": float(cached),
+            },
+            "torch": bytes(torch.get_rng_state().numpy().tobytes()),
+            "cuda": [],
+        }
+        if torch.cuda.is_available():
+            state["cuda"] = [bytes(one.numpy().tobytes()) for one in torch.cuda.get_rng_state_all()]
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Set all of them."""
+        import numpy as np
+
+        python, numbers = state_dict["python"], state_dict["numpy"]
+        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        keys = np.frombuffer(numbers["keys"], dtype="<u4")
+        np.random.set_state((numbers["kind"], keys, numbers["pos"], numbers["has_gauss"], numbers["cached"]))  # noqa: NPY002
+        torch.set_rng_state(_bytes_tensor(state_dict["torch"]))
+        if state_dict["cuda"] and torch.cuda.is_available():
+            saved = [_bytes_tensor(one) for one in state_dict["cuda"]]
+            torch.cuda.set_rng_state_all(saved[: torch.cuda.device_count()])
+
+
+def _bytes_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

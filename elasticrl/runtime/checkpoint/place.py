@@ -1,0 +1,331 @@
+"""Where checkpoints are: a directory of this machine (or of a network file system), or any URL that fsspec knows.
+
+The one idea: a checkpoint is staged under a name that no reader looks at, and published in one act. On a file system that act
+is a rename, after everything below it has been flushed; in an object store, where nothing can be renamed at once, it is the
+arrival of the manifest, which is written last.
+"""
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from elasticrl.runtime.checkpoint.manifest import MANIFEST, FileEntry, parse_name
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.errors import CheckpointStorage
+
+STAGING = ".saving-"
+TRASH = ".removing-"
+SMALL = 1 << 14  # bytes
+
+
+class Output:
+    """A file that is being written; it knows the checksum of what went in."""
+
+    def __init__(self, put: Any) -> None:
+        self._put = put
+        self._sha = hashlib.sha256()
+        self._small = bytearray()  # torch.save writes forty morsels around each tensor
+        self.nbytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """All of `data`; what is small waits for `flush`."""
+        self._sha.update(data)
+        self.nbytes += len(data)
+        if len(data) + len(self._small) < SMALL:
+            self._small += data
+        else:
+            self.flush()
+            faults.write("checkpoint.write", self._put, data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Hand on what has been waiting."""
+        if self._small:
+            small, self._small = self._small, bytearray()
+            faults.write("checkpoint.write", self._put, memoryview(small))
+
+    def entry(self, name: str, *, shard: int | None = None, node: str = "") -> FileEntry:
+        """What the manifest says of it."""
+        return FileEntry(name=name, nbytes=self.nbytes, sha256=self._sha.hexdigest(), shard=shard, node=node)
+
+
+class Place(Protocol):
+    """What a checkpoint needs of the place it is in. OSError where the world fails."""
+
+    def __str__(self) -> str:
+        """As the operator wrote it."""
+
+    def names(self) -> list[str]:
+        """The published checkpoints."""
+
+    def begin(self, name: str) -> None:
+        """Have somewhere to stage; several writers of one gang share it."""
+
+    def output(self, name: str, file: str) -> AbstractContextManager[Output]:
+        """A new staged file, on the disk and under its name when the block is left."""
+
+    def staged(self, name: str, file: str) -> bytes | None:
+        """A small file that another writer has staged, if it is whole."""
+
+    def unstage(self, name: str, file: str) -> None:
+        """Remove one staged file, if it is there."""
+
+    def publish(self, name: str) -> None:
+        """Make what is staged a checkpoint, all at once."""
+
+    def abandon(self, name: str) -> None:
+        """Remove what is staged."""
+
+    def read(self, name: str, file: str) -> bytes:
+        """A small file of a published checkpoint."""
+
+    def digest(self, name: str, file: str) -> tuple[int, str]:
+        """Size and SHA-256 of a file as it can be read now."""
+
+    def buffer(self, name: str, file: str) -> Any:
+        """A large file of a published checkpoint; writable in memory only, because tensors want that."""
+
+    def put(self, name: str, file: str, data: bytes) -> None:
+        """A small file into a published checkpoint, whole or not at all."""
+
+    def remove(self, name: str) -> None:
+        """Out of sight in one act, then gone: a removal that is killed leaves no half checkpoint under its name."""
+
+    def leftovers(self) -> list[str]:
+        """What interrupted saves and removals have left."""
+
+
+class Local:
+    """A directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def names(self) -> list[str]:
+        """The published checkpoints."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if parse_name(path.name) and path.is_dir())
+
+    def begin(self, name: str) -> None:
+        """Have a staging directory; several writers of one gang share it."""
+        faults.reach("checkpoint.begin", name)
+        (self.root / f"{STAGING}{name}").mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def output(self, name: str, file: str) -> Iterator[Output]:
+        """A new file in the staging directory, flushed to the disk before it has its name."""
+        path = self.root / f"{STAGING}{name}" / file
+        temporary = path.with_name(f".{file}.writing")
+        with temporary.open("wb", buffering=0) as raw:
+            out = Output(lambda data: _write_all(raw.fileno(), data))
+            yield out
+            out.flush()
+            faults.reach("checkpoint.fsync", str(temporary))
+            os.fsync(raw.fileno())
+        faults.reach("checkpoint.rename", f"{temporary} {path}")
+        temporary.replace(path)
+
+    def staged(self, name: str, file: str) -> bytes | None:
+        """What another writer has put there, if it is whole."""
+        with suppress(FileNotFoundError):
+            return (self.root / f"{STAGING}{name}" / file).read_bytes()
+        return None
+
+    def unstage(self, name: str, file: str) -> None:
+        """Remove one staged file, if it is there."""
+        (self.root / f"{STAGING}{name}" / file).unlink(missing_ok=True)
+
+    def publish(self, name: str) -> None:
+        """All at once, under its name."""
+        staging = self.root / f"{STAGING}{name}"
+        faults.reach("checkpoint.fsync_dir", str(staging))
+        _sync_directory(staging)
+        faults.reach("checkpoint.publish", f"{staging} {self.root / name}")
+        staging.rename(self.root / name)
+        faults.reach("checkpoint.fsync_dir", str(self.root))
+        _sync_directory(self.root)
+        faults.reach("checkpoint.published", name)
+
+    def abandon(self, name: str) -> None:
+        """Remove what was staged."""
+        shutil.rmtree(self.root / f"{STAGING}{name}", ignore_errors=True)
+
+    def read(self, name: str, file: str) -> bytes:
+        """A whole small file."""
+        return (self.root / name / file).read_bytes()
+
+    def digest(self, name: str, file: str) -> tuple[int, str]:
+        """Read, not mapped: a bad sector is then an error and not a SIGBUS."""
+        with (self.root / name / file).open("rb") as raw:
+            found = hashlib.file_digest(raw, "sha256").hexdigest()
+            return raw.tell(), found
+
+    def buffer(self, name: str, file: str) -> Any:
+        """A large file, mapped; writable in memory only, because tensors want that."""
+        with (self.root / name / file).open("rb") as raw:
+            size = os.fstat(raw.fileno()).st_size
+            return mmap.mmap(raw.fileno(), size, access=mmap.ACCESS_COPY) if size else bytearray()
+
+    def put(self, name: str, file: str, data: bytes) -> None:
+        """A small file into a published checkpoint, whole or not at all."""
+        path = self.root / name / file
+        temporary = path.with_name(f".{file}.writing")
+        with temporary.open("wb", buffering=0) as raw:
+            faults.write("checkpoint.put", lambda part: _write_all(raw.fileno(), part), data)
+            faults.reach("checkpoint.fsync", str(temporary))
+            os.fsync(raw.fileno())
+        faults.reach("checkpoint.rename", f"{temporary} {path}")
+        temporary.replace(path)
+        faults.reach("checkpoint.fsync_dir", str(path.parent))
+        _sync_directory(path.parent)
+
+    def remove(self, name: str) -> None:
+        """Out of sight in one act, then gone: a removal that is killed leaves no half checkpoint under its name."""
+        trash = self.root / (name if name.startswith(TRASH) else f"{TRASH}{name}")
+        if trash.name != name:
+            faults.reach("checkpoint.trash", name)
+            with suppress(FileNotFoundError):
+                (self.root / name).rename(trash)
+        faults.reach("checkpoint.remove", name)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def leftovers(self) -> list[str]:
+        """What interrupted saves and removals have left."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path.name.startswith((STAGING, TRASH)))
+
+
+class Url:
+    """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # type: ignore[import-untyped]
+
+        self.url = url
+        self._fs, path = fsspec.core.url_to_fs(url)
+        self._root = str(path).rstrip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def _at(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+    def names(self) -> list[str]:
+        """The checkpoints that have a manifest."""
+        self._fs.invalidate_cache()
+        if not self._fs.exists(self._root):
+            return []
+        found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
+        return sorted(name for name in found if parse_name(name) and self._fs.exists(self._at(name, MANIFEST)))
+
+    def begin(self, name: str) -> None:
+        """Directories are a fiction there, but some file systems want them."""
+        faults.reach("checkpoint.begin", name)
+        self._fs.makedirs(self._at(name), exist_ok=True)
+
+    @contextmanager
+    def output(self, name: str, file: str) -> Iterator[Output]:
+        """A new object; it appears when it is complete."""
+        with self._fs.open(self._at(name, file), "wb") as raw:
+            out = Output(raw.write)
+            yield out
+            out.flush()
+
+    def staged(self, name: str, file: str) -> bytes | None:
+        """What another writer has put there."""
+        with suppress(FileNotFoundError):
+            return bytes(self._fs.cat_file(self._at(name, file)))
+        return None
+
+    def unstage(self, name: str, file: str) -> None:
+        """Remove one staged object, if it is there."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name, file))
+
+    def publish(self, name: str) -> None:
+        """Nothing is left to do: the manifest is there."""
+        faults.reach("checkpoint.published", name)
+
+    def abandon(self, name: str) -> None:
+        """Remove what was staged."""
+        with suppress(FileNotFoundError):
+            self._fs.rm(self._at(name), recursive=True)
+
+    def read(self, name: str, file: str) -> bytes:
+        """A whole small file."""
+        return bytes(self._fs.cat_file(self._at(name, file)))
+
+    def digest(self, name: str, file: str) -> tuple[int, str]:
+        """Read once through."""
+        sha, size = hashlib.sha256(), 0
+        with self._fs.open(self._at(name, file), "rb") as raw:
+            while data := raw.read(1 << 20):
+                sha.update(data)
+                size += len(data)
+        return size, sha.hexdigest()
+
+    def buffer(self, name: str, file: str) -> Any:
+        """A large file, in memory."""
+        return bytearray(self._fs.cat_file(self._at(name, file)))
+
+    def put(self, name: str, file: str, data: bytes) -> None:
+        """A small object."""
+        faults.reach("checkpoint.put", file)
+        self._fs.pipe_file(self._at(name, file), data)
+
+    def remove(self, name: str) -> None:
+        """The manifest first: without it the rest is no checkpoint."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._at(name, MANIFEST))
+        self.abandon(name)
+
+    def leftovers(self) -> list[str]:
+        """Directories without a manifest."""
+        self._fs.invalidate_cache()
+        if not self._fs.exists(self._root):
+            return []
+        found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
+        return sorted(name for name in found if parse_name(name) and not self._fs.exists(self._at(name, MANIFEST)))
+
+
+def place(where: str | Path) -> Place:
+    """A directory, or a URL."""
+    return Url(str(where)) if "://" in str(where) else Local(Path(where))
+
+
+@contextmanager
+def explained(what: str, where: object) -> Iterator[None]:
+    """Turn the disk's refusals into CheckpointStorage with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointStorage(
+            f"{what} at {where} failed: {reason}. Training goes on and older checkpoints are untouched; "
+            "the newest commit ages until the place takes files again (free space, mount options, permissions)."
+        ) from error
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

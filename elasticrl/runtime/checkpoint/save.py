@@ -1,0 +1,190 @@
+"""Writing a checkpoint out of vault files: each shard by whoever has it, the manifest by one.
+
+The one idea: writers share a staging directory and no other contact. Each leaves its data and, last, a table of it; the
+finisher waits for all tables, adds what torch's readers need and the manifest, and publishes.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from elasticrl.runtime.checkpoint import dcp, tree
+from elasticrl.runtime.checkpoint.manifest import MANIFEST, Facts, FileEntry, Manifest, Row, ShardTable, name_of
+from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.errors import CheckpointError
+from elasticrl.runtime.vault.slots import Pinned
+from elasticrl.runtime.vault.source import merge, shard_of
+from elasticrl.runtime.vault.version import Lineage, Version
+
+OBJECTS = "objects.distcp"
+METADATA = ".metadata"
+POLL_S = 0.02
+PACKAGES = ("elasticrl", "torch", "numpy", "transformers", "safetensors")
+
+
+def data_file(shard: int) -> str:
+    """A shard's data. The world size is in no name: shard 3 of 8 and shard 3 of 5 are called the same."""
+    return f"data-{shard:04d}.distcp"
+
+
+def table_file(shard: int) -> str:
+    """A shard's table."""
+    return f"data-{shard:04d}.json"
+
+
+def machine_facts(facts: Facts) -> Facts:
+    """`facts` with what decides the bits on this machine: thread count, instruction set, versions."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return replace(
+        facts,
+        threads=facts.threads or torch.get_num_threads(),
+        isa=facts.isa or torch.backends.cpu.get_cpu_capability(),
+        versions=facts.versions or found,
+    )
+
+
+def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
+    """Stage the shard that is in a pinned vault file; the file is checked as it is read."""
+    stamp = pinned.sealed.stamp
+    name = name_of(stamp.version, stamp.generation)
+    with explained(f"Saving shard {stamp.shard} of step {stamp.version}", place):
+        pinned.verify()
+        shard = shard_of(pinned)
+        place.begin(name)
+        place.unstage(
+            name, table_file(stamp.shard)
+        )  # of an earlier try, that the finisher must not take for this one's
+        blobs: list[dcp.Blob] = []
+        with place.output(name, data_file(stamp.shard)) as out:
+            for tensor in shard.tensors:
+                faults.reach("checkpoint.tensor", name)
+                blobs.append(dcp.write_tensor(out, tensor))
+        entry = out.entry(data_file(stamp.shard), shard=stamp.shard, node=node or stamp.node)
+        table = ShardTable(
+            shard=stamp.shard,
+            node=node or stamp.node,
+            data=entry,
+            rows=tuple(
+                Row(piece, blob.raw_at, blob.at, blob.nbytes) for piece, blob in zip(shard.pieces, blobs, strict=True)
+            ),
+            values=shard.values,
+        )
+        with place.output(name, table_file(stamp.shard)) as out:
+            out.write(table.encode())
+    return entry
+
+
+def finish(
+    place: Place,
+    *,
+    version: Version,
+    generation: int,
+    world: int,
+    facts: Facts,
+    parent: str | None = None,
+    lineage: Lineage = (),
+    timeout_s: float = 600.0,
+) -> Manifest:
+    """Wait until every shard is staged, then publish. One process of the gang does this."""
+    name = name_of(version, generation)
+    with explained(f"Saving step {version}", place):
+        if (done := _already(place, name)) is not None:
+            return done
+        tables, files = _collect(place, name, world, timeout_s)
+        values = merge((f"shard {table.shard}", dict(table.values)) for table in tables)
+        paths: dict[str, tree.Path] = {}
+        plain: list[tuple[tree.Path, object]] = []
+        for part, skeleton in values.items():
+            found, leaves = tree.leaves(part, skeleton)
+            paths.update(found)
+            plain.extend(leaves)
+        with place.output(name, OBJECTS) as out:
+            objects = dcp.write_objects(out, plain)
+        files.append(out.entry(OBJECTS))
+        with place.output(name, METADATA) as out:
+            out.write(dcp.metadata(tables, objects, OBJECTS, paths))
+        files.append(out.entry(METADATA))
+        manifest = Manifest(
+            version=version,
+            generation=generation,
+            world=world,
+            parent=parent,
+            facts=machine_facts(facts),
+            contents=_contents(tables, values),
+            files=tuple(files),
+            lineage=lineage,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        faults.reach("checkpoint.manifest", name)
+        with place.output(name, MANIFEST) as out:
+            out.write(manifest.encode())
+        place.publish(name)
+    return manifest
+
+
+def _already(place: Place, name: str) -> Manifest | None:
+    """A save that is asked for again after it had been published. A published one that is not good is cleared away first."""
+    if name not in place.names():
+        return None
+    if not verify(place, name):
+        place.abandon(name)
+        return read_manifest(place, name)
+    place.remove(name)
+    return None
+
+
+def _collect(place: Place, name: str, world: int, timeout_s: float) -> tuple[list[ShardTable], list[FileEntry]]:
+    limit = time.monotonic() + timeout_s
+    tables: dict[int, ShardTable] = {}
+    files: list[FileEntry] = []
+    while len(tables) < world:
+        for shard in range(world):
+            if shard in tables:
+                continue
+            file = table_file(shard)
+            text = place.staged(name, file)
+            if text is None:
+                continue
+            table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
+            files += [table.data, _entry_of(file, text, table)]
+        if len(tables) < world and time.monotonic() > limit:
+            absent = ", ".join(str(shard) for shard in range(world) if shard not in tables)
+            raise CheckpointError(
+                f"step {name} has {len(tables)} of {world} shards after {timeout_s:g} s (missing: {absent}): it is not "
+                "published, and the commit stays where it is. See the logs of the nodes that carry those shards."
+            )
+        if len(tables) < world:
+            time.sleep(POLL_S)
+    return [tables[shard] for shard in range(world)], files
+
+
+def _entry_of(file: str, text: bytes, table: ShardTable) -> FileEntry:
+    return FileEntry(
+        name=file, nbytes=len(text), sha256=hashlib.sha256(text).hexdigest(), shard=table.shard, node=table.node
+    )
+
+
+def _contents(tables: list[ShardTable], values: Mapping[str, object]) -> dict[str, int]:
+    """Bytes of tensors by part, each box once."""
+    sizes = dict.fromkeys(values, 0)
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for table in tables:
+        for row in table.rows:
+            key = (row.piece.name, row.piece.offset)
+            if key not in seen:
+                seen.add(key)
+                part = row.piece.name.split(".", 1)[0]
+                sizes[part] = sizes.get(part, 0) + row.piece.nbytes
+    return sizes

@@ -1,0 +1,195 @@
+"""The background writer as a worker sees it: hand it a vault file, hear later what became of it.
+
+The one idea: what travels to the writer is an open, pinned file descriptor. From that moment on the version can't be written
+over, whoever dies; the training thread has spent a tenth of a millisecond and will never wait for a disk.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.vault.client import Ticket
+from elasticrl.runtime.vault.errors import CheckpointError
+from elasticrl.runtime.vault.layout import Torn
+from elasticrl.runtime.vault.slots import pin
+from elasticrl.runtime.vault.version import Version
+
+MESSAGE = 1 << 18  # bytes of one message at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one request. `manifest` is set on the worker whose writer published: it is ready for its commit."""
+
+    version: Version
+    generation: int
+    ok: bool
+    manifest: str | None = None
+    nbytes: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept after a commit."""
+
+    keep_last: int = 3
+    keep_every: int = 0
+
+
+class Saver:
+    """One worker's background writer: a process that is started once, and that ends when its worker does.
+
+    A save that is under way when the worker is killed is finished: its data is in the vault's file, not in the worker.
+    """
+
+    def __init__(
+        self, where: str, *, facts: Facts, timeout_s: float = 600.0, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.where = where
+        self.facts = facts
+        self.timeout_s = timeout_s
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self._pending: dict[tuple[Version, int], float] = {}
+        self._sock, self._process = _start(self._env)
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the oldest save has been under way; 0 if none is. A dead disk shows here, and nowhere in training."""
+        return time.monotonic() - min(self._pending.values()) if self._pending else 0.0
+
+    def save(self, ticket: Ticket, *, finish: bool, parent: str | None = None, queue: int = 2) -> None:
+        """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes.
+
+        CheckpointError if it can't be begun, for example because `queue` saves are under way already.
+        """
+        stamp = ticket.stamp
+        if len(self._pending) >= queue:
+            raise CheckpointError(
+                f"Step {stamp.version} is not saved: {len(self._pending)} saves to {self.where} are still under way, the "
+                f"oldest for {self.busy_s:.0f} s. The disk is slower than checkpoint.every asks for, or it hangs."
+            )
+        if ticket.path is None:
+            raise CheckpointError(f"Step {stamp.version} is not saved: its snapshot is not sealed.")
+        pinned = pin(ticket.path)
+        if isinstance(pinned, Torn):
+            raise CheckpointError(f"Step {stamp.version} is not saved: {ticket.path.name} is {pinned.reason}.")
+        with pinned:
+            found = pinned.sealed.stamp
+            if (found.version, found.generation) != (stamp.version, stamp.generation):
+                raise CheckpointError(f"Step {stamp.version} is not saved: the vault has {found.version} there by now.")
+            self._send(
+                {
+                    "op": "save",
+                    "step": stamp.version.step,
+                    "update": stamp.version.update,
+                    "generation": stamp.generation,
+                    "where": self.where,
+                    "path": str(ticket.path),
+                    "facts": asdict(self.facts),
+                    "finish": finish,
+                    "parent": parent,
+                    "timeout_s": self.timeout_s,
+                },
+                [pinned.fd],
+            )
+        self._pending[stamp.version, stamp.generation] = time.monotonic()
+
+    def prune(self, retention: Retention, *, generation: int, commit: str | None) -> None:
+        """Remove old checkpoints, in the background. After a commit."""
+        self._send(
+            {
+                "op": "prune",
+                "where": self.where,
+                "keep_last": retention.keep_last,
+                "keep_every": retention.keep_every,
+                "generation": generation,
+                "commit": commit,
+            }
+        )
+
+    def poll(self) -> tuple[Outcome, ...]:
+        """What has ended since the last call. A writer that died is an outcome too, for each of its saves, and is replaced."""
+        found: list[Outcome] = []
+        while (message := self._receive()) is not None:
+            outcome = Outcome(
+                version=Version(message["step"], message["update"]),
+                generation=message["generation"],
+                ok=message["ok"],
+                manifest=message.get("manifest"),
+                nbytes=message.get("nbytes", 0),
+                seconds=message.get("seconds", 0.0),
+                why=message.get("why", ""),
+            )
+            self._pending.pop((outcome.version, outcome.generation), None)
+            found.append(outcome)
+        if self._process.poll() is not None and self._pending:
+            code = self._process.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            found.extend(
+                Outcome(
+                    version=version,
+                    generation=generation,
+                    ok=False,
+                    why=f"the checkpoint writer of step {version} died ({how}); older checkpoints are untouched",
+                )
+                for version, generation in self._pending
+            )
+            self._pending.clear()
+        return tuple(found)
+
+    def wait(self, timeout_s: float) -> tuple[Outcome, ...]:
+        """Until nothing is under way: for the end of a job. CheckpointError if that takes longer."""
+        limit = time.monotonic() + timeout_s
+        found: list[Outcome] = []
+        while True:
+            found.extend(self.poll())
+            if not self._pending:
+                return tuple(found)
+            if time.monotonic() > limit:
+                raise CheckpointError(f"Saves to {self.where} are still under way after {timeout_s:g} s.")
+            time.sleep(0.01)
+
+    def _send(self, message: Mapping[str, object], fds: list[int] | None = None) -> None:
+        if self._process.poll() is not None:
+            self._sock.close()
+            self._sock, self._process = _start(self._env)
+        try:
+            socket.send_fds(self._sock, [json.dumps(message).encode()], fds or [])
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError) as error:
+            raise CheckpointError(f"The checkpoint writer does not take requests: {error.strerror}.") from error
+
+    def _receive(self) -> dict[str, Any] | None:
+        with suppress(BlockingIOError, ConnectionResetError):
+            data = self._sock.recv(MESSAGE)
+            return dict(json.loads(data)) if data else None
+        return None
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Tell the writer to end after what it is doing; it is left to itself after `timeout_s`."""
+        self._sock.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+
+
+def _start(env: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticrl.runtime.checkpoint", "--writer", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=dict(env),
+            start_new_session=True,  # a signal to the worker's group is not meant for a half-written checkpoint
+        )
+    return ours, process

@@ -1,0 +1,239 @@
+"""The checkpoints of a place: list, verify, find the newest good one, commit, prune. Imports no tensor library.
+
+The one idea: trust is recomputed, never remembered. `newest_good` hashes the newest committed checkpoint and steps back, with
+a sentence for each one that it had to leave out.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, Manifest, parse_name
+from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Place, explained
+from elasticrl.runtime.vault.errors import CheckpointCorrupt
+from elasticrl.runtime.vault.version import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One checkpoint as a list shows it. `manifest` is None, and `problem` says why, if it can't be read."""
+
+    name: str
+    version: Version
+    generation: int
+    committed: bool
+    manifest: Manifest | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A file that is not what was written. Example: see `sentence`."""
+
+    name: str
+    file: str
+    shard: int | None
+    node: str
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        owner = "" if self.shard is None else f" (shard {self.shard}, written by {self.node or 'an unknown node'})"
+        return f"{self.name}: {self.file}{owner} {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest good checkpoint, and a sentence for each newer one that is not good."""
+
+    manifest: Manifest
+    passed_over: tuple[str, ...] = ()
+
+
+def listing(place: Place) -> tuple[Entry, ...]:
+    """All published checkpoints, the newest first."""
+    entries: list[Entry] = []
+    with explained("Listing checkpoints", place):
+        for name in place.names():
+            parsed = parse_name(name)
+            assert parsed is not None
+            version, generation = parsed
+            manifest, problem = None, ""
+            try:
+                manifest = read_manifest(place, name)
+            except CheckpointCorrupt as error:
+                problem = str(error)
+            entries.append(
+                Entry(
+                    name=name,
+                    version=version,
+                    generation=generation,
+                    committed=_is_committed(place, name),
+                    manifest=manifest,
+                    problem=problem,
+                )
+            )
+    return tuple(sorted(entries, key=lambda e: (e.version, e.generation), reverse=True))
+
+
+def read_manifest(place: Place, name: str) -> Manifest:
+    """One checkpoint's manifest; CheckpointCorrupt if it is missing, torn, changed or another one's."""
+    try:
+        manifest = Manifest.decode(place.read(name, MANIFEST), f"{name}/{MANIFEST}")
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"{name} has no {MANIFEST}: its save never ended.") from error
+    except OSError as error:
+        raise CheckpointCorrupt(f"{name}/{MANIFEST} cannot be read ({error.strerror or error}).") from error
+    if manifest.name != name:
+        raise CheckpointCorrupt(f"{name} holds the manifest of {manifest.name}: directories were mixed up.")
+    return manifest
+
+
+def verify(place: Place, name: str, *, shards: Collection[int] | None = None) -> tuple[Problem, ...]:
+    """Hash every file of a checkpoint again; what is wrong with which shard of which node.
+
+    With `shards`, only their files and those that belong to all: so a gang can share the work.
+    """
+    try:
+        manifest = read_manifest(place, name)
+    except CheckpointCorrupt as error:
+        return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
+    problems: list[Problem] = []
+    for file in manifest.files:
+        if shards is not None and file.shard is not None and file.shard not in shards:
+            continue
+        why = ""
+        try:
+            size, found = place.digest(name, file.name)
+        except FileNotFoundError:
+            why = "is missing"
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or error})"
+        else:
+            if size != file.nbytes:
+                why = f"has {size} bytes instead of {file.nbytes}"
+            elif found != file.sha256:
+                why = f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
+        if why:
+            problems.append(Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why))
+    if _is_committed(place, name) and read_committed(place, name) is None:
+        why = f"does not fit {MANIFEST}: one of the two was changed"
+        problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
+    return tuple(problems)
+
+
+def newest_good(
+    place: Place,
+    *,
+    commit: str | None = None,
+    uncommitted: bool = False,
+    check: Callable[[Place, str], Iterable[Problem]] = verify,
+) -> Found | None:
+    """The newest checkpoint whose every byte is what was written. None if there is none.
+
+    Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
+    also takes what was saved but never committed; that is an operator's choice when the store is lost.
+    """
+    passed_over: list[str] = []
+    for entry in listing(place):
+        if not (entry.committed or entry.name == commit or uncommitted):
+            continue
+        sentence = entry.problem
+        if not sentence:
+            problems = list(check(place, entry.name))
+            if not problems:
+                assert entry.manifest is not None
+                return Found(manifest=entry.manifest, passed_over=tuple(passed_over))
+            sentence = problems[0].sentence + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+        passed_over.append(f"step {entry.version} of generation {entry.generation} is not good: {sentence}")
+    if passed_over:
+        raise CheckpointCorrupt(
+            f"No checkpoint at {place} is good: {'; '.join(passed_over)}. Restore one from a backup, or start anew in another "
+            "place; nothing here was changed."
+        )
+    return None
+
+
+def mark_committed(place: Place, name: str, *, revision: int = 0) -> Committed:
+    """To be called after the transaction: from now on the checkpoint is committed even for those who lost the store."""
+    with explained(f"Marking {name} as committed", place):
+        text = place.read(name, MANIFEST)
+        manifest = Manifest.decode(text, f"{name}/{MANIFEST}")
+        record = Committed(
+            name=name,
+            generation=manifest.generation,
+            manifest_sha256=hashlib.sha256(text).hexdigest(),
+            revision=revision,
+        )
+        place.put(name, COMMITTED, record.encode())
+    return record
+
+
+def read_committed(place: Place, name: str) -> Committed | None:
+    """The record that `mark_committed` left, if it is whole and fits the manifest beside it."""
+    try:
+        record = Committed.decode(place.read(name, COMMITTED), f"{name}/{COMMITTED}")
+        fits = record.manifest_sha256 == hashlib.sha256(place.read(name, MANIFEST)).hexdigest()
+    except (FileNotFoundError, CheckpointCorrupt):
+        return None
+    return record if fits and record.name == name else None
+
+
+def _is_committed(place: Place, name: str) -> bool:
+    """A commit record that no longer fits still says that there was a commit: the checkpoint is then bad, not uncommitted."""
+    try:
+        place.read(name, COMMITTED)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def doomed(
+    entries: Sequence[Entry], *, keep_last: int, keep_every: int = 0, good: str | None, commit: str | None = None
+) -> tuple[str, ...]:
+    """Which checkpoints may go. Never the newest good one, never the one the store names, never one newer than the last commit.
+
+    `keep_every`: those at multiples of so many steps stay for good. What was saved but never committed goes once a later
+    one is committed: no transaction can name it any more.
+    """
+    committed = [e for e in entries if e.committed or e.name == commit]
+    newest = max(((e.version, e.generation) for e in committed), default=None)
+    fence = max((e.generation for e in committed), default=0)
+    stay = {
+        e.name for e in sorted(committed, key=lambda e: (e.version, e.generation), reverse=True)[: max(keep_last, 1)]
+    }
+    stay |= {e.name for e in committed if keep_every and e.version.step % keep_every == 0 and not e.version.update}
+    stay |= {name for name in (good, commit) if name}
+    return tuple(
+        e.name
+        for e in entries
+        if e.name not in stay
+        and newest is not None
+        and (e.committed or (e.version, e.generation) < newest or e.generation < fence)
+    )
+
+
+def prune(
+    place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
+) -> tuple[str, ...]:
+    """Remove what `doomed` names, and what saves of generations before `generation` left unfinished; the names that went."""
+    with explained("Pruning checkpoints", place):
+        entries = listing(place)
+        # The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken.
+        try:
+            found = newest_good(place, commit=commit)
+        except CheckpointCorrupt:
+            return ()  # nothing is good: every byte may be needed for a rescue
+        good = found.manifest.name if found else None
+        gone = list(doomed(entries, keep_last=keep_last, keep_every=keep_every, good=good, commit=commit))
+        for leftover in place.leftovers():
+            parsed = parse_name(leftover.removeprefix(STAGING))
+            if leftover.startswith(TRASH) or (generation is not None and parsed is not None and parsed[1] < generation):
+                gone.append(leftover)
+        for name in gone:
+            if name.startswith(STAGING):
+                place.abandon(name.removeprefix(STAGING))
+            else:
+                place.remove(name)
+    return tuple(gone)

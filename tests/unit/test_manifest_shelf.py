@@ -1,0 +1,219 @@
+"""The checkpoints of a place, with small files in place of tensors: trust, stepping back, retention."""
+
+from pathlib import Path
+
+import pytest
+
+from elasticrl.runtime.checkpoint import shelf
+from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Facts, Manifest, name_of
+from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Local, Place, Url, explained, place
+from elasticrl.runtime.checkpoint.shelf import Entry, doomed, mark_committed, newest_good, prune, read_committed, verify
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointStorage
+from elasticrl.runtime.vault.version import Version
+
+
+def save(where: Place, step: int, *, generation: int = 1, commit: bool = True, parts: int = 2) -> str:
+    """A checkpoint of `parts` small files, as a real one is written."""
+    name = name_of(Version(step), generation)
+    where.begin(name)
+    files = []
+    for shard in range(parts):
+        with where.output(name, f"data-{shard:04d}.distcp") as out:
+            out.write(f"{step}.{shard}".encode() * 100)
+        files.append(out.entry(f"data-{shard:04d}.distcp", shard=shard, node=f"n{shard:02d}"))
+    manifest = Manifest(
+        version=Version(step),
+        generation=generation,
+        world=parts,
+        parent=None,
+        facts=Facts(),
+        contents={},
+        files=tuple(files),
+    )
+    with where.output(name, MANIFEST) as out:
+        out.write(manifest.encode())
+    where.publish(name)
+    if commit:
+        mark_committed(where, name)
+    return name
+
+
+def flip(path: Path, at: int = 10) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture(params=["local", "url"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A directory, and the same through fsspec, which knows no rename and no fsync."""
+    return place(tmp_path / "ck") if request.param == "local" else place(f"file://{tmp_path}/ck")
+
+
+def test_places_are_told_apart(tmp_path: Path):
+    assert isinstance(place(tmp_path), Local)
+    assert isinstance(place("memory://x"), Url)
+
+
+def test_the_newest_committed_checkpoint_is_found(where: Place):
+    assert newest_good(where) is None
+    save(where, 10)
+    save(where, 20)
+    save(where, 30, commit=False)
+    found = newest_good(where)
+    assert found is not None
+    assert (found.manifest.version.step, found.passed_over) == (20, ())
+
+
+def test_the_stores_commit_counts_even_if_its_record_was_not_written(where: Place):
+    """Killed between the transaction and the record: the store knows better."""
+    save(where, 10)
+    name = save(where, 20, commit=False)
+    found = newest_good(where, commit=name)
+    assert found is not None
+    assert found.manifest.version.step == 20
+
+
+def test_an_operator_can_take_what_was_never_committed(where: Place):
+    save(where, 20, commit=False)
+    assert newest_good(where) is None
+    assert newest_good(where, uncommitted=True) is not None
+
+
+@pytest.mark.parametrize("file", ["data-0000.distcp", "data-0001.distcp", MANIFEST, COMMITTED])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_changed_cut_or_missing_file_is_stepped_over_with_a_sentence(
+    where: Place, tmp_path: Path, file: str, harm: str
+):
+    save(where, 10)
+    name = save(where, 20)
+    path = tmp_path / "ck" / name / file
+    match harm:
+        case "flip":
+            flip(path)
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-3])
+        case "remove":
+            path.unlink()
+    found = newest_good(where)
+    assert found is not None
+    assert found.manifest.version.step == 10
+    if (file, harm) == (COMMITTED, "remove") or (file, harm, type(where)) == (MANIFEST, "remove", Url):
+        return  # then it never was committed, or in an object store never published
+    (sentence,) = found.passed_over
+    assert "step 20.0 of generation 1 is not good" in sentence
+    if file.startswith("data"):
+        shard = int(file[5:9])
+        assert f"{file} (shard {shard}, written by n{shard:02d})" in sentence
+
+
+def test_no_good_one_at_all_is_an_error_and_not_a_fresh_start(where: Place, tmp_path: Path):
+    name = save(where, 10)
+    flip(tmp_path / "ck" / name / "data-0000.distcp")
+    with pytest.raises(CheckpointCorrupt, match="Restore one from a backup"):
+        newest_good(where)
+
+
+def test_a_manifest_in_another_directory_is_not_trusted(where: Place, tmp_path: Path):
+    save(where, 10)
+    name = save(where, 20)
+    (tmp_path / "ck" / name).rename(tmp_path / "ck" / name_of(Version(30), 1))
+    found = newest_good(where)
+    assert found is not None
+    assert found.manifest.version.step == 10
+    assert "directories were mixed up" in found.passed_over[0]
+
+
+def test_verification_can_be_shared_by_shards(where: Place, tmp_path: Path):
+    name = save(where, 10, parts=3)
+    flip(tmp_path / "ck" / name / "data-0001.distcp")
+    assert verify(where, name, shards={0, 2}) == ()
+    assert [problem.shard for problem in verify(where, name, shards={1})] == [1]
+
+
+def test_a_commit_record_belongs_to_its_manifest(where: Place, tmp_path: Path):
+    name = save(where, 10)
+    record = read_committed(where, name)
+    assert record is not None
+    assert record.name == name
+    other = save(where, 20)
+    (tmp_path / "ck" / other / COMMITTED).write_bytes((tmp_path / "ck" / name / COMMITTED).read_bytes())
+    assert read_committed(where, other) is None
+
+
+def entry(step: int, *, generation: int = 1, committed: bool = True) -> Entry:
+    return Entry(
+        name=name_of(Version(step), generation), version=Version(step), generation=generation, committed=committed
+    )
+
+
+def steps(names: tuple[str, ...]) -> list[int]:
+    return sorted(int(name[5:13]) for name in names)
+
+
+def test_retention_keeps_the_last_the_multiples_and_the_newest_good():
+    entries = [entry(step) for step in range(10, 110, 10)]
+    assert steps(doomed(entries, keep_last=3, good=entries[-1].name)) == [10, 20, 30, 40, 50, 60, 70]
+    assert steps(doomed(entries, keep_last=3, keep_every=50, good=entries[-1].name)) == [10, 20, 30, 40, 60, 70]
+    assert steps(doomed(entries, keep_last=1, good=entries[2].name)) == [10, 20, 40, 50, 60, 70, 80, 90]
+    assert steps(doomed(entries, keep_last=0, good=entries[-1].name)) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_what_was_never_committed_goes_only_when_it_never_can_be():
+    entries = [
+        entry(10, committed=False),
+        entry(20),
+        entry(30, committed=False),
+        entry(40, committed=False, generation=2),
+    ]
+    assert steps(doomed(entries, keep_last=3, good=entries[1].name)) == [10]
+    later = [*entries, entry(35, generation=3)]
+    assert steps(doomed(later, keep_last=3, good=later[-1].name)) == [10, 30, 40]  # generation 2 is fenced off for good
+    assert doomed([entry(10, committed=False)], keep_last=1, good=None) == ()
+
+
+def test_pruning_never_removes_the_newest_good_one(where: Place, tmp_path: Path):
+    names = [save(where, step) for step in (10, 20, 30, 40)]
+    for name in names[2:]:
+        flip(tmp_path / "ck" / name / "data-0000.distcp")
+    gone = prune(where, keep_last=1)
+    assert names[1] not in gone
+    found = newest_good(where)
+    assert found is not None
+    assert found.manifest.version.step == 20
+
+
+def test_pruning_removes_nothing_when_nothing_is_good(where: Place, tmp_path: Path):
+    for step in (10, 20):
+        flip(tmp_path / "ck" / save(where, step) / "data-0000.distcp")
+    assert prune(where, keep_last=1) == ()
+
+
+def test_pruning_clears_what_dead_saves_of_older_generations_left(tmp_path: Path):
+    where = Local(tmp_path)
+    save(where, 10)
+    for generation in (1, 2):
+        where.begin(name_of(Version(20), generation))
+    (tmp_path / f"{TRASH}step-00000005-g1").mkdir()
+    gone = prune(where, keep_last=1, generation=2)
+    assert set(gone) == {f"{STAGING}step-00000020-g1", f"{TRASH}step-00000005-g1"}
+    assert where.leftovers() == [f"{STAGING}step-00000020-g2"]
+
+
+def test_a_list_shows_what_cannot_be_read(where: Place, tmp_path: Path):
+    save(where, 10)
+    name = save(where, 20)
+    flip(tmp_path / "ck" / name / MANIFEST)
+    first, second = shelf.listing(where)
+    assert (first.name, first.manifest) == (name, None)
+    assert "checksum of its own contents" in first.problem
+    assert second.manifest is not None
+    assert second.committed
+
+
+def test_the_disks_refusal_becomes_a_sentence():
+    with (
+        pytest.raises(CheckpointStorage, match=r"Saving step 3 at /x failed: No space left.*Training goes on"),
+        explained("Saving step 3", "/x"),
+    ):
+        raise OSError(28, "No space left on device")
