@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from elasticrl.agent import exits, pool, seat, wire, worker
 from elasticrl.agent.beats import Snapshot, life
+from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Pace, look
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.server import Server
@@ -109,6 +110,7 @@ class Hand(LocalElasticAgent):
                 left.unlink()
         self._logs = Logs(Path(spec.log_dir), limit_bytes=spec.log_limit_bytes, keep=spec.log_keep)
         self._stores = Stores(spec.host)
+        self._echo = Echo(runtime)
         self._memory = exits.Memory()
         self._contexts = ThreadPoolExecutor(1, "elasticrl-contexts")  # see pool: one thread for all of torch's contexts
         self._spares: list[pool.Process] = []
@@ -133,7 +135,7 @@ class Hand(LocalElasticAgent):
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
         self._quit = asyncio.Event()
-        self._listener: Callable[[Report], None] | None = None
+        self._server: Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._me = life(os.getpid())
 
@@ -146,8 +148,9 @@ class Hand(LocalElasticAgent):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain, f"the agent was sent {number.name}")
+        await self._echo.open(self._spec.host)
         async with Server(self._runtime / "agent.sock", self._take, self._report_now) as server:
-            self._listener = server.send
+            self._server = server
             self._fill()
             orphaned = time.monotonic()
             while not self._quit.is_set():
@@ -159,6 +162,7 @@ class Hand(LocalElasticAgent):
                     self._drain(f"no daemon for {self._spec.orphan_s:g} s")
                 await self._pause()
             await self._end_all()
+            self._echo.close()
         return RunResult(state=WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in self._group.workers})
 
     async def _pause(self) -> None:
@@ -295,7 +299,7 @@ class Hand(LocalElasticAgent):
             self._dismiss(left(), f"it had not ended {order.within_s:g} s after it was asked to ({order.reason})")
 
     def _drain(self, reason: str) -> None:
-        """The agent itself shall end: its workers get `stop_s` to save and end, unless the daemon is quicker."""
+        """The agent itself shall end. A daemon that hears of it leaves the plan first, and then ends us; else we do."""
         if self._stopping:
             return
         self._stopping = reason
@@ -304,6 +308,8 @@ class Hand(LocalElasticAgent):
         self._poke()
 
     async def _end_then_quit(self, order: wire.Halt) -> None:
+        if self._server and self._server.connected:
+            await self._until(lambda: not self._seated or self._halting is not None, self._spec.stop_s)
         self._halt(order)
         await self._until(lambda: all(p.finished for p in self._seated.values()), order.within_s + 1.0)
         self._quit.set()
@@ -518,9 +524,9 @@ class Hand(LocalElasticAgent):
                     process.reopen()
         report = self._report_now()
         now = time.monotonic()
-        if self._listener and (news(report) != news(self._sent) or now >= self._sent_at + REPORT_S):
+        if self._server and (news(report) != news(self._sent) or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
-            self._listener(report)
+            self._server.send(report)
 
     def _look_at(self) -> Look:
         now = time.monotonic()
@@ -556,6 +562,7 @@ class Hand(LocalElasticAgent):
             exit=self._exit,
             stall=here.stall if self._seated else None,
             endpoint=self._stores.endpoint,
+            echo=self._echo.address,
             pid=self._me.pid if self._me else 0,
             started=self._me.started if self._me else 0,
             workers=tuple(

@@ -163,6 +163,7 @@ class Report:
     exit: Exit | None = None
     stall: Stall | None = None
     endpoint: str = ""
+    echo: str = ""  # where the agent answers neighbours
     pid: int = 0  # the agent's own
     started: int = 0
     workers: tuple[Worker, ...] = ()
@@ -175,7 +176,7 @@ class Report:
         """As the core wants to hear it."""
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
-            saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint,
+            saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
         )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ def daemon(
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED_TO_START) from None
+    if foreground:
+        die_with_parent()
     raise typer.Exit(serve(tree, keep=not foreground))
 
 
@@ -67,6 +69,14 @@ def serve(tree: Any, *, keep: bool) -> int:
     except Exception:
         log.exception("bug")
         return 1
+
+
+def die_with_parent() -> None:
+    """A foreground run that is killed takes its daemons along: the kernel sends them SIGTERM."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def agent(config: Config, overrides: Overrides = None) -> None:
@@ -111,6 +121,7 @@ def run(
     logs = Path(tree.telemetry.log_dir) / tree.job.name
     logs.mkdir(parents=True, exist_ok=True)
     daemons = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     for number in range(nodes):
         own = [f"node.name=n{number}", f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
         command = [
@@ -131,6 +142,7 @@ def run(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
                 )
             )
+    code = Exit.FAILED.value
     try:
         code = follow(daemons, run_dir, tree.job.name, every)
     except KeyboardInterrupt:
@@ -177,7 +189,8 @@ def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:
 def _embedded(tree: Any) -> Any:
     from elasticrl.store.embedded import Embedded
 
-    return Embedded(folder=Path(tree.node.state_dir) / tree.job.name / "etcd", binary=tree.store.embedded_binary)
+    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=True)
 
 
 def start_store(tree: Any) -> Any:

@@ -51,6 +51,7 @@ class Workers(Event):
     exit: Exit | None = None
     stall: Stall | None = None
     endpoint: str = ""
+    echo: str = ""  # where the agent answers neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,10 @@ def record_of(state: State, now: float) -> Record:
     workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
     work, generation, left = workers.work, workers.generation, workers.exit
     here = plan.generation if plan else 0
-    if seat and plan and plan.phase is Phase.TRAIN and generation < here and not alive(workers) and not workers.warm:
+    lost = not alive(workers) and not workers.warm and generation < here
+    if seat and plan and plan.phase is Phase.TRAIN and lost and seat.born < here:
         # The plan counts on a worker that has died since. Say so under the new generation, or its leader would wait in vain.
+        # (Where it asks for a fresh one, that may still be warming up. Found by seed 81: rung 4 cost the innocent their seats.)
         work, generation = Work.FAILED, here
         left = (
             replace(left, generation=here)
@@ -78,6 +80,7 @@ def record_of(state: State, now: float) -> Record:
     record = replace(
         state.card,
         endpoint=workers.endpoint,
+        echo=workers.echo,
         warm=workers.warm,
         work=work,
         generation=generation,

@@ -163,7 +163,7 @@ class Scene:
         """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
         generation = self.view.generation + 1
         membership = self.settings.membership
-        waiting = [Seat(member=r.member, born=generation, slots=r.slots, beat=r.beat) for r in self.candidates]
+        waiting = [seat_for(r, generation) for r in self.candidates]
         kept = sum(fate.seat is not None for fate in fates)
         room = membership.max_nodes - kept
         # Spares are held back only from growth: a gap in the gang is what they are there for.
@@ -199,9 +199,7 @@ class Scene:
     ) -> Plan:
         """The next plan."""
         here = {seat.member for seat in seats}
-        spares = tuple(
-            Seat(member=r.member, born=0, slots=r.slots, beat=r.beat) for r in self.candidates if r.member not in here
-        )
+        spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
         head = self.record_of(seats[0]) if seats else None
         return Plan(
             generation=self.view.generation + 1,
@@ -257,6 +255,11 @@ class Scene:
     def settled_at(self) -> float:
         """When nobody new will have come for long enough."""
         return max(self.lead.ready_at, self.lead.since) + self.settings.membership.settle_s
+
+
+def seat_for(record: Record, born: int) -> Seat:
+    """A seat for whoever says this of itself."""
+    return Seat(member=record.member, born=born, slots=record.slots, beat=record.beat, echo=record.echo)
 
 
 def conviction_in(view: View) -> Conviction:

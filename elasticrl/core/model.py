@@ -68,6 +68,7 @@ class Seat:
     slots: int = 1
     role: Role = Role.TRAIN
     beat: str = ""  # where the daemon listens for neighbours' beats
+    echo: str = ""  # where the agent answers them when the daemon is silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,14 @@ class Plan:
         return MappingProxyType({seat.member: seat for seat in self.seats})
 
     @cached_property
+    def ring(self) -> tuple[Seat, ...]:
+        """Everybody who exchanges beats, each with those next to it."""
+        return self.seats + self.spares
+
+    @cached_property
     def place(self) -> Mapping[str, int]:
         """Each seated or spare node's position in the ring of neighbours."""
-        return MappingProxyType({seat.member.node: i for i, seat in enumerate(self.seats + self.spares)})
+        return MappingProxyType({seat.member.node: i for i, seat in enumerate(self.ring)})
 
     @cached_property
     def world(self) -> int:
@@ -200,6 +206,7 @@ class Record:
     slots: int = 1
     role: Role = Role.TRAIN
     beat: str = ""
+    echo: str = ""
     endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
     bits: str = ""  # fingerprint of what decides the bits it computes
     warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once

@@ -31,9 +31,9 @@ from elasticrl.core.events import (
 )
 from elasticrl.core.follow import belong, follow, lease_held
 from elasticrl.core.lead import lead
-from elasticrl.core.model import Verb
+from elasticrl.core.model import Verb, View
 from elasticrl.core.state import Decision, Lead, State, Wish
-from elasticrl.core.suspect import NOBODY, Conviction, convict
+from elasticrl.core.suspect import NOBODY, Conviction, convict, neighbours
 
 
 def step(state: State, event: Event) -> Decision:
@@ -59,7 +59,7 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
-            state = replace(state, view=view, met=met, adopted=adopted)
+            state = replace(state, view=view, met=met, adopted=adopted, suspects=_still_neighbours(state, view))
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
             return replace(state, leased=max(sent, state.leased) if held else -inf), ()
@@ -79,6 +79,16 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             return state, ()
         case _:
             raise AssertionError(f"the core knows no event {event!r}")
+
+
+def _still_neighbours(state: State, view: View) -> frozenset[str]:
+    """Suspicion ends with the neighbourhood, as it does in the detector.
+
+    Found by seed 9: a node that left the ring while it was suspected came back to it suspected, and was put out for ever.
+    """
+    if not state.suspects or view.plan is state.view.plan:
+        return state.suspects
+    return state.suspects.intersection(neighbours(view.plan, state.me.node, state.settings.membership.neighbours))
 
 
 def _leaving(state: State, reason: str, now: float) -> State:

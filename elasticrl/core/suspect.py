@@ -16,7 +16,7 @@ def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
     """The nodes that `node` exchanges beats with: `reach` on either side of the ring of the plan's seats and spares."""
     if plan is None or node not in plan.place:
         return ()
-    ring = plan.seats + plan.spares
+    ring = plan.ring
     here = plan.place[node]
     found = dict.fromkeys(
         ring[(here + side * hop) % len(ring)].member.node for hop in range(1, reach + 1) for side in (1, -1)
@@ -65,6 +65,13 @@ class Detector:
             return patient
         # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
         return min(patient, max(peer.doubted, peer.last) + 1.5 * self.settings.beat_s)
+
+    def late(self, now: float) -> tuple[str, ...]:
+        """Whose beat is overdue, or doubted: time to ask."""
+        overdue_s = 2 * self.settings.beat_s
+        return tuple(
+            n for n in sorted(self.peers) if now >= self.peers[n].last + overdue_s or self.peers[n].doubted is not None
+        )
 
     def judge(self, now: float) -> tuple["Detector", tuple[str, ...], tuple[str, ...]]:
         """The detector after this moment, who is newly suspected, and who is cleared."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
+from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.config import Tree, reveal, to_core
 from elasticrl.core.events import Action, Asked, Event, Probe, Probed
@@ -42,6 +43,7 @@ from elasticrl.telemetry.metrics import Metrics
 
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
+ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 
@@ -50,6 +52,7 @@ class Daemon:
 
     def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True) -> None:
         self.tree = tree
+        self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
         self.settings: Settings = to_core(tree)
         self.name = tree.node.name or socket.gethostname()
         self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
@@ -58,7 +61,6 @@ class Daemon:
         self.history = history
         self.metrics = Metrics()
         self.notify = Notify()
-        self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
         self.host = tree.node.address or address_of(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
@@ -87,6 +89,7 @@ class Daemon:
             stop_s=tree.agent.stop_timeout_s,
             log_limit_bytes=tree.agent.log_limit_bytes,
             log_keep=tree.agent.log_keep,
+            orphan_s=0.0 if self.keep else ORPHAN_S,
             timeouts=self.settings.timeouts,
         )
 
@@ -189,6 +192,7 @@ class Daemon:
             refused=lambda sender, problem: self.log.info("beats.refused", sender=sender, problem=problem),
         )
         await neighbours.open(self.host, self.tree.node.beat_port)
+        leave_note(self.home.folder, me, secret)
         return neighbours
 
     def _join(self, store: Store, me: Member, life: Life, *, adopted: bool) -> Node:

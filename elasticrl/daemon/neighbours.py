@@ -1,26 +1,20 @@
-"""Beats between neighbouring daemons: small signed UDP datagrams, and the detector that judges their absence.
+"""Beats between neighbouring daemons, and the detector that judges their absence.
 
-The one idea: a beat says only "this life of this node can still run and be heard here". Whether silence means death is
-decided elsewhere, by several neighbours together. Every datagram is signed with the job's secret and carries a number that
-rises within a life, so that neither a stranger nor an echo is taken for a neighbour.
+The one idea: a beat says only "this life of this node can still run and be heard here". A daemon that falls silent may be
+restarting while its workers train on, so its agent is asked before anything is said of the node. Whether silence means
+death is decided elsewhere, by several neighbours together.
 """
 
 import asyncio
-import hmac
-import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
+from elasticrl.agent.datagram import BEAT, PING, PONG, address_of, seal, unseal
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
 from elasticrl.core.suspect import Detector, neighbours
-
-MAGIC: Final = b"eRL1"
-HEAD: Final = struct.Struct("!4sBQQH")  # magic, kind, incarnation, number, length of the node's name
-MAC_BYTES: Final = 16
-BEAT, PING, PONG = 1, 2, 3
 
 
 class Sender(Protocol):
@@ -31,35 +25,6 @@ class Sender(Protocol):
 
     def close(self) -> None:
         """Close the socket."""
-
-
-def seal(secret: bytes, kind: int, member: Member, number: int) -> bytes:
-    """A datagram.
-
-    Example: seal(secret, BEAT, Member(node="n03", incarnation=2), 1041)
-    """
-    name = member.node.encode()
-    body = HEAD.pack(MAGIC, kind, member.incarnation, number, len(name)) + name
-    return body + hmac.digest(secret, body, "sha256")[:MAC_BYTES]
-
-
-def unseal(secret: bytes, data: bytes) -> tuple[int, Member, int] | str:
-    """Kind, sender and number of a datagram, or what is wrong with it."""
-    if len(data) < HEAD.size + MAC_BYTES or data[:4] != MAGIC:
-        return "not a beat"
-    body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
-    if not hmac.compare_digest(hmac.digest(secret, body, "sha256")[:MAC_BYTES], mac):
-        return "signed with another key: another job, or a stranger"
-    _, kind, incarnation, number, length = HEAD.unpack_from(body)
-    if len(body) != HEAD.size + length:
-        return "cut short"
-    return kind, Member(node=body[HEAD.size :].decode(errors="replace"), incarnation=incarnation), number
-
-
-def address_of(beat: str) -> tuple[str, int]:
-    """`10.0.0.3:7461` as a socket address."""
-    host, _, port = beat.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class Neighbours(asyncio.DatagramProtocol):
@@ -81,10 +46,13 @@ class Neighbours(asyncio.DatagramProtocol):
         self._refused = refused
         self._transport: Sender | None = None
         self._plan: Plan | None = None
-        self._peers: dict[str, tuple[str, int]] = {}  # whom we send to
+        self._peers: dict[
+            str, tuple[str, int]
+        ] = {}  # whom we send to; a restarted daemon's new address is learned from it
+        self._agents: dict[str, tuple[str, int]] = {}  # who answers for a node whose daemon is silent
         self._newest: dict[Member, int] = {}
         self._answered: set[str] = set()  # nodes that answered the probe that is going on
-        self._number = time.time_ns()  # rises over restarts of the daemon within one life as well
+        self._number = 0
         self.detector = Detector(settings=settings)
         self.sent = self.heard = 0
         self.address = ""
@@ -105,8 +73,11 @@ class Neighbours(asyncio.DatagramProtocol):
     async def beat(self) -> None:
         """Send and judge, for ever."""
         while True:
+            now = time.monotonic()
             self._send(BEAT)
-            self.judge(time.monotonic())
+            for node in self.detector.late(now):
+                self._ask(node)
+            self.judge(now)
             await asyncio.sleep(self._settings.beat_s)
 
     def follow(self, plan: Plan | None) -> None:
@@ -117,6 +88,7 @@ class Neighbours(asyncio.DatagramProtocol):
         seats = {seat.member.node: seat for seat in plan.seats + plan.spares} if plan else {}
         ring = neighbours(plan, self._me.node, self._settings.neighbours)
         self._peers = {node: address_of(seats[node].beat) for node in ring if seats[node].beat}
+        self._agents = {node: address_of(seats[node].echo) for node in ring if seats[node].echo}
         self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
         self.detector = self.detector.watch(self._peers, time.monotonic())
 
@@ -125,10 +97,9 @@ class Neighbours(asyncio.DatagramProtocol):
         now = time.monotonic()
         for node in self._peers:
             self.detector = self.detector.doubt(node, now)
-        self._send(PING)
         loop = asyncio.get_running_loop()
-        for later_s in (0.5 * self._settings.beat_s, self._settings.beat_s):
-            loop.call_later(later_s, self._send, PING)
+        for later_s in (0.0, 0.5 * self._settings.beat_s, self._settings.beat_s):
+            loop.call_later(later_s, self._ask_all)
         loop.call_later(1.5 * self._settings.beat_s + 0.001, lambda: self.judge(time.monotonic()))
 
     def judge(self, now: float) -> None:
@@ -151,18 +122,25 @@ class Neighbours(asyncio.DatagramProtocol):
             await asyncio.sleep(min(0.05, within_s / 4))
         return tuple(sorted(targets.keys() - self._answered))
 
+    def _ask_all(self) -> None:
+        for node in self._peers:
+            self._ask(node)
+
+    def _ask(self, node: str) -> None:
+        """Daemon and agent: one answer is enough."""
+        for address in (self._peers.get(node), self._agents.get(node)):
+            if address is not None:
+                self._send_to(PING, address)
+
     def _send_to(self, kind: int, address: tuple[str, int]) -> None:
         if self._transport is not None:
-            self._number += 1
+            # From a clock that this node's agent and its next daemon share, and that nobody can set back.
+            self._number = max(self._number + 1, time.monotonic_ns())
             self._transport.sendto(seal(self._secret, kind, self._me, self._number), address)
 
     def _send(self, kind: int) -> None:
-        if self._transport is None:
-            return
-        self._number += 1
-        data = seal(self._secret, kind, self._me, self._number)
         for address in self._peers.values():
-            self._transport.sendto(data, address)
+            self._send_to(kind, address)
             self.sent += 1
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
@@ -177,6 +155,8 @@ class Neighbours(asyncio.DatagramProtocol):
         if member.node in self._peers:
             self._newest[member] = number
             self.heard += 1
+            if kind != PONG:
+                self._peers[member.node] = addr
             self.detector = self.detector.hear(member.node, time.monotonic())
         if kind == PING:
             self._send_to(PONG, addr)

@@ -1,0 +1,45 @@
+"""The small signed datagrams by which nodes hear each other: beats, questions and answers. Standard library only.
+
+The one idea: a datagram says "this life of this node is here" and nothing else. It is signed with the job's secret and
+carries a number that rises within a life, so that neither a stranger nor an echo is taken for a neighbour.
+"""
+
+import hmac
+import struct
+from typing import Final
+
+from elasticrl.core.model import Member
+
+MAGIC: Final = b"eRL1"
+HEAD: Final = struct.Struct("!4sBQQH")  # magic, kind, incarnation, number, length of the node's name
+MAC_BYTES: Final = 16
+BEAT, PING, PONG = 1, 2, 3
+
+
+def seal(secret: bytes, kind: int, member: Member, number: int) -> bytes:
+    """A datagram.
+
+    Example: seal(secret, BEAT, Member(node="n03", incarnation=2), 1041)
+    """
+    name = member.node.encode()
+    body = HEAD.pack(MAGIC, kind, member.incarnation, number, len(name)) + name
+    return body + hmac.digest(secret, body, "sha256")[:MAC_BYTES]
+
+
+def unseal(secret: bytes, data: bytes) -> tuple[int, Member, int] | str:
+    """Kind, sender and number of a datagram, or what is wrong with it."""
+    if len(data) < HEAD.size + MAC_BYTES or data[:4] != MAGIC:
+        return "not a beat"
+    body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
+    if not hmac.compare_digest(hmac.digest(secret, body, "sha256")[:MAC_BYTES], mac):
+        return "signed with another key: another job, or a stranger"
+    _, kind, incarnation, number, length = HEAD.unpack_from(body)
+    if len(body) != HEAD.size + length:
+        return "cut short"
+    return kind, Member(node=body[HEAD.size :].decode(errors="replace"), incarnation=incarnation), number
+
+
+def address_of(beat: str) -> tuple[str, int]:
+    """`10.0.0.3:7461` as a socket address."""
+    host, _, port = beat.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,154 @@
+"""Real daemons, agents and workers on a real etcd of three members; each test breaks one thing and demands the next step.
+
+One job serves all tests, in order: each begins when three ranks train, and ends with the same.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.live.local import Job
+
+NODES = ("n0", "n1", "n2")
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Job]:
+    with Job(etcd=3) as job:
+        job.start(*NODES)
+        job.until_steps(3, within_s=90.0, count=5)
+        yield job
+        job.check()
+
+
+@pytest.fixture
+def job(whole: Job) -> Iterator[Job]:
+    whole.until_steps(3, within_s=60.0)
+    before = max(line.step for line in whole.sealed())
+    begun = time.monotonic()
+    yield whole
+    whole.until_steps(3, within_s=60.0)
+    whole.check()
+    again = [line.step for line in whole.sealed() if line.at > begun]
+    assert min(again) >= before - 1, "sealed steps were lost"
+
+
+def generation(job: Job) -> int:
+    return max(line.generation for line in job.sealed())
+
+
+def test_a_killed_worker_is_replaced_by_its_spare(job: Job) -> None:
+    survivors = {job.worker("n0"), job.worker("n2")}
+    killed_at = time.monotonic()
+    os.kill(job.worker("n1"), signal.SIGKILL)
+    job.until_steps(3, after=killed_at + 0.2, within_s=20.0)
+    assert {job.worker("n0"), job.worker("n2")} == survivors
+    assert [line["cause"] for line in job.events("n1", "worker.exited")][-1].startswith("signal 9")
+
+
+def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(job: Job) -> None:
+    worker = job.worker("n2")
+    killed_at = time.monotonic()
+    os.kill(job.agent("n2"), signal.SIGKILL)
+    job.until_steps(2, after=killed_at, within_s=20.0)
+    assert not Path(f"/proc/{worker}").exists()
+    job.until_steps(3, after=killed_at + 1.0, within_s=60.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "restart"])
+def test_a_daemon_that_dies_or_restarts_costs_no_step_and_adopts_its_workers(job: Job, number: signal.Signals) -> None:
+    follower = next(node for node in NODES if node != job.leader())
+    before, worker = generation(job), job.worker(follower)
+    job.kill_daemon(follower, number)
+    died_at = time.monotonic()
+    job.until_steps(3, after=died_at, count=10)
+    job.start(follower)
+    job.until(
+        lambda: bool(job.events(follower, "daemon.started")[-1]["adopted"]), 10.0, "the new daemon adopts the workers"
+    )
+    job.until_steps(3, count=10)
+    assert (generation(job), job.worker(follower)) == (before, worker)
+
+
+def test_the_leader_daemons_death_costs_no_step_and_another_leads(job: Job) -> None:
+    leader, before = job.leader(), generation(job)
+    job.kill_daemon(leader)
+    others = [node for node in NODES if node != leader]
+    job.until(
+        lambda: any(job.ask(node, "status")["here"] and job.leader() in others for node in others),
+        20.0,
+        "another node leads",
+    )
+    job.start(leader)
+    job.until_steps(3, count=10)
+    assert generation(job) <= before + 2
+
+
+def test_the_etcd_leaders_death_is_not_noticed_by_training(job: Job) -> None:
+    index, before = job.run(job.etcd.leader()), generation(job)
+    job.etcd.kill(index)
+    job.until_steps(3, count=40)
+    job.run(job.etcd.revive(index))
+    job.until_steps(3, count=5)
+    assert generation(job) == before
+
+
+def test_a_stopped_worker_is_ended_by_its_own_daemon_and_named(job: Job) -> None:
+    stopped_at = time.monotonic()
+    os.kill(job.worker("n1"), signal.SIGSTOP)
+    job.until_steps(3, after=stopped_at + 1.0, within_s=30.0)
+    assert job.events("n1", "worker.stalled")[-1]["stopped"]
+    assert "stopped in" in job.events("n1", "worker.exited")[-1]["cause"]
+
+
+def test_a_killed_node_is_left_behind_and_joins_again(job: Job) -> None:
+    node = next(node for node in NODES if node != job.leader())
+    killed_at = time.monotonic()
+    job.kill_node(node)
+    job.until_steps(2, after=killed_at, within_s=20.0)
+    job.start(node)
+    job.until_steps(3, within_s=60.0)
+
+
+def test_a_drained_node_leaves_cleanly_and_returns(job: Job) -> None:
+    drained_at = time.monotonic()
+    job.ask("n1", "drain")
+    assert job.daemons["n1"].wait(30.0) == 0
+    job.until_steps(2, after=drained_at, within_s=10.0)
+    assert not [
+        line for line in job.events("n1", "worker.exited") if line["at"] > job.events("n1", "control.asked")[-1]["at"]
+    ]
+    job.start("n1")
+    job.until_steps(3, within_s=60.0)
+
+
+def test_pause_holds_and_resume_goes_on_with_the_same_processes(job: Job) -> None:
+    workers = [job.worker(node) for node in NODES]
+    job.ask("n0", "pause")
+    job.until(lambda: job.ask("n1", "status")["state"] == "HOLDING", 10.0, "the job holds")
+    job.ask("n2", "resume")
+    job.until_steps(3, within_s=20.0)
+    assert [job.worker(node) for node in NODES] == workers
+
+
+def test_all_of_etcd_can_be_away_for_a_minute(job: Job) -> None:
+    before = generation(job)
+    for index in range(3):
+        job.etcd.kill(index)
+    gone_at = time.monotonic()
+    job.until(
+        lambda: len(list(job.full_steps(3, gone_at))) > 300 or time.monotonic() > gone_at + 60.0,
+        70.0,
+        "training goes on",
+    )
+    away_s = time.monotonic() - gone_at
+    for index in range(3):
+        job.run(job.etcd.revive(index, serves=False))
+    job.until_steps(3, count=40)
+    assert generation(job) == before
+    assert away_s > 15.0

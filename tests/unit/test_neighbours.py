@@ -1,0 +1,153 @@
+"""Beats over real UDP sockets on loopback: heard, doubted, answered by an agent, refused from strangers."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticrl.agent.datagram import BEAT, seal, unseal
+from elasticrl.agent.echo import Echo, leave_note
+from elasticrl.core.events import Cleared, Event, Suspected
+from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.settings import Membership
+from elasticrl.daemon.neighbours import Neighbours
+
+SECRET = b"s" * 32
+SETTINGS = Membership(beat_s=0.02, suspect_s=0.15)
+A, B = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
+
+
+class End:
+    def __init__(self, me: Member, secret: bytes = SECRET) -> None:
+        self.events: list[Event] = []
+        self.refused: list[str] = []
+        self.it = Neighbours(
+            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem: self.refused.append(problem)
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    async def open(self) -> "End":
+        await self.it.open("127.0.0.1")
+        self.task = asyncio.create_task(self.it.beat())
+        return self
+
+    async def close(self) -> None:
+        assert self.task
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.it.close()
+
+    def heard(self) -> list[str]:
+        return [
+            f"{type(event).__name__} {event.node}" for event in self.events if isinstance(event, Suspected | Cleared)
+        ]
+
+
+async def until(claim: Callable[[], bool], within_s: float = 3.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not claim():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.005)
+
+
+def plan(a: End, b: End, echo: str = "") -> Plan:
+    seats = (Seat(member=A, born=1, beat=a.it.address), Seat(member=B, born=1, beat=b.it.address, echo=echo))
+    return Plan(generation=1, phase=Phase.TRAIN, seats=seats)
+
+
+def test_a_silent_neighbour_is_suspected_and_a_new_daemon_at_another_address_clears_it() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        both = plan(a, b)
+        a.it.follow(both)
+        b.it.follow(both)
+        await until(lambda: a.it.heard > 5 and b.it.heard > 5)
+        assert a.heard() == []
+        await b.close()
+        await until(lambda: a.heard() == ["Suspected b"])
+        again = await End(B).open()
+        again.it.follow(both)
+        await until(lambda: a.heard() == ["Suspected b", "Cleared b"])
+        await until(lambda: again.it.heard > 3)  # a has learned the new address
+        await again.close()
+        await a.close()
+
+    asyncio.run(script())
+
+
+def test_an_agent_answers_for_a_silent_daemon(tmp_path: Path) -> None:
+    async def script() -> None:
+        a, b, echo = await End(A).open(), await End(B).open(), Echo(tmp_path)
+        await echo.open("127.0.0.1")
+        leave_note(tmp_path, B, SECRET)
+        both = plan(a, b, echo.address)
+        a.it.follow(both)
+        b.it.follow(both)
+        await until(lambda: a.it.heard > 5)
+        await b.close()
+        before = a.it.heard
+        await until(lambda: a.it.heard > before + 20)
+        assert a.heard() == []
+        echo.close()
+        await until(lambda: a.heard() == ["Suspected b"])
+        await a.close()
+
+    asyncio.run(script())
+
+
+def test_a_doubted_neighbour_that_lives_is_not_suspected_and_a_dead_one_is_at_once() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        both = plan(a, b)
+        a.it.follow(both)
+        b.it.follow(both)
+        await until(lambda: a.it.heard > 3)
+        a.it.doubt()
+        await asyncio.sleep(0.1)
+        assert a.heard() == []
+        await b.close()
+        doubted_at = time.monotonic()
+        a.it.doubt()
+        await until(lambda: a.heard() == ["Suspected b"])
+        assert time.monotonic() - doubted_at < SETTINGS.suspect_s
+        await a.close()
+
+    asyncio.run(script())
+
+
+def test_a_stranger_is_refused_and_an_echo_is_not_taken_for_life() -> None:
+    async def script() -> None:
+        a, b, stranger = await End(A).open(), await End(B).open(), await End(B, secret=b"x" * 32).open()
+        both = plan(a, b)
+        a.it.follow(both)
+        stranger.it.follow(both)
+        await until(lambda: bool(a.refused))
+        assert "another key" in a.refused[0]
+        datagram = seal(SECRET, BEAT, B, 5)
+        a.it.datagram_received(datagram, ("127.0.0.1", 9))
+        heard = a.it.heard
+        a.it.datagram_received(datagram, ("127.0.0.1", 9))
+        assert a.it.heard == heard
+        for end in (a, b, stranger):
+            await end.close()
+
+    asyncio.run(script())
+
+
+def test_probing_names_who_does_not_answer() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        assert await a.it.probe({"b": b.it.address, "c": "127.0.0.1:9"}, within_s=0.2) == ("c",)
+        await a.close()
+        await b.close()
+
+    asyncio.run(script())
+
+
+def test_a_datagram_that_was_changed_cut_or_lengthened_is_refused() -> None:
+    whole = seal(SECRET, BEAT, A, 7)
+    assert unseal(SECRET, whole) == (BEAT, A, 7)
+    for at in range(len(whole)):
+        assert isinstance(unseal(SECRET, whole[:at]), str)
+        assert isinstance(unseal(SECRET, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]), str)
+    assert isinstance(unseal(SECRET, whole + b"!"), str)
