@@ -179,6 +179,7 @@ class Node:
         self.second = second
         if self.steps == SPIN:
             self.world.note(Spun(at=self.world.now, node=self.name, steps=self.steps))
+            self.world.halted = True
         try:
             decision = step(self.state, event)
         except AssertionError as error:

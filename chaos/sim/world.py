@@ -25,6 +25,7 @@ class World:
         self.now = 0.0
         self.history: History = []
         self.events = 0
+        self.halted = False  # a run that spins would never end: what there is, is judged
         self.onlooker: Callable[[Fact], None] | None = None
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = count()
@@ -46,16 +47,14 @@ class World:
         if self.onlooker is not None:
             self.onlooker(fact)
 
-    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until this time, or until `stop`."""
+    def run(self, until: float) -> None:
+        """Let things happen until this time."""
         heap = self._heap
-        while heap and heap[0][0] <= until:
+        while heap and heap[0][0] <= until and not self.halted:
             at, _, what, args = heapq.heappop(heap)
             self.now = at
             self.events += 1
             what(*args)
-            if stop():
-                return
         self.now = max(self.now, until)
 
 
