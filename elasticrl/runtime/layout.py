@@ -6,11 +6,12 @@ must come out the same for any world (norms, digests, files) speaks of elements 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from elasticrl.runtime.lanes import Fold, Node, cut
+from elasticrl.runtime.lanes import Fold, Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,11 @@ class Piece:
     def count(self) -> int:
         """How many elements."""
         return self.stop - self.start
+
+    @property
+    def size(self) -> int:
+        """Of the whole parameter."""
+        return prod(self.shape)
 
     @property
     def there(self) -> slice:
@@ -112,10 +118,109 @@ def striped(all_buckets: Sequence[Bucket], world: int) -> Layout:
     return Layout(size=sum(parts), pieces=tuple(ranks))
 
 
+class Edge(NamedTuple):
+    """Elements start <= i < stop of a parameter, at `at` in the shard, that fill no whole unit."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def there(self) -> slice:
+        """Its place in the shard."""
+        return slice(self.at, self.at + self.stop - self.start)
+
+
+class Level(NamedTuple):
+    """One halving: of the present row of values, these are done, and these are added in pairs. Places in the row."""
+
+    done: tuple[int, ...]
+    go_on: tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halving:
+    """How a rank adds up the values of its pieces, as far as it can: units of 64 elements first, then pair by pair, all pieces
+    at once. What has no neighbour here is a block that other ranks will finish.
+
+    Every block is a subtree of the tree over the parameter's elements, so it does not matter who owned what.
+    """
+
+    bodies: tuple[range, ...]  # whole units, as places in the shard
+    levels: tuple[Level, ...]
+    edges: tuple[Edge, ...]
+    order: tuple[tuple[str, Node], ...]  # which blocks come out, in order: of each level, then of the edges
+
+
+def halving(pieces: Sequence[Piece], room: int) -> Halving:
+    """For one rank's pieces in a shard of `room` elements. A parameter's last unit counts as whole if it is padded to one:
+    the zeros change no bit.
+    """
+    bodies: list[range] = []
+    edges: list[Edge] = []
+    spans: list[_Span] = []
+    ends = [*sorted(piece.at for piece in pieces), room]
+    for piece in pieces:
+        padded = ends[bisect_right(ends, piece.at)] - piece.at >= up(piece.stop) - piece.start
+        stop = up(piece.stop) if padded and piece.stop == piece.size else piece.stop
+        lo = min(up(piece.start), piece.stop)
+        hi = max(lo, stop - stop % UNIT) if lo < piece.stop else lo
+        if lo < hi:
+            bodies.append(range(piece.at + lo - piece.start, piece.at + hi - piece.start))
+            spans.append(_Span(name=piece.name, size=piece.size, start=lo // UNIT, stop=hi // UNIT))
+        for start, end in ((piece.start, lo), (hi, piece.stop)):
+            if start < end:
+                edges.append(Edge(name=piece.name, start=start, stop=end, at=piece.at + start - piece.start))
+    levels: list[Level] = []
+    order: list[tuple[str, Node]] = []
+    width = UNIT
+    while spans:
+        level, found = _level(spans)
+        levels.append(level)
+        order += [(name, Node(n * width, min((n + 1) * width, size))) for name, size, n, _ in found]
+        spans = [span._replace(start=up(span.start, 2) // 2, stop=span.stop // 2) for span in spans]
+        spans = [span for span in spans if span.start < span.stop]
+        width *= 2
+    order += [(edge.name, block) for edge in edges for block in blocks(edge.start, edge.stop)]
+    return Halving(bodies=tuple(bodies), levels=tuple(levels), edges=tuple(edges), order=tuple(order))
+
+
+class _Span(NamedTuple):
+    """Neighbouring blocks of one parameter at one level: their numbers."""
+
+    name: str
+    size: int  # of the parameter
+    start: int
+    stop: int
+
+
+def _level(spans: Sequence[_Span]) -> tuple[Level, list[_Span]]:
+    """One halving, and the blocks that are done with."""
+    done: list[int] = []
+    go_on: list[range] = []
+    found: list[_Span] = []
+    at = 0
+    for span in spans:
+        lone, lo, hi = _pairs(span.start, span.stop)
+        for number in lone:
+            done.append(at + number - span.start)
+            found.append(span._replace(start=number, stop=number + 1))
+        if lo < hi:
+            go_on.append(range(at + lo - span.start, at + hi - span.start))
+        at += span.stop - span.start
+    return Level(done=tuple(done), go_on=tuple(go_on)), found
+
+
+def _pairs(start: int, stop: int) -> tuple[list[int], int, int]:
+    """Of blocks numbered start <= n < stop: those without their neighbour, and the range of those that have it."""
+    lo, hi = up(start, 2), stop - stop % 2
+    lone = ([start] if start < lo and start < stop else []) + ([hi] if lo <= hi < stop else [])
+    return lone, lo, hi
+
+
 def blocks(start: int, stop: int) -> list[Node]:
-    """The aligned power-of-two blocks that make up start <= i < stop, small ones at the edges: in the order in which halving
-    a row of values, level by level, leaves them over at its left or right end. Each is a subtree of the tree over any number of
-    elements.
+    """The aligned power-of-two blocks that make up start <= i < stop, smallest first: what halving a row leaves over.
 
     >>> blocks(3, 9)
     [Node(lo=3, hi=4), Node(lo=8, hi=9), Node(lo=4, hi=8)]
@@ -123,13 +228,9 @@ def blocks(start: int, stop: int) -> list[Node]:
     found: list[Node] = []
     size = 1
     while start < stop:
-        if start & 1:
-            found.append(Node(start * size, (start + 1) * size))
-            start += 1
-        if stop & 1 and start < stop:
-            stop -= 1
-            found.append(Node(stop * size, (stop + 1) * size))
-        start, stop, size = start >> 1, stop >> 1, size << 1
+        lone, lo, hi = _pairs(start, stop)
+        found += [Node(n * size, (n + 1) * size) for n in lone]
+        start, stop, size = lo // 2, hi // 2, size * 2
     return found
 
 
@@ -157,52 +258,9 @@ def sum_plan(layout: Layout) -> SumPlan:
     counts: list[int] = []
     place = 0
     for mine in layout.pieces:
-        before = place
-        for piece in mine:
-            for block in blocks(piece.start, piece.stop):
-                folds[piece.name].put(block, place)
-                place += 1
-        counts.append(place - before)
+        order = halving(mine, layout.size).order
+        for name, block in order:
+            folds[name].put(block, place)
+            place += 1
+        counts.append(len(order))
     return SumPlan(counts=tuple(counts), adds=tuple(adds), roots=tuple(fold.total() for fold in folds.values()))
-
-
-def boxes(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The rectangular blocks (offsets, sizes) that make up elements start <= i < stop of a row-major tensor, in order: what
-    torch.distributed.checkpoint can name. At most two per dimension, less one.
-
-    >>> boxes((4, 3), 2, 10)
-    [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 1))]
-    """
-    if start >= stop:
-        return []
-    if len(shape) <= 1:
-        return [((start,) * len(shape), (stop - start,) * len(shape))]
-    row = prod(shape[1:])
-    first, last = start // row, (stop - 1) // row
-
-    def inside(index: int, lo: int, hi: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return [((index, *offset), (1, *size)) for offset, size in boxes(shape[1:], lo, hi)]
-
-    if first == last and (start > first * row or stop < (first + 1) * row):
-        return inside(first, start - first * row, stop - first * row)
-    head = inside(first, start - first * row, row) if start > first * row else []
-    tail = inside(last, 0, stop - last * row) if stop < (last + 1) * row else []
-    lo, hi = first + bool(head), last + 1 - bool(tail)
-    body = [((lo,) + (0,) * (len(shape) - 1), (hi - lo, *shape[1:]))] if lo < hi else []
-    return head + body + tail
-
-
-__all__ = [
-    "UNIT",
-    "Bucket",
-    "Layout",
-    "Piece",
-    "SumPlan",
-    "blocks",
-    "boxes",
-    "buckets",
-    "cut",
-    "striped",
-    "sum_plan",
-    "up",
-]

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticrl.runtime.digest import MASK, digest_of
-from elasticrl.runtime.layout import Layout, SumPlan, blocks, sum_plan
+from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, SumPlan, blocks, halving, sum_plan
 from elasticrl.runtime.optim import Rule, apply, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-FOLD = 65_536  # elements whose squares are folded at a time, so that they stay in cache
-
-# (row, parameter, first element, where to put them): fills the tensor from wherever the state is, a vault or a file.
-Read = "Callable[[str, str, int, torch.Tensor], None]"
+FOLD = 262_144  # elements whose squares are added up at a time, so that they stay in cache
 
 
 class Shard:
@@ -60,12 +57,41 @@ class Shard:
         """How every rank finishes the sums of all ranks' `squares`."""
         return sum_plan(self.layout)
 
-    def squares(self) -> torch.Tensor:
-        """[blocks] float64: the sums of the gradient's squares over each of the pieces' aligned blocks."""
-        parts: list[torch.Tensor] = []
-        for piece in self.pieces:
-            parts += _fold(self.grad[piece.there], piece.start)
-        return torch.stack(parts) if parts else self.grad.new_zeros(0, dtype=torch.float64)
+    def squares(self) -> list[float]:
+        """The sums of the gradient's squares over each of this rank's blocks, in `halving`'s order, in float64. Written as
+        additions of neighbours, whose order is ours and no library's.
+        """
+        plan = self._halving
+        found: list[torch.Tensor] = []
+        if plan.bodies:
+            row = torch.cat([_unit_sums(part) for body in self._bodies() for part in torch.split(body, FOLD)])
+            for done, go_on in self._levels:
+                found.append(row[done])
+                row = _neighbours(row if go_on is None else row[go_on])
+        edges = torch.cat([self.grad[:0], *(self.grad[edge.there] for edge in plan.edges)]).tolist()
+        return [*torch.cat(found).tolist(), *_edge_sums(plan.edges, edges)] if found else _edge_sums(plan.edges, edges)
+
+    def _bodies(self) -> list[torch.Tensor]:
+        """The whole units of the gradient, one after the other."""
+        bodies = [self.grad[part.start : part.stop] for part in self._halving.bodies]
+        return bodies if len(bodies) == 1 else [torch.cat(bodies)]
+
+    @cached_property
+    def _halving(self) -> Halving:
+        return halving(self.pieces, self.layout.size)
+
+    @cached_property
+    def _levels(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The halvings' places as tensors; None where everything goes on."""
+
+        def places(ranges: Iterable[range]) -> torch.Tensor:
+            each = [torch.arange(part.start, part.stop, device=self.grad.device) for part in ranges]
+            return torch.cat(each) if each else torch.arange(0, device=self.grad.device)
+
+        return [
+            (places(range(n, n + 1) for n in level.done), places(level.go_on) if level.done else None)
+            for level in self._halving.levels
+        ]
 
     def apply(self, *, scale: float, lr_factor: float = 1.0, halfway: Callable[[], None] = lambda: None) -> None:
         """Writes the next version from this one and scale * gradient."""
@@ -125,36 +151,29 @@ class Shard:
         return runs
 
 
-def _fold(values: torch.Tensor, start: int) -> list[torch.Tensor]:
-    """The sums of squares over `blocks(start, start + n)`, in that order, in float64."""
-    stop = start + values.numel()
-    lo, hi = -(-start // FOLD), stop // FOLD  # the aligned chunks that lie inside are folded one by one, while in cache
-    if lo < hi:
-        sums = [_halve(values[i * FOLD - start : (i + 1) * FOLD - start], i * FOLD) for i in range(lo, hi)]
-        found = _halve(values[: lo * FOLD - start], start) | _halve(values[hi * FOLD - start :], hi * FOLD)
-        found |= _pair(torch.stack([next(iter(one.values())) for one in sums]), lo, FOLD)
-    else:
-        found = _halve(values, start)
-    return [found[block] for block in blocks(start, stop)]
+def _unit_sums(values: torch.Tensor) -> torch.Tensor:
+    """[units] float64: sums of squares over whole units."""
+    row = values.double().square_()
+    for _ in range(UNIT.bit_length() - 1):
+        row = _neighbours(row)
+    return row
 
 
-def _halve(values: torch.Tensor, start: int) -> dict[tuple[int, int], torch.Tensor]:
-    return _pair(values.double().square_(), start, 1)
+def _neighbours(row: torch.Tensor) -> torch.Tensor:
+    pairs = row.view(-1, 2)
+    return pairs[:, 0] + pairs[:, 1]
 
 
-def _pair(values: torch.Tensor, start: int, size: int) -> dict[tuple[int, int], torch.Tensor]:
-    """Adds neighbours, level by level; what has no neighbour at an edge is a block of its own. values[i] stands for block
-    number start + i of `size` elements. Elementwise additions only: their order is ours and no library's.
-    """
-    found: dict[tuple[int, int], torch.Tensor] = {}
-    while values.numel():
-        if start & 1:
-            found[start * size, (start + 1) * size] = values[0]
-            values, start = values[1:], start + 1
-        if values.numel() & 1:
-            last = start + values.numel() - 1
-            found[last * size, (last + 1) * size] = values[-1]
-            values = values[:-1]
-        pairs = values.view(-1, 2)
-        values, start, size = pairs[:, 0] + pairs[:, 1], start >> 1, size << 1
+def _edge_sums(edges: Sequence[Edge], values: Sequence[float]) -> list[float]:
+    """The same over the blocks of each edge: less than a unit each, so plain numbers do."""
+    found: list[float] = []
+    at = 0
+    for edge in edges:
+        row = [value * value for value in values[at : at + edge.stop - edge.start]]
+        at += len(row)
+        for block in blocks(edge.start, edge.stop):
+            part = row[block.lo - edge.start : block.hi - edge.start]
+            while len(part) > 1:
+                part = [left + right for left, right in zip(part[::2], part[1::2], strict=True)]
+            found += part
     return found

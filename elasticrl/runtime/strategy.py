@@ -207,7 +207,7 @@ class Strategy(ABC):
         width = len(sample.row())
         tallies = [number for lane in carried[self.rank] for number in self._tallies[lane].row()]
         squares = self.shard.squares()
-        mine = torch.cat([squares, torch.tensor(tallies, dtype=torch.float64, device=squares.device)])
+        mine = torch.tensor([*squares, *tallies], dtype=torch.float64, device=self.shard.grad.device)
         lengths = [count + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
         everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
         values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]
