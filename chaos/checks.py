@@ -19,6 +19,7 @@ from chaos.history import (
     Eased,
     Elected,
     Ended,
+    Expired,
     Fact,
     Healed,
     History,
@@ -215,7 +216,7 @@ class _Guilt:
     def __init__(self, case: Case) -> None:
         self.nodes: set[str] = set()
         self.gone: set[str] = set()
-        self.loop = False
+        self.loop = self.store = False
         self.alien = set(case.scenario.shape.alien)
 
     def see(self, fact: Fact) -> None:
@@ -223,7 +224,9 @@ class _Guilt:
         if isinstance(fact, Struck):
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
-        elif isinstance(fact, Left):
+            self.store = self.store or fact.kind in ("store_loss", "store_delay")
+        elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.store):
+            # Through a store that loses requests a lease can run out although nobody did anything wrong.
             self.gone.add(fact.member)
 
     def touched(self, member: str) -> bool:

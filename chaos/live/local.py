@@ -77,7 +77,7 @@ class Job:
         self._script_args = script_args
         self._conf = conf or {}
         self._read = 0
-        self._keep = False
+        self._keep = bool(os.environ.get("ELASTICRL_KEEP"))  # leave the folder for somebody to look at
         self._sealed: list[Sealed] = []
 
     def __enter__(self) -> Self:

@@ -213,11 +213,12 @@ class Cluster:
 
     def watch_still(self, node: Node, phase: str, since: float) -> None:
         """A worker that stood still when its group broke: either it moves again, or its agent finds it stalled."""
-        if not node.alive or node.gang is not None or node.work is Work.PARKED:
+        if not node.alive or node.work is Work.PARKED or (node.gang is not None and node.gang.running):
             return
         if node.able:
-            node.work, node.stall = Work.PARKED, None
-            node.tell()
+            if node.work is not Work.JOINING:
+                node.work, node.stall = Work.PARKED, None
+                node.tell()
             return
         if not node.frozen and node.stall is None and self.world.now - since >= self.budgets.budget(phase):
             node.stalls(phase, self.world.now - since, self.budgets.budget(phase))

@@ -165,8 +165,10 @@ class Nemesis:
                 node.dies("exit code 1: RuntimeError: CUDA error", own=True)
             case "hang_worker":
                 node.hung.add(0)
+                self.cluster.watch_still(node, "reform", self.world.now)
             case "stop_worker":
                 node.stopped.add(node.slots - 1)
+                self.cluster.watch_still(node, "reform", self.world.now)
                 return touched, node.stopped.clear
             case "slow_worker":
                 node.slow = fault.value

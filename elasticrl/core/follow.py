@@ -76,25 +76,28 @@ def record_of(state: State, now: float) -> Record:
     if left and left.generation < here:
         left = None  # a later plan has dealt with it
     stale = state.view.own is None or now >= state.reported + state.settings.membership.report_s
-    ring = neighbours(plan, state.me.node, state.settings.membership.neighbours)
-    record = replace(
-        state.card,
+    ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
+    card = state.card
+    record = Record(
+        member=card.member,
+        slots=card.slots,
+        role=card.role,
+        beat=card.beat,
+        bits=card.bits,
         endpoint=workers.endpoint,
-        echo=workers.echo,
         warm=workers.warm,
         work=work,
         generation=generation,
         born=workers.born if alive(workers) else 0,
-        step=workers.step,
+        step=workers.step if stale or state.view.own is None else state.view.own.step,
         exit=left,
         stall=workers.stall if workers.stall and workers.stall.waiting else None,
-        suspects=tuple(sorted(state.suspects.intersection(ring))),
+        suspects=tuple(sorted(state.suspects.intersection(ring))) if state.suspects else (),
         unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
         leaving=bool(state.leaving),
     )
-    if stale or state.view.own is None or replace(record, step=state.view.own.step) != state.view.own:
-        return record
-    return state.view.own
+    # When something else changes, the step goes along.
+    return record if record == state.view.own else replace(record, step=workers.step)
 
 
 def belong(state: State, now: float) -> Wish:

@@ -5,7 +5,7 @@ record), do my workers match the plan, should I stand for leader, and, if I lead
 wishes; a wish that was already acted on, and whose effect may still be on its way, is not acted on again before `retry_s`.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import inf
@@ -45,7 +45,6 @@ def step(state: State, event: Event) -> Decision:
     state, leading = lead(state, now) if state.lead else (state, Wish())
     following = follow(state, now)
     wishes = (belong(state, now), following, stand(state, now), leading)
-    state = replace(state, reason="; ".join(w.reason for w in (wishes[0], following, leading) if w.reason))
     state, actions, wake_at = settle(state, wishes, now)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
 
@@ -158,7 +157,7 @@ def patience(state: State, office: tuple[str, ...]) -> float:
     return 0.1 * len(office) + share * state.settings.membership.campaign_spread_s
 
 
-def settle(state: State, wishes: Iterable[Wish], now: float) -> tuple[State, tuple[Action, ...], float]:
+def settle(state: State, wishes: Sequence[Wish], now: float) -> tuple[State, tuple[Action, ...], float]:
     """Act on wishes that are new, different from what was last sent, or whose effect has not shown for `retry_s`."""
     retry_s = state.settings.retry_s
     wake_at = inf
@@ -176,7 +175,8 @@ def settle(state: State, wishes: Iterable[Wish], now: float) -> tuple[State, tup
                 actions.append(action)
             wake_at = min(wake_at, sent[key][1] + retry_s)
     reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
-    return replace(state, sent=sent, reported=reported), tuple(actions), wake_at
+    reason = "; ".join(wish.reason for wish in wishes if wish.reason)
+    return replace(state, sent=sent, reported=reported, reason=reason), tuple(actions), wake_at
 
 
 def subject(action: Action) -> Hashable:
