@@ -64,6 +64,8 @@ class Daemon:
         self.host = tree.node.address or address_of(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
+        folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+        self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
@@ -112,6 +114,7 @@ class Daemon:
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
             await stack.enter_async_context(background(self._feed(), "watchdog"))
+            await stack.enter_async_context(background(self._guard_store(), "etcd"))
             self._serve_metrics(stack)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
@@ -158,14 +161,10 @@ class Daemon:
         """The store, started here first if the configuration says so."""
         conf = self.tree.store
         endpoints = conf.endpoints
-        if conf.embedded:
-            folder = Path(self.tree.node.state_dir) / self.tree.job.name / "etcd"
-            embedded = Embedded(folder=folder, binary=conf.embedded_binary)
-            adopted = embedded.running() is not None
-            process = await embedded.ensure()
-            self.log.info(
-                "store.started", endpoint=process.endpoint, adopted=adopted, binary=conf.embedded_binary or "found"
-            )
+        if self.etcd is not None:
+            adopted = self.etcd.running() is not None
+            process = await self.etcd.ensure()
+            self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
         tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key) if conf.tls.ca or conf.tls.cert else None
         settings = StoreSettings(
@@ -181,6 +180,17 @@ class Daemon:
             tls=tls,
         )
         return open_store(settings, say=self.log.info)
+
+    async def _guard_store(self) -> None:
+        """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
+        while self.etcd is not None:
+            await asyncio.sleep(AGAIN_S)
+            if self.etcd.running() is None:
+                try:
+                    process = await self.etcd.ensure()
+                    self.log.info("store.started", endpoint=process.endpoint, adopted=False)
+                except StoreError as error:
+                    self.log.info("store.failed", action="Start", error=str(error))
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
@@ -250,6 +260,7 @@ class Daemon:
             self.notify.stopping(left.reason)
             self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
             await self.crew.quit(left.reason, QUIT_S)
+            await self._stop_store()
             return left.code
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -258,7 +269,14 @@ class Daemon:
         self.log.info("daemon.stopped", code=0, reason=reason, workers="kept" if self.keep else "ended")
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
+            await self._stop_store()
         return 0
+
+    async def _stop_store(self) -> None:
+        """An embedded etcd ends with the job on this machine; its data stay."""
+        etcd, self.etcd = self.etcd, None
+        if etcd is not None:
+            await etcd.stop()
 
     async def _feed(self) -> None:
         """Tell systemd that the loop runs. It runs in the loop, so a stuck loop falls silent."""

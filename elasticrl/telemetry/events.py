@@ -156,7 +156,7 @@ EVENTS: tuple[Declared, ...] = (
     Declared(
         name="store.started",
         meaning="An embedded etcd runs on this node.",
-        fields={"endpoint": "", "adopted": "", "binary": ""},
+        fields={"endpoint": "", "adopted": "it was running already"},
     ),
     Declared(
         name="agent.started",
