@@ -24,17 +24,20 @@ def last_valid(mask: torch.Tensor) -> torch.Tensor:
     return mask & (remaining == 1)
 
 
-def penalised(scores: torch.Tensor, ended: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Scores, less the penalty where a response did not end by itself. `ended` [samples] is true where it did."""
-    return scores - penalty * (~ended).to(scores.dtype)
-
-
 def token_rewards(
-    scores: torch.Tensor, mask: torch.Tensor, kl: torch.Tensor | None = None, coef: float = 0.0
+    scores: torch.Tensor,
+    mask: torch.Tensor,
+    ended: torch.Tensor,
+    *,
+    penalty: float = 0.0,
+    kl: torch.Tensor | None = None,
+    coef: float = 0.0,
 ) -> torch.Tensor:
-    """The score on the last valid token, and -coef x KL on each. Zero where masked."""
-    rewards = torch.where(last_valid(mask), scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device))
-    return rewards if kl is None else rewards - coef * torch.where(mask, kl, 0.0)
+    """Scores where they were placed, less the penalty on the last token of a response that did not end by itself (`ended`
+    [samples]), less coef x KL on each token. Zero where masked.
+    """
+    rewards = torch.where(last_valid(mask) & ~ended[:, None], scores - penalty, scores)
+    return torch.where(mask, rewards if kl is None else rewards - coef * kl, 0.0)
 
 
 def gae(

@@ -35,12 +35,11 @@ def updates(rows: int, size: int, count: int, epochs: int, streams: Streams, *, 
     return found
 
 
-def blocks(index: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(rows, real) of equal blocks that hold the rows of `index`, [size] each. Padding repeats a row and is not real.
-
-    Without rows there is one block of padding: an empty lane computes, and joins every collective, like the others.
+def blocks(index: torch.Tensor, size: int, count: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(rows, real) of at least `count` equal blocks that hold the rows of `index`, [size] each. Padding repeats a row and is
+    not real. An empty lane has blocks of padding: it computes, and joins every collective, like the others.
     """
-    count = max(1, -(-len(index) // size))
+    count = max(count, -(-len(index) // size))
     filler = index[:1] if len(index) else index.new_zeros(1)
     padded = torch.cat([index, filler.expand(count * size - len(index))])
     real = torch.arange(count * size) < len(index)
@@ -52,5 +51,7 @@ def take(rows: Mapping[str, torch.Tensor], index: torch.Tensor, real: torch.Tens
     found = {
         n: value[index] if len(value) else value.new_zeros(len(index), *value.shape[1:]) for n, value in rows.items()
     }
+    if not len(rows["mask"]):
+        found["attention"] = torch.ones_like(found["attention"])  # a row that attends to nothing would be NaN
     found["mask"] = found["mask"] & real[:, None]
     return found

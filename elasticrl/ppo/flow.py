@@ -1,0 +1,156 @@
+"""A step, declared: its stages, who does each, what each needs and makes.
+
+The idea: the order of stages, what could run beside what, the phases that beats and budgets know, and what must be done again
+after a fault all follow from the same few lines. Adding an algorithm is adding a declaration here and a loss.
+
+    rollout -> reward, logprobs, ref, values -> advantage -> update -> sync
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elasticrl.config.training import Ppo
+
+
+# What each lane keeps of a value, per sample; the other values are not the lanes'.
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "samples": ("tokens", "attention", "mask", "rollout_logprobs", "ended"),
+    "scores": ("scores",),
+    "logprobs": ("logprobs",),
+    "ref_logprobs": ("ref_logprobs",),
+    "values": ("values",),
+    "advantages": ("advantages",),
+    "returns": ("returns",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One phase of a step.
+
+    `weights` is what it computes with: "start" means the trained roles as they are before the step's first update, so that it
+    cannot be done again once that is sealed; "frozen" or none can be.
+
+    Example: Stage(name="values", role="critic", reads=("samples",), writes=("values",), weights="start")
+    """
+
+    name: str  # also the phase in beats, budgets and timings
+    role: str  # which model or part does it
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    weights: str = ""
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """What it leaves with each lane."""
+        return tuple(row for value in self.writes for row in ROWS.get(value, ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """An algorithm's step. Example: Flow(name="ppo", given=("prompts",), stages=(...), trained=("actor", "critic"))"""
+
+    name: str
+    given: tuple[str, ...]  # what the data brings
+    stages: tuple[Stage, ...]
+    trained: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        made = [value for stage in self.stages for value in stage.writes] + list(self.given)
+        assert len(made) == len(set(made)), f"{self.name}: something is written twice in {made}"
+        for stage in self.stages:
+            assert set(stage.reads) <= set(made), f"{self.name}: nobody writes {sorted(set(stage.reads) - set(made))}"
+        assert sum(len(wave) for wave in self.waves()) == len(self.stages)
+
+    def __contains__(self, name: str) -> bool:
+        return any(stage.name == name for stage in self.stages)
+
+    @property
+    def order(self) -> tuple[Stage, ...]:
+        """Each after what it needs; as declared where that leaves a choice."""
+        return tuple(stage for wave in self.waves() for stage in wave)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names that budgets and timings are asked for."""
+        return tuple(stage.name for stage in self.order)
+
+    def waves(self) -> tuple[tuple[Stage, ...], ...]:
+        """Stages of one wave need nothing of each other: roles that live in different places can do them at the same time."""
+        have, todo, found = set(self.given), list(self.stages), []
+        while todo:
+            wave = [stage for stage in todo if set(stage.reads) <= have]
+            assert wave, f"{self.name}: {[stage.name for stage in todo]} wait for each other"
+            found.append(tuple(wave))
+            have |= {value for stage in wave for value in stage.writes}
+            todo = [stage for stage in todo if stage not in wave]
+        return tuple(found)
+
+    def again(self, have: AbstractSet[str], *, updates: int) -> tuple[Stage, ...] | None:
+        """What must be done, in order, when of a step only `have` is left after `updates` sealed updates.
+
+        None: it cannot be had again with these weights, and the step must go back to before its first update.
+        """
+        missing = [stage for stage in self.order if not set(stage.writes) <= have]
+        lost = [stage for stage in missing if stage.weights == "start"]
+        return None if updates and lost else tuple(missing)
+
+    def text(self, placement: Mapping[str, str] | None = None) -> str:
+        """The graph for a terminal; `placement` says where each role lives and how it is sharded."""
+        lines = [f"{self.name}: one step trains {' and '.join(self.trained)}; given {', '.join(self.given)}"]
+        for number, wave in enumerate(self.waves(), 1):
+            for i, stage in enumerate(wave):
+                head = f"{number:3}" if i == 0 else "  |"
+                flows = f"{', '.join(stage.reads) or '-'} -> {', '.join(stage.writes) or '-'}"
+                where = f"  @ {(placement or {}).get(stage.role, 'every worker')}"
+                lines.append(f"{head}  {stage.name:<10} {stage.role:<8} {flows}{where}")
+        lines.append("  |  marks stages that need nothing of each other")
+        return "\n".join(lines)
+
+
+def of(ppo: Ppo, *, tied: bool = False) -> Flow:
+    """The flow that a configuration asks for."""
+    if ppo.algorithm in ("dpo", "kto"):
+        return _preference(ppo.algorithm)
+    with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
+    trained = ("actor", "critic") if with_critic and not tied else ("actor",)
+    ref = ("ref_logprobs",) if with_ref else ()
+    values = ("values",) if with_critic else ()
+    scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
+    stages = [
+        Stage(name="rollout", role="rollout", reads=("prompts",), writes=("samples",), weights="start"),
+        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",)),
+        Stage(name="logprobs", role="actor", reads=("samples",), writes=scored, weights="start"),
+    ]
+    if with_ref:
+        stages.append(Stage(name="ref", role="ref", reads=("samples",), writes=ref, weights="frozen"))
+    if with_critic and not tied:
+        stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
+    gains = ("advantages", "returns") if with_critic else ("advantages",)
+    stages += [
+        Stage(name="advantage", role="job", reads=("samples", "scores", "logprobs", *ref, *values), writes=gains),
+        Stage(
+            name="update",
+            role="+".join(trained),
+            reads=("samples", "logprobs", *gains, *values, *(ref if ppo.kl.where == "loss" else ())),
+            writes=("weights",),
+        ),
+        Stage(name="sync", role="rollout", reads=("weights",), writes=("published",)),
+    ]
+    return Flow(name=ppo.algorithm, given=("prompts",), stages=tuple(stages), trained=trained)
+
+
+def _preference(name: str) -> Flow:
+    """Given answers, a reference, an update."""
+    stages = [Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen")]
+    reads: tuple[str, ...] = ("answers", "ref_logprobs")
+    if name == "kto":
+        stages.append(Stage(name="baseline", role="actor", reads=("answers",), writes=("baseline",), weights="start"))
+        reads += ("baseline",)
+    stages.append(Stage(name="update", role="actor", reads=reads, writes=("weights",)))
+    return Flow(name=name, given=("answers",), stages=tuple(stages), trained=("actor",))

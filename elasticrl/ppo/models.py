@@ -1,0 +1,235 @@
+"""The models of the roles: Hugging Face models of a local folder (or the hub), and the few ways in which PPO asks them.
+
+The idea: no model class of our own where transformers has one. The critic is its token-classification model with one label, the
+reward model its sequence-classification model, so `from_pretrained`, `save_pretrained` and every tool around them work.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from elasticrl.runtime.rng import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from elasticrl.config.training import Lora, Model
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded, and why."""
+
+
+class Tied(nn.Module):
+    """An actor with a value head on its last hidden state: one body for both, at half the memory."""
+
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor = actor
+        self.value_head = nn.Linear(hidden_size(actor), 1)
+        silence(self.value_head)
+
+    def forward(self, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, values), both of the last `logits_to_keep` tokens."""
+        out: Any = self.actor(**inputs, output_hidden_states=True)
+        hidden = out.hidden_states[-1][:, -inputs["logits_to_keep"] :]
+        return out.logits, self.value_head(hidden.to(self.value_head.weight.dtype)).squeeze(-1)
+
+
+def tokenizer(path: str) -> Any:
+    """With a padding token; the end-of-sequence token serves where there is none."""
+    with quietly():
+        found = transformers.AutoTokenizer.from_pretrained(path)
+    if found.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer of {path} has no end-of-sequence token; set eos_token in its tokenizer_config.json"
+        )
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token
+    return found
+
+
+def actor(model: Model, path: str, *, seed: int) -> nn.Module:
+    """The model that is trained, float32; with adapters if the configuration has them; tied to a value head if it says so."""
+    found = _load(transformers.AutoModelForCausalLM, path, model, trained=True)
+    if model.lora.rank:
+        found = with_adapters(found, model.lora, seed)
+    if model.value_head == "separate":
+        return found
+    tied = Tied(found)
+    saved = Path(path) / HEAD_FILE
+    if saved.is_file():
+        tied.value_head.load_state_dict(load_file(saved))
+    return tied
+
+
+def critic(model: Model, path: str) -> nn.Module:
+    """A separate critic, float32. A fresh head starts at 0, so that the first values are 0 and not noise."""
+    config = transformers.AutoConfig.from_pretrained(path, num_labels=1)
+    config.classifier_dropout = 0.0
+    return _load(transformers.AutoModelForTokenClassification, path, model, trained=True, config=config)
+
+
+def reference(model: Model, path: str) -> nn.Module:
+    """What the actor is held near to. Frozen."""
+    return _load(transformers.AutoModelForCausalLM, path, model, trained=False)
+
+
+def reward_model(model: Model, path: str) -> nn.Module:
+    """Scores whole answers. Frozen."""
+    config = transformers.AutoConfig.from_pretrained(path, num_labels=1)
+    found = _load(transformers.AutoModelForSequenceClassification, path, model, trained=False, config=config)
+    if not hasattr(found, "score"):
+        raise ModelError(
+            f"{path} is a {type(found).__name__}, which has no `score` head; use one on a causal language model"
+        )
+    return found
+
+
+def with_adapters(model: nn.Module, lora: Lora, seed: int) -> nn.Module:
+    """Low-rank adapters by peft; only these are trained, and the reference is the same model without them."""
+    try:
+        peft: Any = import_module("peft")
+    except ImportError as error:
+        raise ModelError("model.lora.rank is set, but peft is not installed: pip install 'elasticrl[lora]'") from error
+    targets = list(lora.targets) or "all-linear"
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    with Streams(seed=seed).ambient("adapters"):
+        return cast("nn.Module", peft.get_peft_model(cast("Any", model), config))
+
+
+def without_adapters(model: nn.Module) -> AbstractContextManager[None]:
+    """Within it the model computes as it did before adapters were trained: the reference, at no memory."""
+    return cast("Any", model).disable_adapter() if hasattr(model, "disable_adapter") else nullcontext()
+
+
+def export(model: nn.Module, folder: str | Path, tokens: Any = None) -> None:
+    """Writes a folder that `from_pretrained` reads: adapters merged in, a tied value head beside it."""
+    body: Any = model.actor if isinstance(model, Tied) else model
+    with quietly():
+        if hasattr(body, "merge_adapter"):
+            _export_merged(body, folder)
+        else:
+            body.save_pretrained(folder)
+        if tokens is not None:
+            tokens.save_pretrained(folder)
+    if isinstance(model, Tied):
+        save_file(
+            {name: value.contiguous() for name, value in model.value_head.state_dict().items()},
+            Path(folder) / HEAD_FILE,
+        )
+
+
+def response_logits(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits [samples, tokens, vocabulary] from which each response token was drawn, and values if the model is tied."""
+    width = rows["mask"].shape[1]
+    out: Any = model(**_inputs(rows), logits_to_keep=width + 1)
+    if isinstance(model, Tied):
+        return out[0][:, :-1], out[1][:, :-1].float()
+    return out.logits[:, :-1], None
+
+
+def response_values(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A separate critic's values [samples, tokens] of the states in which each response token was chosen."""
+    width = rows["mask"].shape[1]
+    out: Any = model(**_inputs(rows))
+    return cast("torch.Tensor", out.logits[:, -width - 1 : -1, 0].float())
+
+
+def whole_scores(model: nn.Module, tokens: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+    """A reward model's scores [samples], read at the last attended token (never by comparing with a padding token, which may
+    be the end-of-sequence token too).
+    """
+    body: Any = model
+    hidden = body.base_model(**_inputs({"tokens": tokens, "attention": attention})).last_hidden_state
+    last = (attention.long() * torch.arange(attention.shape[1], device=attention.device)).argmax(1)
+    return cast("torch.Tensor", body.score(hidden[torch.arange(len(tokens)), last])[:, 0].float())
+
+
+def computing(model: Model, device: str) -> AbstractContextManager[Any]:
+    """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's."""
+    return torch.autocast(device, torch.bfloat16) if model.dtype == "bfloat16" else nullcontext()
+
+
+def hidden_size(model: nn.Module) -> int:
+    """The width of the last hidden state."""
+    return int(cast("Any", model).config.hidden_size)
+
+
+def silence(head: nn.Linear) -> None:
+    """Sets a head to 0."""
+    with torch.no_grad():
+        for param in head.parameters():
+            param.zero_()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' progress bars and tables, which no log can read."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _inputs(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    attention = rows["attention"]
+    position = (attention.long().cumsum(1) - 1).clamp(min=0)
+    return {"input_ids": rows["tokens"], "attention_mask": attention, "position_ids": position, "use_cache": False}
+
+
+def _load(kind: Any, path: str, model: Model, *, trained: bool, **more: Any) -> nn.Module:
+    dtype = torch.bfloat16 if model.dtype == "bfloat16" and not trained else torch.float32
+    try:
+        with quietly():
+            found, info = kind.from_pretrained(
+                path, dtype=dtype, attn_implementation=model.attention, output_loading_info=True, **more
+            )
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"{path} cannot be loaded as {kind.__name__}: {error}") from error
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("score."))
+    if missing:
+        raise ModelError(f"{path} lacks {len(missing)} weights of a {type(found).__name__} ({missing[0]}, ...)")
+    if trained and any(name.startswith("score.") for name in info["missing_keys"]):
+        silence(found.score)
+    elif info["missing_keys"]:
+        raise ModelError(
+            f"{path} has no score head, so it is not a reward model; train one, or name another in reward.model"
+        )
+    if trained and model.gradient_checkpointing:
+        found.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found.requires_grad_(trained)
+    return cast("nn.Module", found.eval())
+
+
+def _export_merged(body: Any, folder: str | Path) -> None:
+    """With the adapters added into the weights, and taken out again: the run goes on with them apart."""
+    body.merge_adapter()
+    try:
+        plain = {
+            n.replace(".base_layer.", "."): v
+            for n, v in body.get_base_model().state_dict().items()
+            if ".lora_" not in n
+        }
+        body.get_base_model().save_pretrained(folder, state_dict=plain)
+    finally:
+        body.unmerge_adapter()

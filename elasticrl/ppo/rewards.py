@@ -1,0 +1,211 @@
+"""What scores an answer: a Python function, a reward model, or an HTTP endpoint.
+
+The idea: a scorer maps a lane's answers to as many scores, and that is all. A score is a number for the whole answer, or one for
+each of its tokens where a rule can tell which of them were right. What a scorer outside of the process says is not a
+function of anything we know, so it is asked once: the numbers are kept with the samples before anyone uses them, and a step
+that is run again uses those.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import tenacity
+import torch
+
+from elasticrl.ppo import models
+from elasticrl.ppo.batches import blocks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from elasticrl.config.training import Reward
+
+
+MAX_REPLY = 64 << 20
+Score = float | list[float]
+
+
+class RewardError(RuntimeError):
+    """A scorer that gave no usable scores: which, what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One sample, as a scorer sees it.
+
+    Example: Answer(id="0/17", prompt="3141", response="1413", pieces=("1", "4", "1", "3"),
+    tokens=(12, 3, 1, 4, 1, 13, 1, 4, 1, 3), ended=False)
+    """
+
+    id: str
+    prompt: str
+    response: str  # without special tokens
+    pieces: tuple[str, ...]  # the response, token by token
+    tokens: tuple[int, ...]  # prompt and response
+    ended: bool
+    record: Mapping[str, Any] = field(default_factory=dict)  # the prompt's other fields
+
+
+class Scorer(Protocol):
+    """Anything that scores."""
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """One for each answer, in order."""
+
+
+def checked(who: str, scores: Any, answers: Sequence[Answer]) -> list[Score]:
+    """The scores as floats, if there are as many finite ones as there should be."""
+    try:
+        found = [[float(x) for x in score] if isinstance(score, list | tuple) else float(score) for score in scores]
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{who} must return {len(answers)} scores, not {str(scores)[:200]!r}") from error
+    if len(found) != len(answers):
+        raise RewardError(f"{who} returned {len(found)} scores for {len(answers)} answers")
+    for answer, score in zip(answers, found, strict=True):
+        if isinstance(score, list) and len(score) != len(answer.pieces):
+            raise RewardError(
+                f"{who} gave {len(score)} scores to the {len(answer.pieces)} tokens of sample {answer.id}"
+            )
+        if not all(map(math.isfinite, score if isinstance(score, list) else [score])):
+            raise RewardError(f"{who} scored sample {answer.id} with {score}, which would poison the whole batch")
+    return found
+
+
+def placed(scores: Sequence[Score], mask: torch.Tensor) -> torch.Tensor:
+    """[samples, tokens]: a whole answer's score on its last valid token, tokens' scores each on its own."""
+    rewards = torch.zeros(mask.shape)
+    for row, keep, score in zip(rewards, mask, scores, strict=True):
+        places = keep.nonzero()[:, 0]
+        if isinstance(score, list):
+            row[places] = torch.tensor(score)
+        elif len(places):
+            row[places[-1]] = score
+    return rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of our own process. Example: Function("elasticrl.ppo.tasks:reverse", reverse)"""
+
+    name: str
+    call: Callable[[Sequence[Answer]], Sequence[Score]]
+
+    @classmethod
+    def named(cls, name: str) -> Function:
+        """From `module:function`."""
+        module, _, attribute = name.partition(":")
+        try:
+            call = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise RewardError(f"reward.function {name!r} cannot be found ({error}); it is module:function") from error
+        return cls(name, call)
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """What the function says."""
+        return checked(self.name, self.call(answers), answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModel:
+    """A Hugging Face reward model, asked in blocks of fixed shape, so that its scores are the same bits in any lane."""
+
+    model: nn.Module
+    width: int  # tokens of prompt and response at most
+    rows: int
+    pad: int
+
+    @torch.no_grad()
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """At each answer's last token."""
+        device = next(self.model.parameters()).device
+        tokens = torch.full((len(answers), self.width), self.pad)
+        attention = torch.zeros(len(answers), self.width, dtype=torch.bool)
+        for i, answer in enumerate(answers):
+            tokens[i, : len(answer.tokens)] = torch.tensor(answer.tokens)
+            attention[i, : len(answer.tokens)] = True
+        found: list[float] = []
+        for index, real in blocks(torch.arange(len(answers)), self.rows) if answers else ():
+            scores = models.whole_scores(self.model, tokens[index].to(device), attention[index].to(device)).cpu()
+            found += scores[real].tolist()
+        return checked("the reward model", found, answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An HTTP endpoint: POST {"answers": [...]}, answered with {"scores": [...]}.
+
+    One request has `timeout_s`; all tries together `deadline_s`. What may heal (no connection, a timeout, 429, 5xx) is tried
+    again; what will not (4xx, a wrong number of scores) is an error at once.
+    """
+
+    url: str
+    timeout_s: float = 10.0
+    retries: int = 3
+    deadline_s: float = 60.0
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """What the endpoint says. Call it once for a sample, and keep the answer."""
+        if not answers:
+            return []
+        start = time.monotonic()
+        body = json.dumps({"answers": [asdict(answer) for answer in answers]}).encode()
+        ask = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_heal),
+            stop=tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(self.deadline_s),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+            reraise=True,
+        )
+        try:
+            reply = ask(self._post, body, start)
+        except OSError as error:
+            spent = f"{ask.statistics['attempt_number']} tries in {time.monotonic() - start:.1f} s"
+            raise RewardError(
+                f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, or raise reward.timeout"
+            ) from error
+        if not isinstance(reply, dict) or "scores" not in reply:
+            raise RewardError(f'reward endpoint {self.url} must answer {{"scores": [...]}}, not {str(reply)[:200]}')
+        return checked(f"reward endpoint {self.url}", reply["scores"], answers)
+
+    def _post(self, body: bytes, start: float) -> Any:
+        left = max(self.deadline_s - (time.monotonic() - start), 0.001)
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked by config
+        with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
+            text = b""
+            while part := reply.read1(1 << 16):  # piece by piece: a timeout is per read, and one may drip for ever
+                text += part
+                if time.monotonic() - start > self.deadline_s or len(text) > MAX_REPLY:
+                    raise RewardError(
+                        f"reward endpoint {self.url} sent {len(text)} bytes in {time.monotonic() - start:.1f} s and no end"
+                    )
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise RewardError(
+                f"reward endpoint {self.url} answered something that is not JSON: {text[:200]!r}"
+            ) from error
+
+
+def _may_heal(error: BaseException) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code == 429 or error.code >= 500
+    return isinstance(error, OSError)  # URLError, timeouts, resets
+
+
+def of(reward: Reward, *, deadline_s: float, load: Callable[[str], RewardModel]) -> Scorer:
+    """The one that the configuration names. `load` makes a reward model from a path."""
+    if reward.function is not None:
+        return Function.named(reward.function)
+    if reward.url is not None:
+        return Endpoint(url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s)
+    if reward.model is not None:
+        return load(reward.model)
+    raise RewardError("nothing scores the samples; set one of reward.function, reward.model and reward.url")

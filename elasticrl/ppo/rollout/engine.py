@@ -1,0 +1,74 @@
+"""What a rollout engine is: requests in, samples out, by weights of a known version.
+
+The idea: a request carries all the chance it will ever need, the seed of its own noise. So what comes back depends on the
+request and the weights, not on who generates it, when, or beside which others; a sample lost with its engine is generated
+again elsewhere, the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn, and the fixed shapes that this happens in. Constants of a job: other shapes compute other bits.
+
+    Example: Sampling(prompt_tokens=512, max_tokens=256, rows=16, eos=(151645,), pad=151643)
+    """
+
+    prompt_tokens: int  # prompts are padded to this on the left; none is longer
+    max_tokens: int
+    rows: int  # samples generated at once
+    eos: tuple[int, ...]
+    pad: int
+    temperature: float = 1.0  # 0 takes the likeliest
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sample to be generated. Example: Request(id="0/17", prompt=(3, 1, 4, 1), seed=5577006791947779410)"""
+
+    id: str
+    prompt: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """What was generated, in the order of the requests. P prompt tokens padded left, R response tokens padded right.
+
+    Example: Samples(ids=("0/17",), tokens=tensor[1, P+R], ...)
+    """
+
+    ids: tuple[str, ...]
+    tokens: torch.Tensor  # [B, P + R] int64
+    attention: torch.Tensor  # [B, P + R] bool: all but padding
+    mask: torch.Tensor  # [B, R] bool: what was generated, the end-of-sequence token included
+    logprobs: torch.Tensor  # [B, R] float32: of each token by the engine, at the temperature, before top_p and top_k
+    ended: torch.Tensor  # [B] bool: by an end-of-sequence token, not by max_tokens
+    version: int  # of the weights
+
+
+class StaleWeights(RuntimeError):
+    """The engine has other weights than was asked for."""
+
+
+class Engine(Protocol):
+    """Anything that generates."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights it has."""
+
+    def publish(self, version: int) -> None:
+        """From now on generate with the actor's present weights, under this version. Raises if that cannot be made sure."""
+
+    def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
+        """By weights of this version and no other: StaleWeights else."""

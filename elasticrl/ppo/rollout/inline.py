@@ -1,0 +1,137 @@
+"""Rollout engine `torch`: generation in the worker, with the weights it trains.
+
+The idea: fixed shapes make exact bits. Every forward pass has `rows` rows and prompts padded to one length, so a row goes
+through the very same kernels whatever the other rows hold; what is missing is filled up with copies of the first. Noise is one
+uniform number per token from the request's own seed, turned into a token by the inverse of the cumulated probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticrl.ppo.losses import logprobs, tempered
+from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MIN_ROWS = 8  # matrix products of fewer than about 5 rows take other kernels, which give other bits than a larger batch
+
+
+class TorchEngine:
+    """Generates with `model`, a causal language model of transformers.
+
+    With `lockstep` every call makes the same number of forward passes, whatever ends early: needed where a forward pass is a
+    collective (FSDP), so that all ranks join in it.
+    """
+
+    def __init__(self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False) -> None:
+        self.model, self.sampling, self.lockstep = model, sampling, lockstep
+        self.rows = max(sampling.rows, MIN_ROWS)
+        self.version = 0
+
+    def publish(self, version: int) -> None:
+        """The weights are the trainer's own: there is nothing to move."""
+        self.version = version
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
+        """In blocks of `rows`."""
+        if version != self.version:
+            raise StaleWeights(
+                f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
+            )
+        self.model.eval()
+        # Without requests a block of padding goes through all the same: it may be a collective.
+        parts = [self._block(requests[i : i + self.rows]) for i in range(0, max(len(requests), 1), self.rows)]
+        tokens, attention, mask, scores, ended = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Samples(
+            ids=tuple(request.id for request in requests),
+            tokens=tokens,
+            attention=attention,
+            mask=mask,
+            logprobs=scores,
+            ended=ended,
+            version=version,
+        )
+
+    def _block(self, requests: Sequence[Request]) -> tuple[torch.Tensor, ...]:
+        s, real = self.sampling, len(requests)
+        filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0)
+        filled = [*requests, *[filler] * (self.rows - real)]
+        device = next(self.model.parameters()).device
+        prompts, seen = (x.to(device) for x in left_padded([r.prompt for r in filled], s.prompt_tokens, s.pad))
+        noise = torch.stack([uniforms(r.seed, s.max_tokens) for r in filled]).to(device)
+        eos = torch.tensor(s.eos, device=device)
+
+        response = torch.full((self.rows, s.max_tokens), s.pad, device=device)
+        mask = torch.zeros(self.rows, s.max_tokens, dtype=torch.bool, device=device)
+        scores = torch.zeros(self.rows, s.max_tokens, device=device)
+        ended = torch.arange(self.rows, device=device) >= real  # copies need not go on
+        # All of what follows a prompt is attended to, padding after the end as well: nobody reads what it makes.
+        attention = torch.cat([seen, torch.ones_like(mask)], 1)
+        position = (seen.long().cumsum(1) - 1).clamp(min=0)
+        given, cache = prompts, None
+        for t in range(s.max_tokens):
+            width = s.prompt_tokens + t
+            out: Any = self.model(
+                input_ids=given,
+                attention_mask=attention[:, :width],
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache, logits = out.past_key_values, out.logits[:, -1]
+            token = draw(logits, noise[:, t], s)
+            mask[:, t] = ~ended
+            response[:, t] = torch.where(ended, s.pad, token)
+            scores[:, t] = torch.where(ended, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
+            ended = ended | torch.isin(token, eos)
+            given, position = response[:, t : t + 1], position[:, -1:] + 1
+            if not self.lockstep and bool(ended.all()):
+                break
+        found = (torch.cat([prompts, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
+        return tuple(value[:real].cpu() for value in found)
+
+
+def left_padded(rows: Sequence[Sequence[int]], width: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, which of them are not padding), [rows, width]."""
+    tokens = torch.full((len(rows), width), pad)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        assert 0 < len(row) <= width, f"a prompt of {len(row)} tokens, where 1 to {width} fit"
+        tokens[i, width - len(row) :] = torch.tensor(row)
+        real[i, width - len(row) :] = True
+    return tokens, real
+
+
+def uniforms(seed: int, count: int) -> torch.Tensor:
+    """[count] float64 in [0, 1): a request's noise, one number per token."""
+    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def draw(logits: torch.Tensor, noise: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """[rows] tokens from logits [rows, vocabulary] and noise [rows]."""
+    if sampling.temperature == 0.0:
+        return logits.argmax(-1)
+    p = tempered(logits, sampling.temperature).double().softmax(-1)
+    if not sampling.top_k and sampling.top_p >= 1.0:
+        return _invert(p, noise)
+    p, order = p.sort(stable=True, dim=-1, descending=True)
+    kept = p.cumsum(-1) - p < sampling.top_p  # the likeliest is always kept
+    if sampling.top_k:
+        kept[:, sampling.top_k :] = False
+    return order.gather(-1, _invert(torch.where(kept, p, 0.0), noise)[:, None])[:, 0]
+
+
+def _invert(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0."""
+    cumulated = p.cumsum(-1)
+    total = cumulated[:, -1:]
+    goal = torch.minimum(noise[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    places: torch.Tensor = torch.searchsorted(cumulated, goal, right=True)
+    return places[:, 0]

@@ -1,0 +1,322 @@
+"""One iteration of PPO (or GRPO), top to bottom: rollout, reward, logprobs, ref, values, advantage, update, sync.
+
+The idea: every stage does one thing for each lane that is here and puts the result in the buffer; only `advantage` and
+`update` need the other lanes, and they ask for numbers folded in the order of lanes. Nothing knows how many workers there are,
+so nothing depends on it. The order of stages is flow.py's; the mathematics is in losses.py, advantages.py and kl.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticrl.ppo import flow, kl, models
+from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
+from elasticrl.ppo.batches import Rows, blocks, take, updates
+from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
+from elasticrl.ppo.report import Report, facts_of, lr_factor
+from elasticrl.ppo.rewards import Answer, Scorer, placed
+from elasticrl.ppo.rollout.engine import Engine, Request
+from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.scalars import Tally
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from elasticrl.config.training import Model, Ppo
+    from elasticrl.ppo.prompts import Prompt
+    from elasticrl.ppo.run import Run
+
+Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (sample id, prompt): the data's cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The models. Without `ref` the reference is the actor without its adapters."""
+
+    actor: nn.Module
+    critic: nn.Module | None = None
+    ref: nn.Module | None = None
+    tokenizer: Any = None
+    device: str = "cpu"
+
+
+class Trainer:
+    """The algorithm over a run. `steps` is the job's length, for schedules of the learning rate."""
+
+    def __init__(
+        self,
+        run: Run,
+        roles: Roles,
+        *,
+        ppo: Ppo,
+        model: Model,
+        lanes: int,
+        steps: int,
+        feed: Feed,
+        engine: Engine | None = None,
+        scorer: Scorer | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        self.run, self.roles, self.ppo, self.model = run, roles, ppo, model
+        self.lanes, self.steps, self.feed, self.temperature = lanes, steps, feed, temperature
+        self.engine, self.scorer = engine, scorer
+        self.flow = flow.of(ppo, tied=isinstance(roles.actor, models.Tied))
+        self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
+        self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
+            "actor": self.actor_loss,
+            "critic": self.critic_loss,
+        }
+        self.parts = parts_of(ppo, lanes)
+        self.unit = 1  # rows that must stay together in a mini-batch
+
+    def step(self, number: int) -> Report:
+        """One iteration, or what is left of it: stages whose results were kept are not done again."""
+        self.run.begin(number)
+        for stage in self.flow.order:
+            if stage.name not in self.run.buffer.done:
+                with self.run.phase(stage.name):
+                    getattr(self, stage.name)(stage)
+                assert all(self.run.buffer.has(lane, stage.rows) for lane in self.run.lanes), (
+                    f"{stage} left something out"
+                )
+                self.run.keep(stage.name)
+        return Report.of(number, self.run.buffer.facts, self.run.seconds)
+
+    def rollout(self, stage: flow.Stage) -> None:
+        """Prompts to samples. A sample's noise is keyed by its id and the step alone."""
+        assert self.engine is not None
+        if self.engine.version != self.run.version:  # a fresh engine, or one that missed an update
+            self.engine.publish(self.run.version)
+        streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
+        for lane in self._todo(stage):
+            asked = [
+                (f"{name}.{i}" if self.ppo.group > 1 else name, p)
+                for name, p in self.feed(streams.step, lane)
+                for i in range(self.ppo.group)
+            ]
+            requests = [Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}")) for name, p in asked]
+            samples = self.engine.generate(requests, version=self.run.version)
+            self.run.buffer.ids[lane] = list(samples.ids)
+            self.run.buffer.put(
+                lane,
+                tokens=samples.tokens,
+                attention=samples.attention,
+                mask=samples.mask,
+                rollout_logprobs=samples.logprobs,
+                ended=samples.ended,
+            )
+
+    def reward(self, stage: flow.Stage) -> None:
+        """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
+        assert self.scorer is not None
+        for lane in dict.fromkeys(self._todo(stage)):
+            rows = self.run.buffer.rows[lane]
+            prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
+            answers = [
+                self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
+                for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
+            ]
+            self.run.buffer.put(lane, scores=placed(self.scorer.score(answers), rows["mask"]))
+
+    def logprobs(self, stage: flow.Stage) -> None:
+        """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
+
+        A tied head gives the values in the same pass.
+        """
+        for lane in self._todo(stage):
+            found = self._forward(lane, lambda rows: self._policy(self.roles.actor, rows))
+            self.run.buffer.put(lane, **dict(zip(("logprobs", "values"), found, strict=False)))
+
+    def ref(self, stage: flow.Stage) -> None:
+        """The reference's log-probabilities of the samples."""
+        model = self.roles.ref or self.roles.actor
+        for lane in self._todo(stage):
+            with models.without_adapters(model):
+                self.run.buffer.put(lane, ref_logprobs=self._forward(lane, lambda rows: self._policy(model, rows))[0])
+
+    def values(self, stage: flow.Stage) -> None:
+        """The critic's values of the samples."""
+        for lane in self._todo(stage):
+            self.run.buffer.put(lane, values=self._forward(lane, lambda rows: (self._values(rows),))[0])
+
+    def advantage(self, _stage: flow.Stage) -> None:
+        """Scores, KL and values to advantages; with the batch's moments, in the order of lanes, to whitened ones."""
+        ppo, buffer, tallies = self.ppo, self.run.buffer, {}
+        for lane in self.run.lanes:
+            rows, tally = buffer.rows[lane], Tally()
+            mask = rows["mask"]
+            divergence = torch.zeros_like(rows["logprobs"])
+            if "ref" in self.flow:
+                divergence = torch.where(mask, kl.k1(rows["logprobs"], rows["ref_logprobs"]), 0.0)
+            coef = self.coefficient.of(buffer.step) if ppo.kl.where == "reward" else 0.0
+            rewards = token_rewards(
+                rows["scores"], mask, rows["ended"], penalty=ppo.missing_eos_penalty, kl=divergence, coef=coef
+            )
+            if ppo.algorithm == "grpo":
+                buffer.put(lane, advantages=group_advantages(rewards.sum(1), mask, ppo.group))
+            else:
+                advantages, returns = gae(rewards, rows["values"], mask, gamma=ppo.gamma, lam=ppo.lam)
+                buffer.put(lane, advantages=advantages, returns=returns)
+                tally.spread("returns", returns, mask)
+                tally.spread("errors", returns - rows["values"], mask)
+            tally.spread("advantages", rows["advantages"], mask)
+            tally.spread("scores", rows["scores"].sum(1))
+            tally.spread("kl", divergence.sum(1))
+            tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
+            tally.spread("length", mask.sum(1))
+            tally.add(ended=rows["ended"].sum().item())
+            self._tally_entries(lane, tally)
+            tallies[lane] = tally
+        whole = self.run.exchange(tallies)
+        if ppo.algorithm == "ppo" and ppo.whiten:
+            for lane in dict.fromkeys(self.run.lanes):
+                rows = buffer.rows[lane]
+                buffer.put(lane, advantages=whiten(rows["advantages"], rows["mask"], whole.moments["advantages"]))
+        buffer.facts |= facts_of(whole) | {"kl_coef": self.coefficient.of(buffer.step)}
+        self.coefficient.observe(step=buffer.step, kl=whole.moments["kl"].mean, samples=int(whole.moments["kl"].count))
+
+    def update(self, _stage: flow.Stage) -> None:
+        """Mini-batches of several epochs. Each lane's loss is its sum over the count of the whole mini-batch."""
+        buffer, ppo = self.run.buffer, self.ppo
+        orders = {lane: self._orders(lane) for lane in self.run.lanes}
+        count = len(orders[self.run.lanes[0]])
+        for number in range(self.run.streams.update, count):
+            for role in self.flow.trained:
+                for lane, part, tally in self.run.passes(role):
+                    rows = self._blocks(lane, orders[lane][number])[part]
+                    with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
+                        backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
+            for lane in dict.fromkeys(self.run.lanes):
+                chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
+                self.run.used(lane, number * ppo.epochs // count, chosen)
+            done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm)
+            entries = max(buffer.facts[f"entries.{number}"], 1.0)
+            for role, reduced in done.items():
+                buffer.facts[f"{role}_norm"] = reduced.norm
+                for name, total in reduced.tally.sums.items():  # the mean over the step's updates so far
+                    buffer.facts[name] = (buffer.facts.get(name, 0.0) * number + total / entries) / (number + 1)
+
+    def sync(self, _stage: flow.Stage) -> None:
+        """The new weights to the rollout engine."""
+        assert self.engine is not None
+        self.engine.publish(self.run.version)
+
+    def actor_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
+        """The clipped surrogate, and what is added to it."""
+        ppo, mask = self.ppo, rows["mask"]
+        logits, values = self._logits(self.roles.actor, rows)
+        new = logprobs(logits, response(rows), self.temperature)
+        limit = ppo.importance_limit
+        weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, limit) if limit else None
+        term = policy_loss(
+            new,
+            rows["logprobs"],
+            rows["advantages"],
+            mask,
+            clip_low=ppo.clip_low,
+            clip_high=ppo.clip_high,
+            dual_clip=ppo.dual_clip,
+            log_ratio_limit=ppo.log_ratio_limit,
+            weights=weights,
+        )
+        loss = term.loss.over(entries)
+        with torch.set_grad_enabled(ppo.entropy_coef > 0):
+            entropy = masked(entropies(logits, self.temperature), mask)
+        if ppo.entropy_coef:
+            loss = loss - ppo.entropy_coef * entropy.over(entries)
+        if ppo.kl.where == "loss":
+            coef = self.coefficient.of(self.run.buffer.step)
+            loss = loss + coef * masked(kl.k3(new, rows["ref_logprobs"], mask, limit=ppo.kl.limit), mask).over(entries)
+        if values is not None and ppo.algorithm == "ppo":
+            critic = value_loss(values, rows["values"], rows["returns"], mask, clip=ppo.value_clip)
+            loss = loss + ppo.value_coef * critic.over(entries)
+            tally.add(value_loss=critic.total.item())
+        tally.add(policy_loss=term.loss.total.item(), entropy=entropy.total.item())
+        tally.add(clip_fraction=term.clipped.total.item(), approx_kl=term.approx_kl.total.item())
+        return loss
+
+    def critic_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
+        """A separate critic's."""
+        term = value_loss(self._values(rows), rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip)
+        tally.add(value_loss=term.total.item())
+        return term.over(entries)
+
+    # Lanes, blocks and forward passes.
+
+    def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
+        said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()
+        decode = self.roles.tokenizer.decode
+        return Answer(
+            id=name,
+            prompt=prompt.text,
+            response=decode(said, skip_special_tokens=True),
+            pieces=tuple(decode([token]) for token in said),
+            tokens=tuple(row["tokens"][row["attention"]].tolist()),
+            ended=bool(row["ended"]),
+            record=prompt.record,
+        )
+
+    def _todo(self, stage: flow.Stage) -> Sequence[int]:
+        """The lanes without this stage's results. In lockstep all of them: nobody may leave a collective out."""
+        lanes = self.run.lanes
+        return lanes if self.run.lockstep else [lane for lane in lanes if not self.run.buffer.has(lane, stage.rows)]
+
+    def _orders(self, lane: int) -> list[torch.Tensor]:
+        size = self.ppo.mini_batch // self.lanes
+        streams = self.run.streams.at(update=0, lane=lane)
+        rows = len(self.run.buffer.rows[lane]["mask"])
+        return updates(rows, size, self.ppo.batch // self.ppo.mini_batch, self.ppo.epochs, streams, unit=self.unit)
+
+    def _tally_entries(self, lane: int, tally: Tally) -> None:
+        """How much each update's loss is a sum of: every lane must know of all before the first backward pass."""
+        mask = self.run.buffer.rows[lane]["mask"]
+        tally.add(**{f"entries.{i}": mask[index].sum().item() for i, index in enumerate(self._orders(lane))})
+
+    def _blocks(self, lane: int, index: torch.Tensor) -> list[Rows]:
+        rows = self.run.buffer.rows[lane]
+        cut = blocks(index, self.ppo.micro_batch, self.parts)
+        return [{name: x.to(self.roles.device) for name, x in take(rows, *block).items()} for block in cut]
+
+    @torch.no_grad()
+    def _forward(self, lane: int, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+        count = len(self.run.buffer.rows[lane]["mask"])
+        parts = [compute(rows) for rows in self._blocks(lane, torch.arange(count))]
+        return [torch.cat(column)[:count] for column in zip(*parts, strict=True)]
+
+    def _logits(self, model: nn.Module, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+        model.train(torch.is_grad_enabled())
+        with models.computing(self.model, self.roles.device):
+            return models.response_logits(model, rows)
+
+    def _policy(self, model: nn.Module, rows: Rows) -> tuple[torch.Tensor, ...]:
+        logits, values = self._logits(model, rows)
+        found = logprobs(logits, response(rows), self.temperature)
+        return (found,) if values is None else (found, values)
+
+    def _values(self, rows: Rows) -> torch.Tensor:
+        assert self.roles.critic is not None
+        self.roles.critic.train(torch.is_grad_enabled())
+        with models.computing(self.model, self.roles.device):
+            return models.response_values(self.roles.critic, rows)
+
+    def _lr_factor(self) -> float:
+        return lr_factor(self.ppo.schedule, self.run.streams.step, warmup=self.ppo.warmup_steps, steps=self.steps)
+
+
+def response(rows: Rows) -> torch.Tensor:
+    """[samples, R] of the tokens [samples, P + R]."""
+    return rows["tokens"][:, -rows["mask"].shape[1] :]
+
+
+def parts_of(ppo: Ppo, lanes: int) -> int:
+    """How many micro-batches, each a backward pass, a lane makes in an update."""
+    return -(-ppo.mini_batch // lanes // ppo.micro_batch)
+
+
+def backward(loss: torch.Tensor) -> None:
+    """For the type checker: torch has not annotated it."""
+    loss.backward()  # type: ignore[no-untyped-call]
