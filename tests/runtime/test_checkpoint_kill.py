@@ -152,7 +152,7 @@ def test_a_save_killed_at_any_point_leaves_the_previous_checkpoint_and_can_be_re
         prune(where, keep_last=5, generation=2)
         assert where.leftovers() == []
         shutil.rmtree(ruins)
-    assert outcomes[10] >= 40
+    assert outcomes[10] >= 38
     assert outcomes[20] >= 1  # only once the commit record has its name
 
 

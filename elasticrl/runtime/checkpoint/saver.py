@@ -63,6 +63,11 @@ class Saver:
         self._sock, self._process = _start(self._env)
 
     @property
+    def pid(self) -> int:
+        """The writer's process."""
+        return self._process.pid
+
+    @property
     def busy_s(self) -> float:
         """For how long the oldest save has been under way; 0 if none is. A dead disk shows here, and nowhere in training."""
         return time.monotonic() - min(self._pending.values()) if self._pending else 0.0

@@ -107,8 +107,8 @@ class Slot:
         """
         if self._map is not None and len(self._map) >= nbytes:
             return False
-        faults.reach("vault.reserve", self.path.name)
         try:
+            faults.reach("vault.reserve", self.path.name)
             os.posix_fallocate(self._fd, 0, nbytes)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):

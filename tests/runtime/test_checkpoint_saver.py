@@ -1,0 +1,170 @@
+"""The background writer as a real process: it outlives its worker, dies alone, and never makes training wait."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from state_jobs import FACTS, Job, same
+from vault_nodes import until
+
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.saver import Retention, Saver
+from elasticrl.runtime.checkpoint.shelf import listing, mark_committed, verify
+from elasticrl.runtime.vault.client import Ticket, Vault
+from elasticrl.runtime.vault.errors import CheckpointError
+from elasticrl.runtime.vault.version import Version
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Iterator[Vault]:
+    torch.set_num_threads(1)
+    made = Vault(tmp_path / "vault", job="job", node="n0")
+    yield made
+    made.close()
+
+
+def snapshot(vault: Vault, job: Job, step: int, *, shard: int = 0, world: int = 1) -> Ticket:
+    ticket = vault.snapshot(
+        job.parts.capture(shard, world), version=Version(step), generation=1, shard=shard, world=world
+    )
+    ticket.wait_sealed(10)
+    return ticket
+
+
+def test_a_save_is_written_in_the_background_from_the_version_it_was_asked_for(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(2)
+    before = job.state()
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    ticket = snapshot(vault, job, 10)
+    began = time.perf_counter()
+    saver.save(ticket, finish=True)
+    assert time.perf_counter() - began < 0.05
+    for step in range(11, 20):  # training goes on; the writer is still importing torch
+        snapshot(vault, job.train(1), step)
+    (outcome,) = saver.wait(60)
+    assert outcome.ok, outcome.why
+    assert outcome.manifest == "step-00000010-g1"
+    other = Job(seed=2)
+    other.parts.restore(open_checkpoint(place(tmp_path / "ck"), outcome.manifest))
+    assert same(other.state(), before)
+    # One writer, several saves; retention after a commit, also in the background.
+    for step in (20, 30, 40):
+        saver.save(snapshot(vault, job, step), finish=True, parent=outcome.manifest)
+        (done,) = saver.wait(30)
+        assert done.manifest is not None
+        mark_committed(place(tmp_path / "ck"), done.manifest)
+    saver.prune(Retention(keep_last=1), generation=1, commit=done.manifest)
+    until(lambda: [e.version.step for e in listing(place(tmp_path / "ck"))] == [40], "old checkpoints are removed", 20)
+    saver.close()
+
+
+def test_two_workers_write_one_checkpoint_and_one_of_them_publishes_it(tmp_path: Path):
+    torch.set_num_threads(1)
+    job = Job(seed=1).train(2)
+    vaults = [Vault(tmp_path / f"n{rank}", job="job", node=f"n{rank}") for rank in range(2)]
+    savers = [Saver(str(tmp_path / "ck"), facts=FACTS) for _ in range(2)]
+    for rank in (1, 0):
+        job.parts.part("rollout").__init__(rank, 2)  # type: ignore[misc]
+        ticket = snapshot(vaults[rank], job, 10, shard=rank, world=2)
+        savers[rank].save(ticket, finish=rank == 0)
+    (outcome,) = savers[0].wait(60)
+    assert outcome.manifest == "step-00000010-g1", outcome.why
+    assert savers[1].wait(30)[0].manifest is None
+    assert verify(place(tmp_path / "ck"), outcome.manifest) == ()
+    for one in (*savers, *vaults):
+        one.close()
+
+
+def test_a_writer_that_is_killed_is_an_outcome_and_the_next_save_gets_a_new_one(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    saver.save(snapshot(vault, job, 10), finish=True)
+    os.kill(saver.pid, signal.SIGKILL)
+    (outcome,) = saver.wait(60)
+    assert not outcome.ok
+    assert "died (signal 9); older checkpoints are untouched" in outcome.why
+    assert listing(place(tmp_path / "ck")) == ()
+    saver.save(snapshot(vault, job, 11), finish=True)
+    assert saver.wait(60)[0].ok
+    saver.close()
+
+
+def test_a_save_outlives_its_worker(tmp_path: Path):
+    """kill -9 of the worker right after it asked: the data is in the vault's file, and the writer has that file."""
+    script = textwrap.dedent(
+        f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from state_jobs import FACTS, Job
+        from test_checkpoint_saver import Saver, Vault, snapshot
+        root = Path({str(tmp_path)!r})
+        vault = Vault(root / "vault", job="job", node="n0")
+        saver = Saver(str(root / "ck"), facts=FACTS)
+        saver.save(snapshot(vault, Job(seed=1).train(2), 10), finish=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    where = place(tmp_path / "ck")
+    until(lambda: where.names() == ["step-00000010-g1"], "the writer publishes", 30)
+    assert verify(where, "step-00000010-g1") == ()
+
+
+def test_a_disk_that_refuses_is_an_outcome_with_a_sentence(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    (tmp_path / "ck").write_text("a file where the directory should be")
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    saver.save(snapshot(vault, job, 10), finish=True)
+    (outcome,) = saver.wait(60)
+    assert not outcome.ok
+    assert "Training goes on" in outcome.why
+    (tmp_path / "ck").unlink()
+    saver.save(snapshot(vault, job, 11), finish=True)
+    (outcome,) = saver.wait(30)
+    assert outcome.ok
+    saver.close()
+
+
+def test_a_disk_that_hangs_costs_nothing_but_the_checkpoints(vault: Vault, tmp_path: Path):
+    """The writer stops at its first write, as it would on a dead server: saves are refused by name, snapshots go on."""
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT": "checkpoint.write:stop"})
+    for step in (10, 11):
+        saver.save(snapshot(vault, job, step), finish=True)
+    with pytest.raises(CheckpointError, match=r"2 saves to .* are still under way, the oldest for \d+ s"):
+        saver.save(snapshot(vault, job, 12), finish=True)
+    for step in range(13, 20):
+        snapshot(vault, job, step)
+    assert saver.busy_s > 0
+    with pytest.raises(CheckpointError, match="still under way after"):
+        saver.wait(0.1)
+    pid = saver.pid
+    until(lambda: _state(pid) == "T", "the writer has come to its fault", 30)
+    os.kill(pid, signal.SIGCONT)
+    assert [outcome.ok for outcome in saver.wait(60)] == [True, True]
+    saver.close()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_a_version_that_is_gone_from_the_vault_is_not_saved_under_its_name(vault: Vault, tmp_path: Path):
+    job = Job(seed=1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    old = snapshot(vault, job, 1)
+    for step in range(2, 6):
+        snapshot(vault, job, step)
+    with pytest.raises(CheckpointError, match=r"Step 1\.0 is not saved: the vault has \d\.0 there by now"):
+        saver.save(old, finish=True)
+    saver.close()

@@ -1,0 +1,262 @@
+"""Snapshots by a worker: what they cost, what a kill leaves, and how another gang gets them back."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from state_jobs import Job, Rollout, pinned, same
+from vault_nodes import cluster, ring, until
+
+from elasticrl.runtime.checkpoint.parts import Parts
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.client import Content, Vault
+from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
+from elasticrl.runtime.vault.layout import Table
+from elasticrl.runtime.vault.piece import whole as whole_piece
+from elasticrl.runtime.vault.slots import Pinned, files, pin
+from elasticrl.runtime.vault.source import shard_of
+from elasticrl.runtime.vault.version import Version
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def content(*tensors: torch.Tensor) -> Content:
+    pieces = (whole_piece(f"t{i}", str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(tensors))
+    return Content(table=Table(tuple(pieces)), tensors=tensors, values='{"part":{"n":1}}')
+
+
+def one(vault: Vault, step: int, what: Content, *, generation: int = 1):
+    return vault.snapshot(what, version=Version(step), generation=generation, shard=0, world=1)
+
+
+def held(directory: Path) -> dict[int, torch.Tensor]:
+    """The first tensor of each whole version."""
+    found = {}
+    for path, _ in files(directory):
+        shard = pin(path)
+        if isinstance(shard, Pinned):
+            with shard:
+                shard.verify()
+                found[shard.sealed.stamp.version.step] = shard_of(shard).tensors[0].clone()
+    return found
+
+
+def test_what_is_kept_is_the_state_at_the_time_whatever_happens_after_it_was_taken(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    weights = torch.zeros(100_000)
+    table = content(weights)
+    for step in range(10):
+        weights.fill_(step)
+        ticket = one(vault, step, table)
+        vault.settle(5)
+        weights.fill_(-1)
+    ticket.wait_sealed(5)
+    found = held(tmp_path / "v")
+    assert sorted(found) == [7, 8, 9]
+    for step, tensor in found.items():
+        assert torch.equal(tensor, torch.full((100_000,), float(step)))
+    vault.close()
+
+
+def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
+    """40 MB take some ten milliseconds to copy; the training thread is back in a fraction of that."""
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    large = content(torch.zeros(10_000_000))
+    vault.reserve(large.table)
+    one(vault, 0, large).wait_sealed(10)
+    calls = []
+    for step in range(1, 8):
+        began = time.perf_counter()
+        ticket = one(vault, step, large)
+        calls.append(time.perf_counter() - began)
+        ticket.wait_sealed(10)
+        assert ticket.took_s > 0
+        assert ticket.nbytes == 40_000_000
+    assert sorted(calls)[3] < 0.002
+    vault.close()
+
+
+def test_a_worker_without_a_server_keeps_state_and_says_that_nobody_copies_it(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    ticket = one(vault, 3, content(torch.ones(5)))
+    ticket.wait_sealed(5)
+    until(lambda: "did not answer" in vault.notice, "the missing server is noticed")
+    with pytest.raises(VaultError, match="copies wait until it is back"):
+        vault.wait_copied(ticket, 0.2)
+    vault.close()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "vault.reserve@3",
+        "vault.begin@3",
+        "vault.copy@5",
+        "vault.copy@6",
+        "vault.seal.sums@3",
+        "vault.seal.header@3",
+        "vault.seal.last@3",
+    ],
+)
+def test_a_worker_killed_anywhere_in_a_snapshot_leaves_the_version_before(tmp_path: Path, point: str):
+    child = os.fork()
+    if not child:
+        try:
+            os.environ[faults.FAULT] = f"{point}:kill"
+            faults.reset()
+            vault = Vault(tmp_path / "v", job="j", node="n0")
+            for step in range(1, 9):
+                one(vault, step, content(torch.full((1000,), float(step)), torch.ones(3))).wait_sealed(10)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "the fault never fired"
+    found = held(tmp_path / "v")
+    assert max(found) == 2
+    assert all(torch.equal(tensor, torch.full((1000,), float(step))) for step, tensor in found.items())
+    successor = Vault(tmp_path / "v", job="j", node="n0")
+    for step in (3, 4):
+        one(successor, step, content(torch.full((1000,), float(step)), torch.ones(3))).wait_sealed(10)
+    assert {3, 4} <= set(held(tmp_path / "v"))
+    assert len(list(files(tmp_path / "v"))) == 3
+    successor.close()
+
+
+def test_a_full_memory_is_an_error_at_the_next_wait_and_not_the_end_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    one(vault, 1, content(torch.ones(10))).wait_sealed(5)
+    faults.reset()
+    monkeypatch.setenv(faults.FAULT, "vault.reserve:full")
+    one(vault, 2, content(torch.ones(10_000)))
+    with pytest.raises(VaultError, match=r"The snapshot of step 2\.0 failed: The vault needs .* Enlarge that tmpfs"):
+        vault.settle(5)
+    monkeypatch.delenv(faults.FAULT)
+    assert list(held(tmp_path / "v")) == [1]
+    one(vault, 3, content(torch.ones(10_000))).wait_sealed(5)
+    assert 3 in held(tmp_path / "v")
+    vault.close()
+    faults.reset()
+
+
+def test_what_came_after_the_agreed_version_is_forgotten(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    for step in (1, 2, 3):
+        one(vault, step, content(torch.full((10,), float(step)))).wait_sealed(5)
+    vault.void_after(Version(2), 1)
+    assert sorted(held(tmp_path / "v")) == [1, 2]
+    vault.close()
+
+
+def test_training_goes_on_while_a_snapshot_is_taken(tmp_path: Path):
+    """The copy must not hold the interpreter: another thread of Python makes progress meanwhile."""
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    large = content(torch.zeros(25_000_000))
+    one(vault, 0, large).wait_sealed(20)
+    ticket = one(vault, 1, large)
+    spins = 0
+    while not ticket.done:
+        spins += 1
+    assert spins > 1000
+    assert threading.active_count() < 20
+    vault.close()
+
+
+def restore_all(world: int, vaults: dict[str, Vault], found: Whole) -> list[Job]:
+    """What each rank of a new gang of `world` does on its node."""
+    jobs = []
+    for rank, vault in zip(range(world), vaults.values(), strict=False):
+        job = Job(seed=50 + rank, rank=rank, world=world)
+        with vault.gather(found, job.parts.targets()) as source:
+            job.parts.restore(source)
+        jobs.append(job)
+    return jobs
+
+
+def test_a_gang_of_two_goes_on_from_what_three_kept_although_a_node_is_lost(tmp_path: Path):
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes)
+        job = Job(seed=1).train(3)
+        before = job.state()
+        vaults = {node.name: Vault(node.directory, job="job", node=node.name) for node in nodes}
+        for rank, vault in enumerate(vaults.values()):
+            rollout = Rollout(rank, 3)
+            rollout.fill()
+            parts = Parts(**{name: job.parts.part(name) for name in job.parts if name != "rollout"}, rollout=rollout)
+            ticket = vault.snapshot(parts.capture(rank, 3), version=Version(7), generation=1, shard=rank, world=3)
+            assert vault.wait_copied(ticket, 10) == 1
+        nodes[1].kill()
+        dead = vaults.pop("n1")
+        surveys = [vault.control.survey(timeout_s=2.0) for vault in vaults.values()]
+        choices = {newest_whole(s.holdings, here=name).version for s, name in zip(surveys, vaults, strict=True)}
+        assert choices == {Version(7)}
+        found = newest_whole(surveys[0].holdings, here="n0")
+        assert found is not None
+        assert found.sources == (("n0",), ("n2",), ("n0", "n2"))
+        for other in restore_all(2, vaults, found):
+            assert same(other.state(), before)
+            assert [row.tolist()[0] for row in other.rollout.tokens] == [100 * lane for lane in other.rollout.lanes]
+        for vault in (*vaults.values(), dead):
+            vault.close()
+
+
+def test_a_damaged_own_copy_is_passed_over_for_the_buddys(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        vault = Vault(nodes[0].directory, job="job", node="n0")
+        ticket = one(vault, 3, content(torch.arange(1000.0)))
+        assert vault.wait_copied(ticket, 5) == 1
+        assert ticket.path is not None
+        with ticket.path.open("r+b") as file:
+            file.seek(pinned(ticket.path).sealed.shape.data_start + 100)
+            file.write(b"\xff")
+        found = newest_whole(vault.control.survey(timeout_s=2.0).holdings, here="n0")
+        assert found is not None
+        assert found.sources == (("n0", "n1"),)
+        with vault.gather(found, None) as source:
+            assert torch.equal(source.shards[0].tensors[0], torch.arange(1000.0))
+        vault.close()
+
+
+def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        ring([node])
+        vault = Vault(node.directory, job="job", node="n0")
+        nowhere = Whole(version=Version(3), generation=1, world=1, lineage=(), sources=(("n0", "n9"),), passed_over=())
+        with pytest.raises(
+            VaultError, match=r"Shard 0 of 1 of step 3\.0 cannot be had: .* does not hold it any more; node n9"
+        ):
+            vault.gather(nowhere, None)
+        vault.close()
+
+
+def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        giver = Vault(nodes[0].directory, job="job", node="n0")
+        big = torch.arange(4_000_000.0)
+        one(giver, 3, content(big, torch.ones(3))).wait_sealed(5)
+        until(lambda: nodes[0].control.ask("status")["holdings"] == 1, "the server knows of it")
+        taker = Vault(nodes[1].directory, job="job", node="n1")
+        rows = taker.control.survey(timeout_s=2.0).holdings
+        found = newest_whole(rows, here="n1")
+        assert found is not None
+        with taker.gather(found, [whole_piece("t1", "float32", (3,))]) as source:
+            target = torch.zeros(3)
+            source.fill([(whole_piece("t1", "float32", (3,)), target)])
+            assert target.tolist() == [1, 1, 1]
+        (path,) = (path for path, name in files(nodes[1].directory) if name.writer == "part-w0")
+        assert path.stat().st_blocks * 512 >= 16_000_000  # the memory is reserved ...
+        with pytest.raises(VaultError, match="15 of 16 blocks"):  # ... but one block was sent
+            pinned(path).verify()
+        assert all(isinstance(row, Holding) for row in rows)
+        giver.close()
+        taker.close()
