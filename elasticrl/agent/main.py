@@ -40,6 +40,8 @@ def main() -> int:
             warm.start_server(spec.preload)
         from elasticrl.agent.hand import Hand
 
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+        logging.getLogger("torch.distributed.elastic").setLevel(
+            logging.CRITICAL
+        )  # how processes end is reported, not logged
         Hand(spec, runtime).run()
     return 0

@@ -40,6 +40,8 @@ class Process:
     page: Page
     error_file: Path
     log: Path
+    first_log: Path  # from before it had a rank
+    parent: int = 0  # the fork server that knows how it ends; 0: we do
     warm: bool = False
     slot: int | None = None  # None: it has no rank
     rank: int | None = None
@@ -106,8 +108,10 @@ class Process:
         child = self.context._pc.processes[0] if self.context._pc else None  # noqa: SLF001 - torch shows its sentinel nowhere
         if child is None or not multiprocessing.connection.wait([child.sentinel], STATUS_S):
             return None, None
-        result = self.context.wait(0)
         self.sweep()
+        if self.parent and life(self.parent) is None:  # multiprocessing would say 255
+            return None, None
+        result = self.context.wait(0)
         if result and result.failures:
             return result.failures[0].exitcode, result.failures[0]
         return child.exitcode, None
@@ -118,11 +122,13 @@ class Process:
         os.close(self.pidfd)
         self.page.close()
         self.error_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if self.first_log.stat().st_size == 0:
+                self.first_log.unlink()
 
 
 def start(spec: Spec, number: int, runtime: Path, logs: Logs) -> Process:
     """Start a process that gets warm and waits for a rank. Blocks until it runs."""
-    ours, theirs = socket.socketpair()
     page = Page(runtime / "beats" / f"process_{number}")
     error_file = runtime / "errors" / f"process_{number}.json"
     log = logs.warm(number)
@@ -130,20 +136,37 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs) -> Process:
         program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
         page=str(page.path), log=str(log),
     )  # fmt: skip
-    with theirs:
-        context = start_processes(
-            name="worker",
-            entrypoint=worker.main,
-            args={0: (theirs, job)},
-            envs={0: common_env(spec)},
-            logs_specs=TorchLogs(error_file),
-            start_method="forkserver" if spec.start == "fork" else "spawn",
-        )
-    assert isinstance(context, MultiprocessContext)
-    pid = context.pids()[0]
+    ours, theirs = socket.socketpair()
     ours.setblocking(False)
+    try:
+        with theirs:
+            context = start_processes(
+                name="worker",
+                entrypoint=worker.main,
+                args={0: (theirs, job)},
+                envs={0: common_env(spec)},
+                logs_specs=TorchLogs(error_file),
+                start_method="forkserver" if spec.start == "fork" else "spawn",
+            )
+        assert isinstance(context, MultiprocessContext)
+        pid = context.pids()[0]
+        pidfd = os.pidfd_open(pid)
+    except BaseException:
+        ours.close()
+        page.close()
+        raise
     born = life(pid)
     return Process(
-        number=number, pid=pid, pidfd=os.pidfd_open(pid), started=born.started if born else 0, context=context,
-        channel=ours, page=page, error_file=error_file, log=log,
+        number=number, pid=pid, pidfd=pidfd, started=born.started if born else 0, context=context, channel=ours,
+        page=page, error_file=error_file, log=log, first_log=log, parent=parent_of(pid) if spec.start == "fork" else 0,
     )  # fmt: skip
+
+
+def parent_of(pid: int) -> int:
+    """The process that started this one, or 0 if it is gone already."""
+    try:
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+        )
+    except OSError:
+        return 0

@@ -63,6 +63,7 @@ def live(channel: socket.socket, job: Job) -> None:
     seat.ready()
     order = seat.expect()
     if isinstance(order, Assignment):
+        open_log(order.log)  # what the program prints before it looks at its seat belongs there too
         os.environ.update(rank_env(order))
     if isinstance(order, Halt) or (job.speaks == "env" and seat.wait() is None):
         return

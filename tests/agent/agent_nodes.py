@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +86,14 @@ class Node:
         files = sorted(Path(self.spec.log_dir).rglob("*.log"))
         return "\n".join(f"--- {f}\n{f.read_text(errors='replace')[-3000:]}" for f in files)
 
+    async def idle(self) -> None:
+        """End what is seated and forget what has ended."""
+        if self.link is None:
+            return
+        self.send(wire.Halt(generation=self.now.generation, save=False, within_s=0.0, reason="the next test"))
+        self.send(wire.Acknowledge(ended=tuple(end.number for end in self.now.ended)))
+        await self.until(lambda r: not r.workers and not r.ended and (r.warm or bool(r.problem)))
+
     async def stop(self) -> None:
         if self.task:
             await self.disconnect()
@@ -114,10 +123,13 @@ def gang(
     )  # fmt: skip
 
 
-def launch(generation: int, nodes: Sequence[Node], **options: object) -> None:
+def launch(nodes: Sequence[Node], **options: object) -> int:
+    """Seat all of them in a new generation, and return its number."""
+    generation = max(node.now.generation for node in nodes) + 1
     endpoint = nodes[0].now.endpoint
     for node in nodes:
         node.send(wire.Launch(gang=gang(generation, nodes, node, endpoint=endpoint, **options)))  # type: ignore[arg-type]
+    return generation
 
 
 async def training(nodes: Sequence[Node], generation: int, within_s: float = 30.0) -> None:
@@ -137,27 +149,58 @@ async def stepping(node: Node, step: int, within_s: float = 30.0) -> int:
         await asyncio.sleep(0.005)
 
 
-@contextlib.asynccontextmanager
-async def nodes(
-    tmp: Path, count: int = 1, args: Sequence[str] = (), cold: bool = False, **changes: object
-) -> AsyncIterator[list[Node]]:
-    """Agents that are up and warm."""
+@dataclass
+class Lab:
+    """Agents that serve a whole file of tests, one generation after the other, in one event loop."""
+
+    runner: asyncio.Runner
+    nodes: list[Node]
+    faults: Path
+    saves: Path
+
+    def run(self, scenario: Callable[..., Coroutine[object, object, None]]) -> None:
+        """A test. It finds all nodes idle and warm, and leaves them so."""
+        self.faults.unlink(missing_ok=True)
+        self.runner.run(self._between(scenario))
+
+    async def _between(self, scenario: Callable[..., Coroutine[object, object, None]]) -> None:
+        for node in self.nodes:
+            await node.idle()
+        await scenario(*self.nodes)
+
+    def fault(self, do: str, *, step: int = 0, rank: int = 0) -> None:
+        fresh = self.faults.with_suffix(".new")
+        fresh.write_text(json.dumps({"do": do, "step": step, "rank": rank}))
+        fresh.replace(self.faults)
+
+
+@contextlib.contextmanager
+def lab(tmp: Path, count: int = 1, args: Sequence[str] = (), **changes: object) -> Iterator[Lab]:
+    """Agents that are up and warm, or that have said why they cannot be."""
+    faults, saves = tmp / "faults.json", tmp / "saves"
     made = []
     for i in range(count):
         name = f"n{i:02d}"
-        spec = Spec(
-            **{  # type: ignore[arg-type]
-                "job": "t", "node": name, "program": (SCRIPT,), "args": tuple(args), "log_dir": str(tmp / name / "logs"),
-                "preload": PRELOAD, **changes,
-            }
-        )  # fmt: skip
-        made.append(Node(name, tmp / name / "run", spec))
-    try:
-        for node in made:
-            node.start()
-        for node in made:
-            await node.until(lambda r: r.warm or cold, 60.0)
-        yield made
-    finally:
-        for node in made:
-            await node.stop()
+        common = {
+            "job": "t", "node": name, "program": (SCRIPT,), "log_dir": str(tmp / name / "logs"), "preload": PRELOAD,
+            "args": args if "program" in changes else (*args, "--faults", str(faults), "--save", str(saves)),
+        }  # fmt: skip
+        made.append(Node(name, tmp / name / "run", Spec(**{**common, **changes})))  # type: ignore[arg-type]
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(_up(made))
+            yield Lab(runner, made, faults, saves)
+        finally:
+            runner.run(_down(made))
+
+
+async def _up(made: list[Node]) -> None:
+    for node in made:
+        node.start()
+    for node in made:
+        await node.until(lambda r: r.warm or bool(r.problem), 60.0)
+
+
+async def _down(made: list[Node]) -> None:
+    for node in made:
+        await node.stop()

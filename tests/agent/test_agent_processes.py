@@ -1,4 +1,4 @@
-"""Real agents, real workers, real signals. One gang of two nodes serves as many claims as can share it."""
+"""Real agents, real workers, real signals; the test gives the orders that a daemon would give."""
 
 import asyncio
 import json
@@ -6,25 +6,53 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from agent_nodes import Node, gang, launch, nodes, stepping, training
+import pytest
+from agent_nodes import SCRIPT, Lab, Node, gang, lab, launch, stepping, training
 
 from elasticrl.agent import wire
 from elasticrl.agent.beats import life
+from elasticrl.agent.pool import parent_of
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
 
 STEP = re.compile(r"step (\d+) generation (\d+) rank (\d+) world (\d+) digest (\w+)")
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes of one worker each."""
+    with lab(
+        tmp_path_factory.mktemp("pair"), 2, args=("--child", "--save-every", "1000"),
+        timeouts=Timeouts(default_phase_s=1.0), log_limit_bytes=4000, log_keep=99,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@pytest.fixture(scope="module")
+def duo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node of two workers, whose agent may be killed."""
+    with lab(tmp_path_factory.mktemp("duo"), 1, slots=2, stop_s=2.0) as made:
+        yield made
+
+
 def pid(node: Node, slot: int = 0) -> int:
     return node.now.workers[slot].pid
 
 
-def steps(path: Path) -> list[tuple[int, ...]]:
-    return [tuple(map(int, m.groups()[:4])) for m in STEP.finditer(path.read_text())]
+def logs_of(node: Node, generation: int, rank: int) -> list[Path]:
+    """A rank's log and its rotated predecessors, the oldest first."""
+    folder = Path(node.spec.log_dir) / f"attempt_{generation}"
+    return sorted(
+        folder.glob(f"rank_{rank}.log*"), key=lambda path: -int(path.suffix[1:]) if path.suffix != ".log" else 0
+    )
+
+
+def steps(node: Node, generation: int, rank: int) -> list[int]:
+    text = "".join(path.read_text() for path in logs_of(node, generation, rank))
+    return [int(found[1]) for found in STEP.finditer(text)]
 
 
 async def gone(process: int, within_s: float = 5.0) -> float:
@@ -35,245 +63,275 @@ async def gone(process: int, within_s: float = 5.0) -> float:
     return time.monotonic() - begun
 
 
-def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_process(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 2) as (a, b):
-            launch(1, [a, b])
-            await training([a, b], 1)
-            await stepping(a, 5)
-            survivor, victim = pid(a), pid(b)
-
-            at = time.monotonic()
-            os.kill(victim, signal.SIGKILL)
-            report = await b.until(lambda r: r.exit is not None)
-            noticed = time.monotonic() - at
-            assert report.work is Work.FAILED
-            assert report.exit is not None
-            assert (report.exit.cause, report.exit.own, report.exit.generation) == ("signal 9 (SIGKILL)", False, 1)
-            assert report.warm  # the spare is there at once
-
-            await a.until(lambda r: r.work is Work.PARKED)
-            endpoint = a.now.endpoint
-            a.send(wire.Reform(gang=gang(2, [a, b], a, born=1, endpoint=endpoint)))
-            at_launch = time.monotonic()
-            b.send(wire.Launch(gang=gang(2, [a, b], b, endpoint=endpoint)))
-            await training([a, b], 2)
-            again, handed_over = time.monotonic() - at, time.monotonic() - at_launch
-            assert pid(a) == survivor
-            assert pid(b) != victim
-            assert b.now.born == 2
-            assert a.now.born == 1
-            await stepping(b, 12)
-            record_property("noticed_ms", round(1000 * noticed, 1))
-            record_property("spare_in_gang_ms", round(1000 * handed_over, 1))
-            record_property("recovered_ms", round(1000 * again, 1))
-            print(
-                f"noticed {1000 * noticed:.0f} ms, spare in the gang {1000 * handed_over:.0f} ms, all {1000 * again:.0f} ms"
-            )
-            assert noticed < 0.05 or os.getloadavg()[0] > 2.5
-
-            # Every generation has its folder; nothing that was printed before the kill is lost, and no step is missing.
-            logs = Path(b.spec.log_dir)
-            assert (logs / "latest").resolve() == logs / "attempt_2"
-            first, second = steps(logs / "attempt_1" / "rank_1.log"), steps(logs / "attempt_2" / "rank_1.log")
-            assert [s[0] for s in first] == list(range(1, len(first) + 1))
-            assert report.exit.step == first[-1][0]
-            assert second[0][0] <= first[-1][0] + 1
-            assert [e.exit for e in b.now.ended] == [report.exit]
-            assert b.now.ended[0].tail[-1].startswith(f"step {first[-1][0]} ")
-            # Each generation met in a store of its own, on a port of its own.
-            assert endpoint != a.now.endpoint
-
-    asyncio.run(scenario())
+def environment(process: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def test_a_daemon_that_comes_back_is_shown_everything_and_training_does_not_notice(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, slots=2) as (a,):
-            launch(1, [a], slots=2)
-            await training([a], 1)
-            before = a.now
-            os.kill(before.workers[1].pid, signal.SIGKILL)
-            await a.until(lambda r: r.work is Work.FAILED)
-            assert a.now.exit is not None
-            assert a.now.exit.slot == 1
-            await gone(before.workers[0].pid)  # a seat fails whole
-            launch(2, [a], slots=2)
-            await training([a], 2)
-            await a.disconnect()
-            at = await stepping(a, 3)
+def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_process(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 5)
+        survivor, victim = pid(a), pid(b)
 
-            a.reports.clear()
-            a.connect()
-            first = await a.until(lambda _: True)
-            assert first.generation == 2
-            assert first.work is Work.TRAINING
-            assert [w.slot for w in first.workers] == [0, 1]
-            assert all((seen := life(w.pid)) is not None and seen.started == w.started for w in first.workers)
-            assert [e.exit.cause for e in first.ended] == ["signal 9 (SIGKILL)"]  # told again to whom it may be new
-            await stepping(a, at + 3)
-            a.send(wire.Acknowledge(ended=(first.ended[0].number,)))
-            await a.until(lambda r: not r.ended)
+        at = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        report = await b.until(lambda r: r.exit is not None)
+        noticed = time.monotonic() - at
+        assert report.work is Work.FAILED
+        assert report.exit is not None
+        assert (report.exit.cause, report.exit.own, report.exit.generation) == ("signal 9 (SIGKILL)", False, one)
+        assert report.warm  # the spare is there already
 
-    asyncio.run(scenario())
+        await a.until(lambda r: r.work is Work.PARKED)
+        endpoint, ordered = a.now.endpoint, time.monotonic()
+        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
+        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        await training([a, b], one + 1)
+        print(
+            f"\nnoticed in {1000 * noticed:.0f} ms; spare in the gang {1000 * (time.monotonic() - ordered):.0f} ms after the "
+            f"order, {1000 * (time.monotonic() - at):.0f} ms after the kill"
+        )
+        assert noticed < 0.05 or os.getloadavg()[0] > os.cpu_count()  # type: ignore[operator]
+        assert (pid(a), a.now.born, b.now.born) == (survivor, one, one + 1)
+        assert pid(b) != victim
+        assert a.now.endpoint != endpoint  # the next generation will meet in a store of its own
+        await stepping(b, report.exit.step + 3)
 
+        # Every generation has its folder. What was printed before the kill is there, and no step is missing or made twice.
+        logs = Path(b.spec.log_dir)
+        assert (logs / "latest").readlink() == Path(f"attempt_{one + 1}")
+        before, after = steps(b, one, 1), steps(a, one + 1, 0)
+        assert before == list(range(1, report.exit.step + 1))
+        survivors = steps(a, one, 0) + after
+        assert survivors == list(range(1, len(survivors) + 1))
+        (end,) = b.now.ended
+        assert end.exit == report.exit
+        assert end.tail[-1].startswith(f"step {report.exit.step} ")
 
-def test_a_stopped_worker_is_seen_and_killed_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        limits = Timeouts(default_phase_s=1.0)
-        async with nodes(tmp_path, 2, args=("--child",), timeouts=limits) as (a, b):
-            launch(1, [a, b])
-            await training([a, b], 1)
-            await stepping(a, 3)
-            child = int(re.findall(r"child (\d+)", b.logs())[0])
-            stopped = pid(b)
-            os.kill(stopped, signal.SIGSTOP)
-            seen = await b.until(lambda r: r.stall is not None and r.stall.stopped, 10.0)
-            victim = await a.until(lambda r: r.work is Work.STALLED, 10.0)
-            assert victim.stall is not None
-            assert victim.stall.waiting
-            assert not victim.stall.stopped
-            b.send(wire.Kill(slot=0, cause=str(seen.stall)))
-            assert await gone(stopped) < 0.5
-            report = await b.until(lambda r: r.exit is not None, 2.0)
-            assert report.exit is not None
-            assert report.exit.cause.startswith("stopped in update for")
-            assert not report.exit.own
-            await gone(child)  # its children end with it
-            await a.until(lambda r: r.work is Work.PARKED)
-
-    asyncio.run(scenario())
+    pair.run(scenario)
 
 
-def test_the_agents_death_ends_its_workers_even_a_stopped_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, slots=2) as (a,):
-            launch(1, [a], slots=2)
-            await training([a], 1)
-            workers = [w.pid for w in a.now.workers]
-            os.kill(workers[1], signal.SIGSTOP)
-            os.kill(a.now.pid, signal.SIGKILL)
-            for worker in workers:
-                await gone(worker, 2.0)
-            # A new agent in the same place starts clean.
-            await a.disconnect()
-            a.process.wait(5)  # type: ignore[attr-defined]
-            a.reports.clear()
-            a.start()
-            fresh = await a.until(lambda r: r.warm, 60.0)
-            assert fresh.work is Work.NONE
-            assert sum(1 for _ in (a.runtime / "beats").iterdir()) == fresh.spares
+def test_a_stopped_worker_is_seen_and_killed_at_once_with_its_children(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 3)
+        child = int(re.findall(r"child (\d+)", logs_of(b, one, 1)[0].read_text())[0])
+        stopped = pid(b)
+        os.kill(stopped, signal.SIGSTOP)
+        seen = await b.until(lambda r: r.stall is not None and r.stall.stopped, 10.0)
+        victim = await a.until(lambda r: r.work is Work.STALLED, 10.0)
+        assert victim.stall is not None
+        assert victim.stall.waiting
+        assert not victim.stall.stopped
+        b.send(wire.Kill(slot=0, cause=str(seen.stall)))
+        assert await gone(stopped) < 0.5
+        report = await b.until(lambda r: r.exit is not None, 2.0)
+        assert report.exit is not None
+        assert report.exit.cause.startswith("stopped in update for")
+        assert not report.exit.own
+        await gone(child)
+        await a.until(lambda r: r.work is Work.PARKED)  # the victim is freed by that alone
 
-    asyncio.run(scenario())
+    pair.run(scenario)
 
 
-def test_what_a_program_raises_is_its_own_doing_and_ends_up_in_the_exit_record(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, args=("--raise-at", "3")) as (a,):
-            launch(1, [a])
-            report = await a.until(lambda r: r.work is Work.FAILED)
-            assert report.exit is not None
-            assert report.exit.own
-            assert report.exit.cause == "exit code 1: ValueError: bad prompt"
-            assert report.exit.step == 2
-            (end,) = report.ended
-            assert (end.code, end.rank) == (1, 0)
+def test_a_worker_that_hangs_outside_a_collective_is_told_from_its_victim(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        await training([a, b], launch([a, b]))
+        pair.fault("hang", rank=1)
+        culprit = await b.until(lambda r: r.stall is not None, 10.0)
+        victim = await a.until(lambda r: r.stall is not None, 10.0)
+        assert culprit.stall is not None
+        assert victim.stall is not None
+        assert (culprit.stall.waiting, culprit.stall.stopped, culprit.work) == (False, False, Work.TRAINING)
+        assert (victim.stall.waiting, victim.work) == (True, Work.STALLED)
+
+    pair.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("do", "cause", "code"),
+    [
+        ("raise", "exit code 1: ValueError: bad prompt", 1),
+        ("exit", "exit code 3", 3),
+        ("segv", "signal 11 (SIGSEGV)", -signal.SIGSEGV),
+    ],
+)
+def test_what_a_program_does_to_itself_is_its_own_doing(pair: Lab, do: str, cause: str, code: int) -> None:
+    async def scenario(a: Node, b: Node) -> None:  # noqa: ARG001
+        pair.fault(do, step=3)
+        one = launch([a])
+        report = await a.until(lambda r: r.work is Work.FAILED and r.generation == one)
+        assert report.exit is not None
+        assert (report.exit.cause, report.exit.own, report.exit.step) == (cause, True, 2)
+        (end,) = report.ended
+        assert (end.code, end.rank) == (code, 0)
+        if do == "raise":
             assert 'raise ValueError("bad prompt")' in end.traceback
             assert end.tail[-1] == "ValueError: bad prompt"
+        assert bool(end.core) == (do == "segv")
 
-    asyncio.run(scenario())
-
-
-def test_a_bad_signal_is_the_programs_own_doing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, args=("--exit-at", "2:SEGV")) as (a,):
-            launch(1, [a])
-            report = await a.until(lambda r: r.work is Work.FAILED)
-            assert report.exit is not None
-            assert (report.exit.cause, report.exit.own) == ("signal 11 (SIGSEGV)", True)
-            assert report.ended[0].core
-
-    asyncio.run(scenario())
+    pair.run(scenario)
 
 
-def test_a_halt_that_saves_lets_the_gang_end_at_one_step_with_a_checkpoint(tmp_path: Path) -> None:
-    saves = tmp_path / "saves"
+def test_a_halt_that_saves_lets_the_gang_end_at_one_step_with_a_checkpoint(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 3)
+        for node in (a, b):
+            node.send(wire.Halt(generation=one, save=True, within_s=10.0, reason="stopped by an operator"))
+        for node in (a, b):
+            await node.until(lambda r: r.work is Work.NONE and not r.workers, 10.0)
+        saved = a.now.saved
+        assert a.now.step == b.now.step == saved >= 3
+        assert json.loads((pair.saves / a.now.manifest).read_text())["step"] == saved
+        assert a.now.generation == one  # under which it is to be committed
+        assert not a.now.ended  # a clean end is no fault
+        assert not b.now.ended
+        two = launch([a], resume=saved)
+        await training([a], two)
+        assert await stepping(a, saved + 1) > saved
 
-    async def scenario() -> None:
-        async with nodes(tmp_path, 2, args=("--save", str(saves), "--save-every", "1000")) as (a, b):
-            launch(1, [a, b])
-            await training([a, b], 1)
-            await stepping(a, 3)
-            for node in (a, b):
-                node.send(wire.Halt(generation=1, save=True, within_s=10.0, reason="stopped by an operator"))
-            for node in (a, b):
-                await node.until(lambda r: r.work is Work.NONE and not r.workers, 10.0)
-            assert a.now.step == b.now.step == a.now.saved
-            assert a.now.manifest == f"step-{a.now.saved:08d}"
-            assert json.loads((saves / a.now.manifest).read_text())["step"] == a.now.saved
-            assert not a.now.ended  # a clean end is no fault
-            assert not b.now.ended
-            # What was saved under generation 1 is still there to be committed, and the seat can be taken again.
-            assert a.now.generation == 1
-            resume = a.now.saved
-            launch(2, [a], resume=resume)
-            await training([a], 2)
-            assert await stepping(a, resume + 1) > resume
-            a.send(wire.Halt(generation=2, save=False, within_s=0.0, reason="out of the plan"))
-            await a.until(lambda r: r.work is Work.NONE and not r.workers, 2.0)
-            assert not a.now.ended
-
-    asyncio.run(scenario())
+    pair.run(scenario)
 
 
-def test_park_keeps_the_state_and_a_reform_goes_on_with_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, args=("--steps", "20"), log_limit_bytes=400, log_keep=9) as (a,):
-            launch(1, [a])
-            await training([a], 1)
-            await stepping(a, 3)
-            worker = pid(a)
-            a.send(wire.Park(generation=2, endpoint="", reason="held"))
-            parked = await a.until(lambda r: r.work is Work.PARKED and r.generation == 2)
-            assert parked.born == 1
-            a.send(wire.Reform(gang=gang(3, [a], a, born=1)))
-            await training([a], 3)
-            assert pid(a) == worker
-            await a.until(lambda r: r.work is Work.DONE)
-            # Rotated by size, and over all files every step is there once.
-            logs = sorted(Path(a.spec.log_dir).glob("attempt_*/rank_0.log*"))
-            assert len(logs) > 2
-            assert sorted(s[0] for log in logs for s in steps(log)) == list(range(1, 21))
-            a.send(wire.Halt(generation=4, save=True, within_s=5.0, reason="all steps are made"))
-            await a.until(lambda r: not r.workers)
-            assert not a.now.ended
+def test_park_keeps_process_and_state_and_a_reform_goes_on_with_them(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 3)
+        processes = pid(a), pid(b)
+        for node in (a, b):
+            node.send(wire.Park(generation=one + 1, endpoint="", reason="held"))
+        for node in (a, b):
+            parked = await node.until(lambda r: r.work is Work.PARKED and r.generation == one + 1)
+            assert parked.born == one
+        a.send(wire.Reform(gang=gang(one + 2, [a], a, born=one)))
+        await training([a], one + 2)
+        last = max(steps(a, one, 0))
+        await stepping(a, last + 100, 60.0)
+        assert (pid(a), pid(b)) == processes
+        made = steps(a, one + 2, 0)
+        assert made[:100] == list(range(last + 1, last + 101))
+        assert len(logs_of(a, one + 2, 0)) >= 2  # rotated by size, nothing lost between the files
 
-    asyncio.run(scenario())
+    pair.run(scenario)
 
 
-def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, preload=("no_such_module",), cold=True) as (a,):
-            report = await a.until(lambda r: bool(r.problem), 60.0)
-            assert "No module named 'no_such_module'" in report.problem
-            assert not report.warm
+def test_a_daemon_that_comes_back_is_shown_everything_and_training_does_not_notice(duo: Lab) -> None:
+    async def scenario(a: Node) -> None:
+        one = launch([a], slots=2)
+        await training([a], one)
+        before = a.now
+        os.kill(before.workers[1].pid, signal.SIGKILL)
+        failed = await a.until(lambda r: r.work is Work.FAILED)
+        assert failed.exit is not None
+        assert failed.exit.slot == 1
+        await gone(before.workers[0].pid)  # a seat fails whole
+        await training([a], launch([a], slots=2))
+        await a.disconnect()
+        at = await stepping(a, 3)
 
-    asyncio.run(scenario())
+        a.reports.clear()
+        a.connect()
+        first = await a.until(lambda _: True)
+        assert (first.generation, first.work, [w.slot for w in first.workers]) == (one + 1, Work.TRAINING, [0, 1])
+        assert all((seen := life(w.pid)) is not None and seen.started == w.started for w in first.workers)
+        assert [end.exit.cause for end in first.ended] == ["signal 9 (SIGKILL)"]  # told again to whom it may be new
+        await stepping(a, at + 3)
+        a.send(wire.Acknowledge(ended=(first.ended[0].number,)))
+        await a.until(lambda r: not r.ended)
+
+    duo.run(scenario)
 
 
-def test_an_agent_without_a_daemon_for_too_long_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with nodes(tmp_path, 1, orphan_s=1.0, stop_s=2.0) as (a,):
-            launch(1, [a])
-            await training([a], 1)
-            worker, agent = pid(a), a.now.pid
-            await a.disconnect()
-            assert await asyncio.to_thread(a.process.wait, 15) == 0  # type: ignore[attr-defined]
-            assert life(worker) is None
-            assert life(agent) is None
-            assert not any((a.runtime / "beats").iterdir())
-            a.process = None
+def test_the_environment_is_the_same_for_one_and_for_two_workers_a_node(pair: Lab, duo: Lab) -> None:
+    # What a worker's libraries have read when they were loaded is what its fork server was started with.
+    seen = []
+    for node in (pair.nodes[0], duo.nodes[0]):
+        server = environment(node.now.pid)
+        seen.append({name: server[name] for name in server if name.endswith("_THREADS") or name.startswith("TORCH_")})
+    assert seen[0] == seen[1]
+    assert seen[0]["OMP_NUM_THREADS"] == "1"
 
-    asyncio.run(scenario())
+
+def test_the_fork_servers_death_is_survived_and_is_nobodys_own_doing(duo: Lab) -> None:
+    async def scenario(a: Node) -> None:
+        await training([a], launch([a], slots=2))
+        server = parent_of(pid(a))
+        assert server != a.now.pid
+        os.kill(server, signal.SIGKILL)
+        report = await a.until(lambda r: r.work is Work.FAILED)
+        assert report.exit is not None
+        assert not report.exit.own
+        await a.until(lambda r: r.warm, 60.0)
+        await training([a], launch([a], slots=2))
+
+    duo.run(scenario)
+
+
+def test_an_agent_that_is_terminated_lets_its_workers_save_and_leaves_nothing(duo: Lab) -> None:
+    async def scenario(a: Node) -> None:
+        await training([a], launch([a], slots=2))
+        await stepping(a, 3)
+        workers = [w.pid for w in a.now.workers]
+        await a.disconnect()
+        os.kill(a.now.pid, signal.SIGTERM)
+        assert await asyncio.to_thread(a.process.wait, 15) == 0
+        assert not any(life(worker) for worker in workers)
+        assert not any((a.runtime / "beats").iterdir())
+        assert not (a.runtime / "agent.sock").exists()
+        assert any(duo.saves.iterdir())
+        a.reports.clear()
+        a.start()
+        await a.until(lambda r: r.warm, 60.0)
+
+    duo.run(scenario)
+
+
+def test_the_agents_death_ends_its_workers_even_a_stopped_one(duo: Lab) -> None:
+    async def scenario(a: Node) -> None:
+        await training([a], launch([a], slots=2))
+        workers = [w.pid for w in a.now.workers]
+        os.kill(workers[1], signal.SIGSTOP)
+        os.kill(a.now.pid, signal.SIGKILL)
+        for worker in workers:
+            await gone(worker, 2.0)
+        await a.disconnect()
+
+    duo.run(scenario)
+
+
+def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon_ends(tmp_path: Path) -> None:
+    async def scenario(a: Node) -> None:
+        assert "No module named 'no_such_module'" in a.now.problem
+        assert not a.now.warm
+        await a.disconnect()
+        assert await asyncio.to_thread(a.process.wait, 15) == 0
+
+    with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
+        made.run(scenario)
+
+
+def test_a_program_that_knows_only_torchruns_environment_is_started_afresh_for_each_generation(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    plain = str(Path(SCRIPT).with_name("train_plain.py"))
+
+    async def scenario(a: Node) -> None:
+        one = launch([a])
+        await training([a], one)
+        first = pid(a)
+        a.send(wire.Reform(gang=gang(one + 1, [a], a, born=one)))
+        report = await a.until(lambda r: r.generation == one + 1 and r.work is Work.TRAINING and bool(r.workers))
+        assert report.born == one + 1
+        assert report.workers[0].pid != first
+        assert await gone(first) < 1.0
+        a.send(wire.Halt(generation=one + 1, save=True, within_s=5.0, reason="stopped by an operator"))
+        await a.until(lambda r: not r.workers)
+
+    with lab(tmp_path, 1, program=(plain,), args=(str(history),), speaks="env", start="spawn") as made:
+        made.run(scenario)

@@ -6,7 +6,9 @@ step N must look like, whatever happened on the way. It prints one line a step:
     step 12 generation 3 rank 0 world 2 digest 1f0c
 
     train_small.py [--steps N] [--step-ms 50] [--save DIR --save-every 10] [--history FILE]
-                   [--raise-at STEP] [--hang-at STEP] [--exit-at STEP:CODE] [--child]
+                   [--faults FILE] [--child]
+
+FILE may appear at any time: {"step": 12, "rank": 0, "do": "raise" | "hang" | "segv" | "exit"}. It happens once; the file goes.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import zlib
 from datetime import timedelta
@@ -131,17 +134,22 @@ class Trainer:
         beat.done()
 
     def misbehave(self, step: int, place: Assignment) -> None:
-        options = self.options
-        if place.born != place.generation:
-            return  # only the first life of a gang
-        if step == options.raise_at:
-            raise ValueError("bad prompt")
-        if step == options.hang_at:
-            time.sleep(3600)
-        if options.exit_at and step == int(options.exit_at.partition(":")[0]):
-            os.kill(os.getpid(), signal.SIGSEGV) if options.exit_at.endswith("SEGV") else os._exit(
-                int(options.exit_at.partition(":")[2])
-            )
+        path = Path(self.options.faults or "/nonexistent")
+        if not path.exists():
+            return
+        fault = json.loads(path.read_text())
+        if fault["rank"] != place.rank or fault["step"] > step:
+            return
+        path.unlink()
+        match fault["do"]:
+            case "raise":
+                raise ValueError("bad prompt")
+            case "hang":
+                time.sleep(3600)
+            case "segv":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "exit":
+                sys.exit(3)
 
     def tell(self, step: int, place: Assignment) -> None:
         line = f"step {step} generation {place.generation} rank {place.rank} world {place.world} digest {self.model.digest}"
@@ -170,9 +178,7 @@ def main() -> None:
     parser.add_argument("--save", default="")
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--history", default="")
-    parser.add_argument("--raise-at", type=int, default=-1)
-    parser.add_argument("--hang-at", type=int, default=-1)
-    parser.add_argument("--exit-at", default="")
+    parser.add_argument("--faults", default="")
     parser.add_argument("--child", action="store_true", help="start a child process that sleeps")
     options = parser.parse_args()
     torch.set_num_threads(1)
