@@ -33,7 +33,7 @@ EVEN = ("all_gather", "allgather", "_all_gather_base", "_reduce_scatter_base")
 class Entry:
     """One collective as one rank entered it.
 
-    Example: Entry(group="0", seq=41, op="all_reduce", sizes=((1024,),), dtypes=("Float",), state="scheduled", frame="train.py:88 step")
+    Example: Entry(group="0", seq=41, op="all_reduce", sizes=((1024,),), dtypes=("Float",), frame="train.py:88 step")
     """
 
     group: str
