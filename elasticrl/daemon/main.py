@@ -252,7 +252,10 @@ class Daemon:
         running = asyncio.create_task(node.run(), name="node")
         some: set[asyncio.Future[Any]] = {running, told, crew}
         await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+        if told.done() and not running.done() and self.keep and await asyncio.to_thread(self.notify.for_good):
+            self.keep = False
         if told.done() and not running.done() and not self.keep:
+            self.notify.stopping("draining")
             node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
             await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
         if running.done():

@@ -1,7 +1,13 @@
-"""systemd's notify protocol: READY, STATUS, WATCHDOG and STOPPING, as datagrams to the socket it names. Without it: nothing."""
+"""What is said to systemd, and asked of it: the notify protocol (READY, STATUS, WATCHDOG, STOPPING), and whether a SIGTERM is
+meant for good. Without systemd: nothing.
+"""
 
 import os
 import socket
+import subprocess
+from pathlib import Path
+
+ANSWER_S = 3.0
 
 
 class Notify:
@@ -43,3 +49,30 @@ class Notify:
                 sock.sendto(text.encode(), self._address)
             except OSError:
                 pass  # systemd is restarting itself; the next one will arrive
+
+    def for_good(self) -> bool:
+        """Is systemd stopping this unit, and not restarting it? Both send the same signal; its list of jobs tells them apart."""
+        unit = unit_of(Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+        if not self._address or not unit:
+            return False
+        try:
+            listed = subprocess.run(
+                ["systemctl", "list-jobs", "--plain", "--no-legend", "--no-pager"],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return False  # it does not say: hand over, which loses nothing
+        return any(line.split()[1:3] == [unit, "stop"] for line in listed.stdout.splitlines())
+
+
+def unit_of(cgroups: str) -> str:
+    """The unit that a process belongs to, from its /proc/PID/cgroup; empty outside of any.
+
+    >>> unit_of("0::/system.slice/elasticrl.service")
+    'elasticrl.service'
+    """
+    for line in cgroups.splitlines():
+        for part in reversed(line.rpartition(":")[2].split("/")):
+            if part.endswith(".service"):
+                return part
+    return ""

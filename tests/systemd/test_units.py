@@ -1,0 +1,131 @@
+"""The units, by a real systemd: start, restart, kill -9, a hung daemon, stop."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chaos.live.local import SCRIPT
+from chaos.live.machine import Machine, missing
+
+ROOT = Path(__file__).parents[2]
+UNITS = ROOT / "systemd"
+pytestmark = pytest.mark.timeout(240)
+
+CONF = {
+    "job": {
+        "name": "unit",
+        "program": str(SCRIPT),
+        "args": ["--save", "/var/lib/elasticrl/saves", "--history", "/var/lib/elasticrl/history"],
+    },
+    "node": {"name": "solo", "device": "cpu", "interface": "lo"},
+    "store": {"embedded": True},
+    "membership": {"min_nodes": 1, "max_nodes": 1, "settle": "100ms", "lease_ttl": "5s", "keepalive": "1500ms"},
+    "lanes": {"count": 4},
+    "checkpoint": {"dir": "/var/lib/elasticrl/checkpoints"},
+    "telemetry": {"format": "json"},
+}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    assert not missing(), f"this test must run where it can be run: {missing()} (make test installs it)"
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    machine = Machine(
+        prepare=lambda upper: subprocess.run(
+            ["make", "-s", "install-systemd", f"DESTDIR={upper}"], cwd=ROOT, check=True
+        ),
+        files={
+            "/etc/elasticrl/elasticrl.yaml": yaml.safe_dump(CONF),
+            "/etc/elasticrl/environment": f"PATH={path}\nPYTHONDONTWRITEBYTECODE=1\n",
+            # A short watchdog, so that the test of a hung daemon is short too.
+            "/etc/systemd/system/elasticrl.service.d/test.conf": "[Service]\nWatchdogSec=3\n",
+        },
+    )
+    with machine:
+        for path in (ROOT, *(Path(p) for p in (sys.base_prefix, sys.prefix))):
+            for parent in (path, *path.parents):  # the unprivileged user must reach the interpreter and the checkout
+                machine.run("chmod", "o+rx", str(parent), check=False)
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemd-sysusers")
+        machine.run("systemd-tmpfiles", "--create")
+        machine.run("chown", "-R", "root:elasticrl", "/etc/elasticrl")
+        machine.run("chmod", "-R", "g+rX,o-rwx", "/etc/elasticrl")
+        machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
+        machine.until(["test", "-s", "/var/lib/elasticrl/history"], 90.0)
+        yield machine
+
+
+def steps(machine: Machine) -> list[tuple[int, int]]:
+    """Pid and step of each line the worker has written."""
+    text = machine.run("cat", "/var/lib/elasticrl/history").stdout
+    return [(int(pid), int(step)) for pid, step in re.findall(r" (\d+) step (\d+) ", text)]
+
+
+def goes_on(machine: Machine, count: int = 5, within_s: float = 30.0) -> None:
+    before = len(steps(machine))
+    deadline = time.monotonic() + within_s
+    while len(steps(machine)) < before + count:
+        assert time.monotonic() < deadline, machine.journal()
+        time.sleep(0.1)
+
+
+def test_start_means_ready_and_status_says_training(machine: Machine) -> None:
+    assert machine.show("elasticrl", "ActiveState") == "active"
+    assert machine.show("elasticrl-agent", "ActiveState") == "active"
+    assert machine.run("ps", "-o", "user=", "-p", machine.show("elasticrl", "MainPID")).stdout.strip() == "elasticrl"
+    goes_on(machine)
+    shown = (
+        json.loads(machine.until(["elasticrl", "status", "--json"], 20.0))
+        if machine.run("which", "elasticrl", check=False).stdout
+        else {}
+    )
+    assert not shown or shown["state"] == "TRAINING"
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "hang"])
+def test_the_daemon_can_be_restarted_killed_or_hang_and_no_step_is_lost(machine: Machine, how: str) -> None:
+    before, worker = machine.show("elasticrl", "MainPID"), {pid for pid, _ in steps(machine)[-1:]}
+    command = {
+        "restart": ("systemctl", "restart", "elasticrl"),
+        "kill": ("kill", "-9", before),
+        "hang": ("kill", "-STOP", before),
+    }[how]
+    machine.run(*command)
+    deadline = time.monotonic() + 30.0
+    while machine.show("elasticrl", "MainPID") in (before, "0") or machine.show("elasticrl", "SubState") != "running":
+        assert time.monotonic() < deadline, machine.journal()
+        time.sleep(0.1)
+    goes_on(machine, count=20)
+    seen = steps(machine)
+    assert {pid for pid, _ in seen} == worker, "the worker was not the same all along"
+    assert [step for _, step in seen] == list(range(seen[0][1], seen[0][1] + len(seen))), (
+        "a step is missing or was made twice"
+    )
+
+
+def test_stop_drains_saves_and_leaves_nothing(machine: Machine) -> None:
+    machine.run("systemctl", "stop", "elasticrl", timeout_s=120.0)
+    assert machine.show("elasticrl", "ActiveState") == "inactive"
+    assert machine.show("elasticrl-agent", "ActiveState") == "inactive"
+    assert machine.show("elasticrl", "Result") == "success"
+    assert machine.show("elasticrl-agent", "Result") == "success"
+    left = machine.run("ps", "-u", "elasticrl", "-o", "args=", check=False).stdout
+    assert left == ""
+    assert machine.run("ls", "/var/lib/elasticrl/saves").stdout
+
+
+def test_the_units_are_clean_and_confined() -> None:
+    for unit in ("elasticrl.service", "elasticrl-agent.service"):
+        verified = subprocess.run(["systemd-analyze", "verify", UNITS / unit], capture_output=True, text=True)
+        assert verified.stderr == ""  # it exits with 0 even for an unknown key
+        judged = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--threshold=40", UNITS / unit], capture_output=True
+        )
+        assert judged.returncode == 0
