@@ -51,7 +51,7 @@ class Notify:
                 pass  # systemd is restarting itself; the next one will arrive
 
     def for_good(self) -> bool:
-        """Is systemd stopping this unit, and not restarting it? Both send the same signal; its list of jobs tells them apart."""
+        """Is systemd stopping this unit, and not restarting it? Both send the same signal; its list of jobs tells."""
         unit = unit_of(Path("/proc/self/cgroup").read_text(encoding="utf-8"))
         if not self._address or not unit:
             return False

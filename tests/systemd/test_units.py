@@ -81,12 +81,10 @@ def test_start_means_ready_and_status_says_training(machine: Machine) -> None:
     assert machine.show("elasticrl-agent", "ActiveState") == "active"
     assert machine.run("ps", "-o", "user=", "-p", machine.show("elasticrl", "MainPID")).stdout.strip() == "elasticrl"
     goes_on(machine)
-    shown = (
-        json.loads(machine.until(["elasticrl", "status", "--json"], 20.0))
-        if machine.run("which", "elasticrl", check=False).stdout
-        else {}
-    )
-    assert not shown or shown["state"] == "TRAINING"
+    elasticrl = str(Path(sys.executable).with_name("elasticrl"))
+    shown = json.loads(machine.run("runuser", "-u", "elasticrl", "--", elasticrl, "status", "--json").stdout)
+    assert (shown["state"], shown["nodes"], shown["rows"][0]["leader"]) == ("TRAINING", 1, True)
+    assert "solo" in machine.run(elasticrl, "status").stdout
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "hang"])
