@@ -205,7 +205,7 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
                 if member not in here and not guilty.touched(member):
                     yield fact.at, f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}"
                 elif plan.phase is Phase.TRAIN and plan.rung in (Rung.START, Rung.REFORM, Rung.REPLACE):
-                    if here.get(member, 0) == plan.generation and not guilty.touched(member) and before.phase is Phase.TRAIN:
+                    if here.get(member, 0) == plan.generation and not guilty.touched(member) and before.phase is Phase.TRAIN and not guilty.slow:
                         yield fact.at, f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}"
         before = plan
 
@@ -216,7 +216,7 @@ class _Guilt:
     def __init__(self, case: Case) -> None:
         self.nodes: set[str] = set()
         self.gone: set[str] = set()
-        self.loop = self.store = False
+        self.loop = self.store = self.slow = False
         self.alien = set(case.scenario.shape.alien)
 
     def see(self, fact: Fact) -> None:
@@ -224,6 +224,7 @@ class _Guilt:
         if isinstance(fact, Struck):
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
+            self.slow = self.slow or fact.kind.startswith("store_")  # what comes late may have to come afresh
             self.store = self.store or fact.kind in ("store_loss", "store_delay")
         elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.store):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
@@ -247,12 +248,16 @@ def quarantines_are_few(case: Case) -> Iterator[Complaint]:
     """Never so many at once that the job cannot go on, nor more than the share allowed (one may always be)."""
     settings = case.scenario.shape.settings
     most = max(1, int(settings.health.quarantine_share * case.scenario.shape.nodes))
-    held: set[str] = set()
+    held: dict[str, Confined] = {}
+    lives: dict[str, str] = {}
     for fact in case.history:
-        if isinstance(fact, Confined):
-            (held.add if fact.held else held.discard)(fact.node)
-            if len(held) > most:
-                yield fact.at, f"{len(held)} nodes are quarantined at once: {', '.join(sorted(held))}"
+        if isinstance(fact, Started):
+            lives[node_of(fact.member)] = fact.member
+        elif isinstance(fact, Confined):
+            held[fact.node] = fact
+            bound = [n for n, q in held.items() if q.held and (q.strikes > 2 or lives.get(n) == q.member)]
+            if fact.held and fact.node in bound and len(bound) > most:
+                yield fact.at, f"{len(bound)} nodes are quarantined at once: {', '.join(sorted(bound))}"
 
 
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:

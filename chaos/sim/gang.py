@@ -86,8 +86,7 @@ class Gang:
     def _meet(self) -> None:
         if self.broken:
             return
-        head = self.seats[0]
-        if self._hindered() or self.plan.endpoint != head.endpoint:
+        if self._hindered() or all(node.endpoint != self.plan.endpoint for node in self.seats):
             self.world.later(0.3, self._meet)
             return
         version, self.digest, source, whole = self._agree()

@@ -39,6 +39,11 @@ def alive(workers: Workers) -> bool:
     return workers.work in ALIVE
 
 
+def answers(workers: Workers, plan: Plan) -> bool:
+    """Have this node's workers, living or dead, been told of this plan? (Ended ones bear its number without having been in.)"""
+    return workers.work is not Work.NONE and workers.generation >= plan.generation
+
+
 def plan_of(state: State) -> Plan | None:
     """The plan to follow. A STOP that was there before this daemon started is history: somebody wants the job again."""
     plan = state.view.plan
@@ -63,15 +68,13 @@ def record_of(state: State, now: float) -> Record:
     workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
     work, generation, left = workers.work, workers.generation, workers.exit
     here = plan.generation if plan else 0
-    lost = not alive(workers) and not workers.warm and generation < here
-    if seat and plan and plan.phase is Phase.TRAIN and lost and seat.born < here:
-        # The plan counts on a worker that has died since. Say so under the new generation, or its leader would wait in vain.
-        # (Where it asks for a fresh one, that may still be warming up. Found by seed 81: rung 4 cost the innocent their seats.)
+    if seat and plan and plan.phase is Phase.TRAIN and _let_down(state, plan, seat, workers):
+        # The plan counts on workers that are gone. Say so under its generation, or its leader would wait in vain.
         work, generation = Work.FAILED, here
         left = (
             replace(left, generation=here)
             if left
-            else Exit(generation=here, slot=0, step=0, cause="no warm worker", own=False)
+            else Exit(generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False)
         )
     if left and left.generation < here:
         left = None  # a later plan has dealt with it
@@ -98,6 +101,18 @@ def record_of(state: State, now: float) -> Record:
     )
     # When something else changes, the step goes along.
     return record if record == state.view.own else replace(record, step=workers.step)
+
+
+def _let_down(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:
+    """Has this node nothing with which to fill its seat, and no right to begin anew?
+
+    Where the plan asks for fresh workers they may still be warming up (seed 81: rung 4 cost the innocent their seats). But
+    those that had joined this generation cannot do so twice: their gang is broken (seed 455: an agent died after its launch,
+    nobody was told, and the gang waited out its rung).
+    """
+    if alive(workers) or answers(workers, plan):
+        return False
+    return state.joined >= plan.generation or (seat.born < plan.generation and not workers.warm)
 
 
 def belong(state: State, now: float) -> Wish:
@@ -130,7 +145,7 @@ def follow(state: State, now: float) -> Wish:
         return _unseated(state, plan, workers)
     match plan.phase:
         case Phase.TRAIN:
-            return Wish(kill + _train(plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason)
+            return Wish(kill + _train(state, plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason)
         case Phase.PROBE:
             return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
         case Phase.HOLD:
@@ -146,8 +161,8 @@ def _end_culprit(workers: Workers) -> tuple[Action, ...]:
     return (Kill(slot=stall.slot, cause=str(stall)),)
 
 
-def _train(plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:
-    if workers.generation >= plan.generation:
+def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:
+    if answers(workers, plan) or _let_down(state, plan, seat, workers):
         return ()
     if alive(workers) and workers.born == seat.born:
         return (Reform(plan=plan),)

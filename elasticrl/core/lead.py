@@ -211,7 +211,7 @@ class Scene:
         """The next plan."""
         here = {seat.member for seat in seats}
         spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
-        head = self.record_of(seats[0]) if seats else None
+        offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))
         return Plan(
             generation=self.view.generation + 1,
             phase=phase,
@@ -220,7 +220,7 @@ class Scene:
             resume=self.view.committed,
             rung=rung,
             lanes=self.settings.lanes,
-            endpoint=head.endpoint if head else "",
+            endpoint=next((endpoint for endpoint in offers if endpoint), ""),  # rank 0's agent may be down (seed 455)
             reason=why,
             strike=strike,
             exit_code=exit_code,

@@ -42,6 +42,7 @@ class State:
     card: Record  # the part of this member's record that never changes: slots, role, address, bits
     view: View = field(default_factory=View)
     workers: Workers | None = None
+    joined: int = 0  # the newest generation that living workers of this member were in
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
     leased: float = -inf  # when the newest acknowledged keepalive was sent

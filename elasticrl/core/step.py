@@ -29,7 +29,7 @@ from elasticrl.core.events import (
     Watch,
     Workers,
 )
-from elasticrl.core.follow import belong, follow, lease_held
+from elasticrl.core.follow import alive, belong, follow, lease_held
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Verb, View
 from elasticrl.core.state import Decision, Lead, State, Wish
@@ -58,12 +58,16 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
-            state = replace(state, view=view, met=met, adopted=adopted, suspects=_still_neighbours(state, view))
+            own = view.own.generation if view.own and view.own.born else 0  # what an earlier daemon of this life has said
+            joined = max(state.joined, own)
+            suspects = _still_neighbours(state, view)
+            state = replace(state, view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
             return replace(state, leased=max(sent, state.leased) if held else -inf), ()
         case Workers():
-            return replace(state, workers=event), ()
+            joined = max(state.joined, event.generation) if alive(event) else state.joined
+            return replace(state, workers=event, joined=joined), ()
         case Suspected(node=node):
             return replace(state, suspects=state.suspects | {node}), ()
         case Cleared(node=node):
