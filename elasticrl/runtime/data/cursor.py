@@ -1,0 +1,279 @@
+"""The cursor: which samples each lane of each step gets, as a pure function. Imports nothing but the standard library.
+
+The one idea: all epochs, each in its own order, are one endless row of samples. Draw number d takes the next `lanes x per_lane`
+of them, wherever the epoch edges fall. What has to be kept is only where the row was joined on if the batch or the data ever
+changed (`Segment`).
+
+The order of an epoch is a keyed permutation that is computed index by index (a Feistel network), so a billion samples cost no
+memory, and no library's generator can change it under us from one version to the next.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
+
+_MASK = (1 << 64) - 1
+ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleId:
+    """Sample `index` of the data, as it comes in `epoch`. Example: SampleId(2, 517), written 2:517."""
+
+    epoch: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """How a job goes through its data.
+
+    Example: Walk(name="prompts.jsonl:ab12", size=10_000, lanes=8, per_lane=16, seed=7)
+    """
+
+    name: str = "data"  # with whatever tells this data from other data: a path, a hash, a version
+    size: int | None = None  # samples of an epoch; None: a stream, whose end is seen when it comes
+    lanes: int = 1
+    per_lane: int = 1
+    draws: int = 1  # updates of a step that take new samples; PPO takes them once, for the rollout
+    turns: int = 1  # how often a step goes over its samples (PPO's epochs); for the audit
+    seed: int = 0
+    shuffle: bool = True
+    edge: Literal["straddle", "drop"] = (
+        "straddle"  # at an epoch's end: batches go on into the next one, or the rest is left out
+    )
+    epochs: int | None = None  # None: as long as the job runs
+
+    @property
+    def batch(self) -> int:
+        """Samples of one draw, all lanes together."""
+        return self.lanes * self.per_lane
+
+    @property
+    def usable(self) -> int:
+        """Samples of an epoch that are used."""
+        assert self.size is not None, "a stream's size is not known"
+        return self.size if self.edge == "straddle" else self.size // self.batch * self.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """From draw `first` on, `walk` holds, beginning at sample number `offset` of `epoch`."""
+
+    first: int
+    epoch: int
+    offset: int
+    walk: Walk
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"first": self.first, "epoch": self.epoch, "offset": self.offset, "walk": asdict(self.walk)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Segment":
+        """The reverse of `to_json`."""
+        return cls(
+            first=int(row["first"]), epoch=int(row["epoch"]), offset=int(row["offset"]), walk=Walk(**row["walk"])
+        )
+
+    def sample(self, number: int) -> SampleId:
+        """The sample at `number` places after the segment's beginning."""
+        walk = self.walk
+        epochs, place = divmod(self.offset + number, walk.usable)
+        epoch = self.epoch + epochs
+        assert walk.size is not None
+        return SampleId(epoch, permuted(place, walk.size, order_key(walk.seed, epoch)) if walk.shuffle else place)
+
+    @property
+    def steps(self) -> int | None:
+        """How many whole steps the walk has from here to its last epoch's end; None: no end."""
+        if self.walk.epochs is None or self.walk.size is None:
+            return None
+        left = (self.walk.epochs - self.epoch) * self.walk.usable - self.offset
+        return max(left, 0) // self.walk.batch // self.walk.draws
+
+
+class Cursor:
+    """The samples of every (step, update, lane) of a job with map-style data. Steps count from 0.
+
+    Register it as a part of the run's state: what it keeps is small, and is what a resumed run is checked against.
+    """
+
+    def __init__(self, walk: Walk, *, allow: Collection[str] = ()) -> None:
+        if walk.size is None:
+            raise DataError("A Cursor needs to know the number of samples; for a stream use data.loader.Loader alone.")
+        _check(walk)
+        self.walk = walk
+        self._allow = frozenset(allow)
+        self._segments: tuple[Segment, ...] = (Segment(first=0, epoch=0, offset=0, walk=walk),)
+        self._next = 0  # the draw after the newest one that was asked to be kept
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Where the row was joined on, oldest first."""
+        return self._segments
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps until the data ends; None: it doesn't. A job that stops before is not finished."""
+        last = self._segments[-1]
+        return None if last.steps is None else last.first // last.walk.draws + last.steps
+
+    @property
+    def batch(self) -> int:
+        """Samples of a whole step."""
+        return self.walk.batch * self.walk.draws
+
+    def describe(self) -> str:
+        """For a checkpoint's facts: what must not change without being told."""
+        return f"{self.walk.name}:{self.walk.size}:seed={self.walk.seed}:shuffle={self.walk.shuffle}:{self.walk.edge}"
+
+    def ids(self, step: int, update: int, lane: int) -> tuple[SampleId, ...]:
+        """The samples of one lane. DataError beyond the last epoch: an exhausted run must not look like a finished one."""
+        draw = self.draw(step, update)
+        segment = next(s for s in reversed(self._segments) if s.first <= draw)
+        walk = segment.walk
+        if not 0 <= lane < walk.lanes:
+            raise DataError(f"There is no lane {lane}: the data is cut into {walk.lanes} lanes.")
+        start = (draw - segment.first) * walk.batch + lane * walk.per_lane
+        if segment.steps is not None and draw - segment.first >= segment.steps * walk.draws:
+            raise DataError(
+                f"Step {step} needs samples beyond the last of {walk.epochs} epochs of {walk.name}: there are {self.steps} "
+                "steps in all. Raise data.epochs, or end the job at that step."
+            )
+        return tuple(segment.sample(start + i) for i in range(walk.per_lane))
+
+    def draw(self, step: int, update: int) -> int:
+        """The number of a draw in the job."""
+        if not 0 <= update < self.walk.draws or step < 0:
+            raise DataError(
+                f"Step {step}, update {update} takes no samples: {self.walk.draws} draws a step (data.draws)."
+            )
+        return step * self.walk.draws + update
+
+    def lanes(self, step: int, update: int = 0) -> Iterator[tuple[int, tuple[SampleId, ...]]]:
+        """All lanes' samples of a draw."""
+        for lane in range(self.walk.lanes):
+            yield lane, self.ids(step, update, lane)
+
+    def minibatch(self, step: int, turn: int, part: int, parts: int, lane: int) -> tuple[int, ...]:
+        """Which of a lane's samples (their places in its batch) are in mini-batch `part` of `parts` of one turn.
+
+        Every turn takes each of them once, in an order of its own: a function of seed, step, turn and lane, never of a rank.
+        """
+        count = self.walk.per_lane
+        if count % parts:
+            raise DataError(f"{count} samples a lane can't be cut into {parts} equal mini-batches.")
+        key = order_key(self.walk.seed, step, turn, lane, "minibatch")
+        size = count // parts
+        return tuple(permuted(i, count, key) for i in range(part * size, (part + 1) * size))
+
+    def advance(self, step: int, update: int = 0) -> None:
+        """The samples of this draw have been used: a run that is resumed with another batch goes on after them."""
+        self._next = max(self._next, self.draw(step, update) + 1)
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the row was joined on, and how far it was used."""
+        return {"next": self._next, "segments": [segment.to_json() for segment in self._segments]}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Go on where it was. Another batch, lane count or data than it was is refused unless it was allowed by name."""
+        segments = tuple(Segment.from_json(row) for row in state["segments"])
+        self._next = int(state["next"])
+        self._segments = join_on(segments, self.walk, self._next, self._allow)
+
+
+def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collection[str]) -> tuple[Segment, ...]:
+    """The segments if `walk` holds from `draw` on. CheckpointRefused if it differs in a way that is not allowed.
+
+    With the same data, not a sample is repeated or left out at the joint. Other data begin at their own beginning, in the
+    next epoch.
+    """
+    last = segments[-1]
+    free = replace(walk, epochs=last.walk.epochs, turns=last.walk.turns)  # these two may change at any time
+    if free == last.walk:
+        return (*segments[:-1], replace(last, walk=walk))
+    changed = {
+        "lanes": (last.walk.lanes, walk.lanes),
+        "batch": ((last.walk.batch, last.walk.draws), (walk.batch, walk.draws)),
+        "data": (_data(last.walk), _data(walk)),
+    }
+    for name, (old, new) in changed.items():
+        if old != new and name not in allow:
+            raise CheckpointRefused(
+                f"data.{name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
+                f"planned. Set it back, or continue with --allow-{name}."
+            )
+    used = last.offset + (draw - last.first) * last.walk.batch
+    epochs, offset = divmod(used, last.walk.usable)
+    epoch = last.epoch + epochs
+    if _data(last.walk) != _data(walk):
+        epoch, offset = (epoch + 1 if offset else epoch), 0
+    offset = min(offset, walk.usable)
+    # Draws are numbered by steps: a new number of draws a step begins at a whole step of its own.
+    first = -(-draw // last.walk.draws) * walk.draws if last.walk.draws != walk.draws else draw
+    return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk))
+
+
+def _data(walk: Walk) -> tuple[object, ...]:
+    return walk.name, walk.size, walk.seed, walk.shuffle, walk.edge
+
+
+def _check(walk: Walk) -> None:
+    for name in ("lanes", "per_lane", "draws", "turns"):
+        if getattr(walk, name) < 1:
+            raise DataError(f"data.{name} is {getattr(walk, name)} and must be at least 1.")
+    if walk.size is None:
+        return
+    if walk.size < 1:
+        raise DataError(f"{walk.name} has no samples.")
+    if walk.edge == "drop" and walk.size < walk.batch:
+        raise DataError(
+            f"{walk.name} has {walk.size} samples, which is less than one batch of {walk.batch}: with edge: drop every epoch "
+            "would be empty. Use edge: straddle, or a smaller batch."
+        )
+    if walk.epochs is not None and walk.epochs * walk.usable < walk.batch * walk.draws:
+        raise DataError(
+            f"{walk.epochs} epochs of {walk.usable} samples do not fill one step of {walk.batch * walk.draws}: the job would "
+            "end without a step and look finished. Raise data.epochs, or use a smaller batch."
+        )
+
+
+@lru_cache(maxsize=4096)
+def order_key(*names: object) -> tuple[int, ...]:
+    """The round keys of the permutation with these names."""
+    digest = hashlib.blake2b("|".join(map(str, names)).encode(), digest_size=8 * ROUNDS).digest()
+    return tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS))
+
+
+def permuted(index: int, size: int, key: tuple[int, ...]) -> int:
+    """Where a keyed permutation of `size` things puts `index`.
+
+    >>> sorted(permuted(i, 5, order_key(1, 2)) for i in range(5))
+    [0, 1, 2, 3, 4]
+    """
+    half = max(((size - 1).bit_length() + 1) // 2, 1)
+    mask = (1 << half) - 1
+    while True:  # walk the cycle until it is back inside: fewer than four rounds on average
+        left, right = index >> half, index & mask
+        for word in key:
+            left, right = right, left ^ (_mix(right ^ word) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+def _mix(word: int) -> int:
+    """A 64-bit finaliser (splitmix64's): every output bit depends on every input bit."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)

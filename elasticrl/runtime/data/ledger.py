@@ -1,0 +1,174 @@
+"""The ledger: which samples entered which update, written down as it happens.
+
+The one idea: nothing is ever erased. Each worker process appends to a file of its own; a generation says from which version it
+goes on, and what earlier generations wrote beyond that is superseded, not wrong. `audit` reads it all and proves, or disproves,
+that on the history that counts every sample was used exactly once.
+
+A line is a checksum and a JSON object. Lines since the last commit travel in the vault as well (`values`), because a node that
+loses its power loses what its disk had not yet taken; whoever carries its lanes afterwards writes them again, under the same
+serial number, so that they count once.
+"""
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticrl.runtime.data.cursor import SampleId, Segment
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.errors import DataError
+from elasticrl.runtime.vault.version import Lineage, Version
+
+FOLDER = "ledger"
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One lane's samples in one update. `serial` is unique: the writer's name and a number.
+
+    Example: Record(serial=("n03-w0-5f1c", 17), generation=14, version=Version(1284, 2), lane=3, turn=0, ids=(...))
+    """
+
+    serial: tuple[str, int]
+    generation: int
+    version: Version
+    lane: int
+    turn: int
+    ids: tuple[SampleId, ...]
+
+    def to_json(self) -> list[Any]:
+        """One row, short because there are many."""
+        ids = [[sample.epoch, sample.index] for sample in self.ids]
+        return [*self.serial, self.generation, self.version.step, self.version.update, self.lane, self.turn, ids]
+
+    @classmethod
+    def from_json(cls, row: Sequence[Any]) -> "Record":
+        """The reverse of `to_json`."""
+        writer, number, generation, step, update, lane, turn, ids = row
+        return cls(
+            serial=(str(writer), int(number)),
+            generation=int(generation),
+            version=Version(int(step), int(update)),
+            lane=int(lane),
+            turn=int(turn),
+            ids=tuple(SampleId(int(epoch), int(index)) for epoch, index in ids),
+        )
+
+
+class Ledger:
+    """One worker process's ledger. Register it as a part of the run's state (it is a `Sharded` part without tensors)."""
+
+    def __init__(self, run_dir: Path, *, writer: str) -> None:
+        self.directory = run_dir / FOLDER
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
+        self._file = os.open(
+            self.directory / f"{self.writer}{SUFFIX}",
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
+            0o644,
+        )
+        self._count = 0
+        self._generation = 0
+        self._tail: dict[int, list[Record]] = {}
+
+    def begin(self, *, generation: int, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int]) -> None:
+        """A generation starts: on which history, with which data, and which lanes this worker carries in it.
+
+        Lanes that it no longer carries are dropped from its tail; those that it now carries come with `restored`.
+        """
+        self._generation = generation
+        carried = set(lanes)
+        self._tail = {lane: rows for lane, rows in self._tail.items() if lane in carried}
+        for lane in carried:
+            self._tail.setdefault(lane, [])
+        self._append(
+            {
+                "generation": generation,
+                "lineage": [cut.to_json() for cut in lineage],
+                "segments": [segment.to_json() for segment in segments],
+            }
+        )
+
+    def record(self, version: Version, lane: int, ids: Iterable[SampleId], *, turn: int = 0) -> None:
+        """These samples of `lane` are part of the update that leads to `version`."""
+        if lane not in self._tail:
+            raise DataError(
+                f"Lane {lane} is not carried here in generation {self._generation}: its samples belong in another ledger."
+            )
+        self._count += 1
+        row = Record(
+            serial=(self.writer, self._count),
+            generation=self._generation,
+            version=version,
+            lane=lane,
+            turn=turn,
+            ids=tuple(ids),
+        )
+        self._tail[lane].append(row)
+        self._append({"record": row.to_json()})
+
+    def sync(self) -> None:
+        """On the disk. Before a commit."""
+        faults.reach("ledger.fsync", self.writer)
+        os.fsync(self._file)
+
+    def committed(self, version: Version) -> None:
+        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault."""
+        for lane, rows in self._tail.items():
+            self._tail[lane] = [row for row in rows if row.version > version]
+
+    def close(self) -> None:
+        """The file is complete."""
+        os.close(self._file)
+
+    # -- state
+
+    def pieces(self) -> Iterator[Any]:
+        """No tensors."""
+        return iter(())
+
+    def values(self) -> dict[str, Any]:
+        """The rows since the last commit, by lane."""
+        return {f"lane.{lane}": [row.to_json() for row in rows] for lane, rows in self._tail.items()}
+
+    def restored(self, values: Mapping[str, Any], /) -> None:
+        """All lanes' rows as of the version that is gone on from. Rows that others wrote for our lanes are written again."""
+        for lane in self._tail:
+            rows = [Record.from_json(row) for row in values.get(f"lane.{lane}", ())]
+            self._tail[lane] = rows
+            for row in rows:
+                if row.serial[0] != self.writer:
+                    self._append({"record": row.to_json()})
+
+    def _append(self, body: Mapping[str, Any]) -> None:
+        faults.write("ledger.write", self._put, encode(body))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        try:
+            os.write(self._file, data)
+        except OSError as error:
+            raise DataError(
+                f"The ledger {self.directory} takes no more lines ({error.strerror}): free some space. "
+                "What was used since the last commit is still in the vault."
+            ) from error
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """One line."""
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The reverse; None for a line that is torn or changed."""
+    try:
+        body = json.loads(line[9:])
+        whole = line[8:9] == b" " and zlib.crc32(line[9:]) == int(line[:8], 16) and isinstance(body, dict)
+    except ValueError:
+        return None
+    return dict(body) if whole else None

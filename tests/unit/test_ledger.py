@@ -1,0 +1,284 @@
+"""The ledger and its audit: exactly once, through kills, reforms and rollbacks; and every way to fail it is named."""
+
+import os
+import random
+import signal
+from itertools import count, pairwise
+from pathlib import Path
+
+import pytest
+
+from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
+from elasticrl.runtime.data.ledger import FOLDER, Ledger, Record, decode, encode
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.errors import DataError
+from elasticrl.runtime.vault.version import Cut, Lineage, Version, grow
+
+WALK = Walk(name="d", size=50, lanes=4, per_lane=3, seed=1)
+
+
+def deal(lanes: int, world: int) -> list[range]:
+    ends = [rank * lanes // world for rank in range(world + 1)]
+    return [range(a, b) for a, b in pairwise(ends)]
+
+
+class Gang:
+    """The ledgers of a generation's workers; `step` does what an update does."""
+
+    def __init__(self, root: Path, world: int, *, walk: Walk = WALK) -> None:
+        self.root = root
+        self.cursor = Cursor(walk)
+        self.generation = 0
+        self.lineage: Lineage = ()
+        self.ledgers: list[Ledger] = []
+        self.numbers = count()
+        self.reform(world, Version(-1), {})
+
+    def reform(self, world: int, start: Version, values: dict, *, keep: int = 0) -> None:
+        """A new generation from `start`; the first `keep` workers survive, the others are new processes."""
+        self.generation += 1
+        self.lineage = grow(self.lineage, self.generation, start)
+        new = [Ledger(self.root, writer=f"w{next(self.numbers)}") for _ in range(world - keep)]
+        self.ledgers = self.ledgers[:keep] + new
+        for ledger, lanes in zip(self.ledgers, deal(self.cursor.walk.lanes, world), strict=True):
+            ledger.begin(generation=self.generation, lineage=self.lineage, segments=self.cursor.segments, lanes=lanes)
+            ledger.restored(values)
+
+    def step(self, step: int, *, only: int | None = None) -> None:
+        walk = self.cursor.walk
+        for rank, lanes in enumerate(deal(walk.lanes, len(self.ledgers))):
+            if only is not None and rank >= only:
+                continue
+            for lane in lanes:
+                ids = self.cursor.ids(step, 0, lane)
+                for turn in range(walk.turns):
+                    self.ledgers[rank].record(Version(step, turn), lane, ids, turn=turn)
+
+    def values(self) -> dict:
+        """What the vault has of all shards."""
+        return {key: rows for ledger in self.ledgers for key, rows in ledger.values().items()}
+
+
+def test_an_undisturbed_run_is_proved(tmp_path: Path):
+    gang = Gang(tmp_path, 3)
+    for step in range(10):
+        gang.step(step)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples, found.superseded) == (10, 120, 0)
+    assert "each exactly once" in found.sentence
+
+
+def test_rollbacks_supersede_and_do_not_count_twice(tmp_path: Path):
+    gang = Gang(tmp_path, 3)
+    for step in range(6):
+        gang.step(step)
+        if step == 3:
+            kept = gang.values()
+    gang.reform(2, Version(3), kept)
+    for step in range(4, 8):
+        gang.step(step)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples, found.superseded, found.generations) == (8, 96, 8, 2)
+
+
+def test_a_step_that_was_under_way_does_not_count_as_missing_unless_it_was_committed(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    for step in range(4):
+        gang.step(step)
+    gang.step(4, only=1)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples) == (4, 48)
+    found = audit(tmp_path, through=Version(4))
+    assert len(found.missing) == 6
+    assert "NOT exactly once, 6 findings: step 4: sample" in found.sentence
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_kills_joins_and_leaves_lose_and_repeat_nothing(tmp_path: Path, seed: int):
+    chance = random.Random(seed)
+    gang = Gang(tmp_path, chance.randint(1, 4))
+    kept = [(Version(-1), gang.values())]
+    step = faults_fired = 0
+    while step < 30:
+        if chance.random() < 0.4:  # the step breaks off after some workers wrote it down, or is undone after all did
+            gang.step(step, only=chance.randint(0, len(gang.ledgers)))
+            start, values = chance.choice(kept[-2:])
+            survivors = chance.randint(0, len(gang.ledgers))
+            world = chance.randint(1, 4)
+            gang.reform(world, start, values, keep=min(survivors, world))
+            kept = [(v, x) for v, x in kept if v <= start]
+            step = start.step + 1
+            faults_fired += 1
+            continue
+        gang.step(step)
+        kept.append((Version(step), gang.values()))
+        if chance.random() < 0.2:
+            for ledger in gang.ledgers:
+                ledger.sync()
+                ledger.committed(Version(step))
+            kept = [(Version(step), gang.values())]
+        step += 1
+    assert faults_fired > 3
+    found = audit(tmp_path, through=Version(29))
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples) == (30, 360)
+
+
+def test_what_a_lost_disk_took_with_it_comes_back_from_the_vault(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    for step in range(3):
+        gang.step(step)
+    values = gang.values()
+    lost = tmp_path / FOLDER / f"{gang.ledgers[1].writer}.jsonl"
+    lost.unlink()
+    assert not audit(tmp_path, through=Version(2)).ok
+    gang.reform(1, Version(2), values, keep=1)
+    found = audit(tmp_path, through=Version(2))
+    assert found.ok, found.sentence
+    assert found.samples == 36
+
+
+def test_rows_written_again_by_a_lanes_new_owner_count_once(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    gang.step(0)
+    gang.reform(1, Version(0), gang.values(), keep=1)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert found.repeated == 2
+
+
+def test_committed_rows_need_not_travel(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    for step in range(4):
+        gang.step(step)
+    ledger = gang.ledgers[0]
+    ledger.sync()
+    ledger.committed(Version(2))
+    assert [len(rows) for rows in ledger.values().values()] == [1, 1, 1, 1]
+
+
+def test_several_turns_over_a_steps_samples_are_each_counted(tmp_path: Path):
+    from dataclasses import replace
+
+    gang = Gang(tmp_path, 2, walk=replace(WALK, turns=2))
+    gang.step(0)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert found.samples == 24
+
+
+def test_a_sample_used_twice_is_named(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    gang.step(0)
+    twice = gang.cursor.ids(0, 0, 2)
+    gang.ledgers[0].record(Version(0), 3, twice[:1])
+    found = audit(tmp_path, through=Version(0))
+    assert found.duplicates == (
+        f"step 0: sample {twice[0]} was used twice (lane 2 of generation 1, lane 3 of generation 1)",
+    )
+    gang.step(1)
+    gang.ledgers[0].record(Version(1), 3, twice[1:2])
+    found = audit(tmp_path)
+    assert any(f"sample {twice[1]} was used in step 0 and in step 1" in text for text in found.duplicates)
+    assert any("is not among the step's samples" in text for text in found.problems)
+    assert not found.ok
+
+
+def test_a_sample_left_out_is_named(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    gang.step(0)
+    for lane in range(4):
+        ids = gang.cursor.ids(1, 0, lane)
+        gang.ledgers[0].record(Version(1), lane, ids[1:] if lane == 2 else ids)
+    gang.step(2)
+    found = audit(tmp_path)
+    assert found.missing == (f"step 1: sample {gang.cursor.ids(1, 0, 2)[0]} was not used",)
+
+
+def test_a_generation_that_left_the_history_does_not_count_however_far_it_went(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    stale = gang.ledgers[0]
+    gang.step(0)
+    values = gang.values()
+    gang.reform(2, Version(0), values)
+    gang.step(1)
+    for lane in (0, 1):
+        stale.record(Version(1), lane, gang.cursor.ids(1, 0, lane))
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert found.superseded == 2
+
+
+def test_a_worker_killed_in_the_middle_of_a_line_leaves_a_ledger_that_reads(tmp_path: Path):
+    child = os.fork()
+    if not child:
+        os.environ[faults.FAULT] = "ledger.write@6:kill"
+        faults.reset()
+        gang = Gang(tmp_path, 1)
+        gang.step(0)
+        gang.step(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "the fault never fired"
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.torn) == (1, 1)
+
+
+def test_a_changed_line_is_a_problem(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    gang.step(0)
+    path = tmp_path / FOLDER / f"{gang.ledgers[0].writer}.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"record"', b'"recorb"', 1))
+    found = audit(tmp_path, through=Version(0))
+    assert found.problems == (f"line 2 of {path.name} was changed",)
+    assert len(found.missing) == 3
+
+
+def test_a_lane_that_is_not_carried_cannot_be_recorded(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    with pytest.raises(DataError, match="Lane 3 is not carried here in generation 1"):
+        gang.ledgers[0].record(Version(0), 3, [SampleId(0, 0)])
+
+
+def test_no_ledger_is_an_error_and_no_proof(tmp_path: Path):
+    with pytest.raises(DataError, match="no ledger"):
+        audit(tmp_path)
+
+
+def test_lines_and_records_come_back(tmp_path: Path):
+    record = Record(
+        serial=("w", 3), generation=2, version=Version(4, 1), lane=5, turn=1, ids=(SampleId(0, 7), SampleId(1, 2))
+    )
+    line = encode({"record": record.to_json()})
+    body = decode(line.rstrip(b"\n"))
+    assert body is not None
+    assert Record.from_json(body["record"]) == record
+    for at in range(len(line) - 1):
+        changed = bytearray(line.rstrip(b"\n"))
+        changed[at] ^= 4
+        assert decode(bytes(changed)) is None
+    assert tmp_path
+
+
+def test_a_streams_run_is_proved_by_its_own_continuity(tmp_path: Path):
+    """Nobody knows a stream's samples beforehand; that none is missing between two that were used, can be known."""
+    walk = Walk(name="s", size=None, lanes=2, per_lane=2, shuffle=False)
+    from elasticrl.runtime.data.cursor import Segment
+
+    ledger = Ledger(tmp_path, writer="w")
+    segment = Segment(first=0, epoch=0, offset=0, walk=walk)
+    ledger.begin(generation=1, lineage=(Cut(1, Version(-1)),), segments=[segment], lanes=[0, 1])
+    row = [SampleId(epoch, index) for epoch in range(2) for index in range(6)]
+    for step in range(3):
+        for lane in range(2):
+            ledger.record(Version(step), lane, row[4 * step + 2 * lane :][:2])
+    assert audit(tmp_path, through=Version(2)).ok
+    ledger.record(Version(3), 0, [SampleId(2, 0), SampleId(2, 2)])
+    ledger.record(Version(3), 1, [SampleId(2, 3), SampleId(2, 4)])
+    found = audit(tmp_path, through=Version(3))
+    assert found.missing == ("step 3: sample 2:1 was not used",)
