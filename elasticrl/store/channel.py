@@ -173,7 +173,9 @@ def cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def channel_options(settings: StoreSettings) -> tuple[tuple[str, str | int], ...]:
+def channel_options(
+    settings: StoreSettings, *, receive_limit: int = RECEIVE_LIMIT
+) -> tuple[tuple[str, str | int], ...]:
     """The settings of gRPC that were found to matter."""
     pause_ms = round(settings.pause_s * 1000)
     options: tuple[tuple[str, str | int], ...] = (
@@ -195,7 +197,7 @@ def channel_options(settings: StoreSettings) -> tuple[tuple[str, str | int], ...
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.enable_retries", 0),  # tenacity tries again, and knows what is safe
         ("grpc.enable_http_proxy", 0),  # a proxy meant for the web would swallow the cluster's own traffic
-        ("grpc.max_receive_message_length", RECEIVE_LIMIT),
+        ("grpc.max_receive_message_length", receive_limit),
     )
     if settings.tls and settings.tls.server_name:
         options += (("grpc.ssl_target_name_override", settings.tls.server_name),)

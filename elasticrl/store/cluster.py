@@ -5,6 +5,7 @@ The one idea: a member is an `Embedded` with fixed ports, so each can be treated
 
 import asyncio
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,8 @@ from typing import Self
 from elasticrl.store.embedded import LOOPBACK, Embedded, Process, free_ports
 from elasticrl.store.protocol import StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
+
+_PATIENCE_S = 10.0
 
 
 class LocalCluster:
@@ -73,9 +76,14 @@ class LocalCluster:
         """As a power cut does."""
         self._processes[index].send(signal.SIGKILL)
 
-    def freeze(self, index: int) -> None:
-        """It keeps its connections and answers nothing."""
+    async def freeze(self, index: int) -> None:
+        """From now on it keeps its connections and answers nothing."""
         self._processes[index].send(signal.SIGSTOP)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._processes[index].stopped:  # the signal takes a moment to reach every thread of a busy process
+            if time.monotonic() > deadline:
+                raise StoreStart(f"etcd member {index} goes on running after SIGSTOP")
+            await asyncio.sleep(0.001)
 
     def thaw(self, index: int) -> None:
         """Go on."""
@@ -90,9 +98,13 @@ class LocalCluster:
         """The number of the member that leads."""
         from elasticrl.store.etcd import EtcdStore
 
-        async with EtcdStore(StoreSettings(endpoints=self.endpoints, tls=self.tls, try_timeout_s=2.0)) as store:
-            status = await store.status()
-        for index, endpoint in enumerate(status.endpoints):
-            if endpoint.leader:
-                return index
-        raise StoreStart(f"the etcd cluster at {', '.join(self.endpoints)} has no leader: {status}")
+        deadline = time.monotonic() + _PATIENCE_S
+        async with EtcdStore(StoreSettings(endpoints=self.endpoints, tls=self.tls)) as store:
+            while True:
+                status = await store.status()
+                for index, endpoint in enumerate(status.endpoints):
+                    if endpoint.leader:
+                        return index
+                if time.monotonic() > deadline:
+                    raise StoreStart(f"the etcd cluster has no leader after {_PATIENCE_S:g} s: {status}")
+                await asyncio.sleep(0.02)

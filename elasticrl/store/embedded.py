@@ -65,6 +65,15 @@ class Process:
         """Whether this very process exists, running or stopped."""
         return start_time(self.pid) == self.started
 
+    @property
+    def stopped(self) -> bool:
+        """Whether all its threads are stopped, or there are none any more."""
+        try:
+            states = [_stat(thread)[0] for thread in Path(f"/proc/{self.pid}/task").iterdir()]
+        except OSError:
+            return True
+        return all(state in "TtZX" for state in states)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to this process, and never to another one that has its pid by now."""
         try:
@@ -280,15 +289,19 @@ def free_ports() -> tuple[int, int]:
 def start_time(pid: int) -> int | None:
     """When a process was started, in clock ticks since boot; None if there is none, or only its corpse."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        state, *fields = _stat(Path(f"/proc/{pid}"))
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
     if state not in {"Z", "X"}:
         return int(fields[18])
     if pid in _children:
         _children.pop(pid).wait()  # at once: it is dead
     return None
+
+
+def _stat(process: Path) -> list[str]:
+    """What the kernel says of a process or thread, from its state on. The name before that may hold blanks and brackets."""
+    return (process / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 def _free(last: Process) -> bool:

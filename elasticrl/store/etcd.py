@@ -49,6 +49,7 @@ from elasticrl.store.watching import Marks, WatchStream
 from elasticrl.store.wire import Names
 
 _FIRST_PAUSE_S = 0.05
+_DRAIN_S = 0.02
 _AGAIN = {Fate.UNKNOWN, Fate.NOT_APPLIED}
 _log = logging.getLogger(__name__)
 
@@ -218,6 +219,9 @@ class EtcdStore:
         """Close all channels. Calls and watches in progress end with `StoreUnavailable`."""
         self._closed = True
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
+        # gRPC's own thread hands back cancelled calls a moment later. Where the loop is closed by then, nothing is lost, but
+        # it says so as an error in the log of the next loop of this process.
+        await asyncio.sleep(_DRAIN_S)
 
     async def __aenter__(self) -> Self:
         """The store itself; it connects when first used."""

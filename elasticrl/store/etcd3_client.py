@@ -151,7 +151,7 @@ def _client(endpoint: str, settings: StoreSettings) -> Any:
         cert_key=tls.key if tls else None,
         cert_cert=tls.cert if tls else None,
         # The package does not ask for big answers in fragments, so they must be taken as large as they come.
-        grpc_options=(*channel.channel_options(settings), ("grpc.max_receive_message_length", -1)),
+        grpc_options=channel.channel_options(settings, receive_limit=-1),
     )
 
 

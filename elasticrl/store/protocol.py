@@ -17,7 +17,7 @@ class StoreError(Exception):
     """The tree of what can go wrong with a store.
 
     StoreError
-    ├── StoreUnavailable    no answer within the deadlines; nothing was changed by this call, or changing it twice is harmless
+    ├── StoreUnavailable    no answer within the deadlines; a transaction was not applied, a put or delete may come true yet
     ├── StoreAmbiguous      the answer to a transaction was lost: it may have been applied, now or later; read again first
     ├── StoreRefused        the store understood and said no: permission, size, a malformed request
     │   └── LeaseGone       a key was to be written under a lease that the store does not know any more
@@ -26,7 +26,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """No answer within the deadlines."""
+    """No answer within the deadlines. A transaction was certainly not applied; a put or delete may come true yet."""
 
 
 class StoreAmbiguous(StoreError):
@@ -249,8 +249,9 @@ class Store(Protocol):
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         """Write a key and return the revision.
 
-        A lost answer is followed by writing again, which can undo what another writer did in between: keys with more than
-        one writer are written by `txn`.
+        A lost answer is followed by writing again, and a try that was given up may come true yet, even after a later write
+        (a frozen etcd that thaws does that). So a put suits what is written again when it is found to be wrong, as a
+        member's own record; a key with several writers, or whose history matters, is written by `txn`.
         """
 
     async def delete(self, scope: str) -> int:

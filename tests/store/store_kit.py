@@ -150,17 +150,21 @@ class Wire:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._tasks.add(asyncio.current_task())  # type: ignore[arg-type]
-        there, back = await asyncio.open_connection(self._host, self._port)
-        ends = {writer, back}
-        self._writers |= ends
+        task = asyncio.current_task()
+        assert task
+        self._tasks.add(task)
+        ends = {writer}
         try:
+            there, back = await asyncio.open_connection(self._host, self._port)
+            ends.add(back)
+            self._writers |= ends
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pump(reader, back, answers=False))
                 both.create_task(self._pump(there, writer, answers=True))
         except* (OSError, EOFError, asyncio.CancelledError):
             pass
         finally:
+            self._tasks.discard(task)
             self._writers -= ends
             for end in ends:
                 end.transport.abort()

@@ -1,7 +1,9 @@
 """An etcd that is started, adopted, revived and stopped; with real processes."""
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -29,7 +31,10 @@ async def get(etcd: Process, key: str) -> bytes | None:
 
 def listens(pid: int) -> list[str]:
     """Where a process listens, as the kernel writes it."""
-    mine = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    mine = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            mine.add(str(fd.readlink()))
     rows = [
         row.split()
         for table in ("tcp", "tcp6")
@@ -47,6 +52,7 @@ async def test_an_etcd_is_started_adopted_revived_on_its_data_and_ports_and_stop
     try:
         first = await embedded.ensure()
         assert first.alive
+        assert os.getsid(first.pid) == first.pid  # Ctrl-C in the daemon's terminal is not meant for it
         await put(first, "a", b"1")
         assert await Embedded(folder=tmp_path / "etcd").ensure() == first  # as the next daemon would
         first.send(signal.SIGKILL)

@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from store_kit import watching
+from store_kit import Wire, watching
 
-from elasticrl.store import Store, StoreRefused, StoreSettings, StoreUnavailable, Tls, open_store
+from elasticrl.store import Absent, Put, Store, StoreRefused, StoreSettings, StoreUnavailable, Tls, open_store
 from elasticrl.store.cluster import LocalCluster
 from elasticrl.store.embedded import find_binary
 
@@ -61,6 +61,17 @@ async def test_a_user_is_let_in_kept_in_its_prefix_and_let_in_again_when_etcd_fo
                 await store.put("n", b"1")
                 assert (await store.keepalive(lease.id)).held
                 assert [value for _, value, _ in await watcher.until(2)] == [b"0", b"1"]
+        async with (
+            Wire(etcd.endpoints[0]) as wire,
+            connect(client, etcd, endpoints=(wire.endpoint,), username="trainer", password="hunter2") as store,
+        ):
+            await store.get("n")  # so that there is a connection
+            store._login.forget()
+            wire.mute_answers = True
+            attempt = asyncio.ensure_future(store.txn([Absent(key="x")], [Put(key="x", value=b"")]))
+            await asyncio.wait_for(wire.lost.wait(), 5)
+            wire.cut()  # the login is lost, the transaction has not been sent: so it is not ambiguous
+            assert (await attempt).ok
         async with connect(client, etcd, username="trainer", password="wrong") as store:
             with pytest.raises(StoreRefused, match="invalid user ID or password"):
                 await store.get("n")
