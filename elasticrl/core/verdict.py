@@ -388,7 +388,9 @@ def _declared(case: Case) -> Verdict | None:
     first = _earliest(case.causes)
     deep = [fact for fact in case.causes if MEANINGS[fact.sign].depth == 0 and not _after(fact, first, NEAR_S)]
     if deep:
-        first = _earliest(deep)
+        # How a process ended says less than what it said before it did.
+        said = [fact for fact in deep if fact.kind is not Kind.EXIT and fact.rank in {None, _earliest(deep).rank}]
+        first = _earliest(said) if said and _earliest(deep).kind is Kind.EXIT else _earliest(deep)
     elif first.sign in {Sign.RAISED, Sign.ABSENT}:
         # It does not know; let everything speak that does.
         known = [fact for fact in case.causes if fact.sign is not first.sign]

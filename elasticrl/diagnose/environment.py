@@ -308,12 +308,11 @@ def _hca(value: str, machine: Machine) -> Iterator[Finding]:
         return
     others = (machine.hcas or frozenset()) | set(names)
     caught = {n: sorted(h for h in others if h != n and h.startswith(n)) for n in names}
-    numbered = [n for n in names if n[-1:].isdigit()]
-    bad = (
-        [n for n in numbered if caught[n]]
-        if machine.hcas is not None
-        else [n for n in numbered if n.endswith(("_1", "_2"))]
-    )
+    if machine.hcas is not None:
+        # A bare family such as "mlx5" is meant as a prefix; the name of a device is not.
+        bad = [n for n in names if n in machine.hcas and caught[n]]
+    else:
+        bad = [n for n in names if n.endswith(("_1", "_2"))]
     if bad:
         example = caught[bad[0]][0] if caught[bad[0]] else f"{bad[0]}0"
         yield Finding(

@@ -20,11 +20,12 @@ from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS
 #: word (RuntimeError, ProcessGroupNCCL) needs none of its own; a test holds that a line of every kind is found.
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
-    b"terminate called", b"but didn't", b"return code", b"marked dead",
+    b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
+    b"blocked for", b"ink down",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (
-    b"amdgpu", b"blocked for", b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
+    b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
     b"fallen off",
 )  # fmt: skip
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")

@@ -1,5 +1,7 @@
 """Log lines become evidence: every shape since torch 1.8, however a terminal or a launcher mangled it."""
 
+# ruff: noqa: E501, ISC004 -- a line of a log is as long as it is
+
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +93,9 @@ def test_the_real_excerpts_beside_the_checkout_are_read_whole_and_judged_right()
         known = PROVEN.get(path.stem)
         right += known is not None and verdict.fault in known
         wrong = known is not None and verdict.fault not in known
-        assert not (wrong and verdict.confidence is not Confidence.LOW), f"{path.name}: confidently wrong: {verdict.cause}"
+        assert not (wrong and verdict.confidence is not Confidence.LOW), (
+            f"{path.name}: confidently wrong: {verdict.cause}"
+        )
     assert not present or right >= 0.9 * len(PROVEN)
 
 
@@ -212,7 +216,9 @@ LINES = st.lists(st.lists(st.one_of(TROUBLE, st.text(max_size=30)), max_size=4).
 
 @settings(max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(lines=LINES, cut=st.integers(1, 400), sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=5))
-def test_no_text_breaks_the_parser_and_pieces_give_what_the_whole_gives(lines: list[str], cut: int, sizes: list[int]) -> None:
+def test_no_text_breaks_the_parser_and_pieces_give_what_the_whole_gives(
+    lines: list[str], cut: int, sizes: list[int]
+) -> None:
     text = "\n".join(part for line in lines for part in (line[:cut], line[cut:]))
     data = text.encode(errors="replace")
     whole = Parser().read(data)
@@ -247,21 +253,28 @@ def test_a_healthy_log_is_read_at_memory_speed() -> None:
     data = (line * (16_000_000 // len(line)) + LINE + "\n").encode()
     start = time.process_time()
     parser = Parser()
-    found = [fact for i in range(0, len(data), 1 << 20) for fact in parser.feed(data[i : i + (1 << 20)])] + parser.flush()
+    found = [
+        fact for i in range(0, len(data), 1 << 20) for fact in parser.feed(data[i : i + (1 << 20)])
+    ] + parser.flush()
     took = time.process_time() - start
     assert len(found) == 1
     assert len(data) / took > 25e6
 
 
 def test_names_of_files_tell_ranks_and_nodes() -> None:
-    ranks = {name: rank_of(Path(name)) for name in ("rank_3.log", "worker-12.out", "7.log", "attempt_0/3/stderr.log", "train.log")}
+    ranks = {
+        name: rank_of(Path(name))
+        for name in ("rank_3.log", "worker-12.out", "7.log", "attempt_0/3/stderr.log", "train.log")
+    }
     assert list(ranks.values()) == [3, 12, 7, 3, None]
     assert node_of(Path("logs/node-07/rank_0.log")) == "node-07"
 
 
 def test_a_directory_of_ranks_names_the_silent_one(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
-        (tmp_path / f"rank_{rank}.log").write_text(LINE.replace("ank7", f"ank{rank}").replace("ank 7", f"ank {rank}") + "\n")
+        (tmp_path / f"rank_{rank}.log").write_text(
+            LINE.replace("ank7", f"ank{rank}").replace("ank 7", f"ank {rank}") + "\n"
+        )
     (tmp_path / "rank_2.log").write_text("step 12\nloading shard 7\n")
     reading = read([tmp_path])
     verdict = judge(reading.evidence, Facts(heard=reading.ranks))

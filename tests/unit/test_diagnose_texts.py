@@ -1,0 +1,119 @@
+"""One line of every kind of trouble, found among others and read as what it is a sign of."""
+
+# ruff: noqa: E501 -- a line of a log is as long as it is
+
+import pytest
+
+from elasticrl.core.evidence import Sign
+from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose.logs import parse
+from elasticrl.diagnose.texts import TEXTS
+
+#: (line as a program prints it, its sign, the class if nothing else is known)
+LINES = [
+    ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus", Sign.GPU_BROKEN, Fault.GPU_FAULT),
+    ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 31, pid=1, MMU Fault", Sign.BAD_ACCESS, Fault.USER_ERROR),
+    ("[ 512.200417] NVRM: Xid (PCI:0000:44:00): 43, pid=1, Ch 08", Sign.TOLD, Fault.UNKNOWN),
+    ("[ 512.200417] amdgpu 0000:83:00.0: amdgpu: GPU reset begin!", Sign.GPU_BROKEN, Fault.GPU_FAULT),
+    ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", Sign.GPU_BROKEN, Fault.GPU_FAULT),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", Sign.BAD_ACCESS, Fault.USER_ERROR),
+    ("RuntimeError: CUDA error: device-side assert triggered", Sign.PROGRAM, Fault.USER_ERROR),
+    ("RuntimeError: CUDA error: unspecified launch failure", Sign.GPU_SUSPECT, Fault.GPU_FAULT),
+    ("RuntimeError: CUDA error: no kernel image is available for execution on the device", Sign.VERSIONS, Fault.VERSION_MISMATCH),
+    ("RuntimeError: CUDA error: invalid device ordinal", Sign.SETTING, Fault.CONFIG),
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", Sign.GPU_MEMORY, Fault.OOM_GPU),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Sign.GPU_MEMORY, Fault.OOM_GPU),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB", Sign.GPU_MEMORY, Fault.OOM_GPU),
+    ("ValueError: No available memory for the cache blocks. Try increasing it", Sign.GPU_MEMORY, Fault.OOM_GPU),
+    ("node-a:1:2 [0] NCCL WARN Failed to CUDA calloc async 4096 bytes", Sign.GPU_MEMORY, Fault.OOM_GPU),
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to", Sign.HOST_MEMORY,
+     Fault.OOM_HOST),
+    ("OSError: [Errno 12] Cannot allocate memory", Sign.HOST_MEMORY, Fault.OOM_HOST),
+    ("terminate called after throwing an instance of 'std::bad_alloc'", Sign.HOST_MEMORY, Fault.OOM_HOST),
+    ("RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.", Sign.HOST_MEMORY, Fault.OOM_HOST),
+    ("RuntimeError: DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that", Sign.SHM_FULL, Fault.CONFIG),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed", Sign.OOM_KILLED,
+     Fault.OOM_HOST),
+    ("kernel: Out of memory: Killed process 812 (python) total-vm:8kB", Sign.OOM_KILLED, Fault.OOM_HOST),
+    ("OSError: [Errno 24] Too many open files", Sign.RESOURCE_LIMIT, Fault.CONFIG),
+    ("node-a:1:2 [0] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", Sign.RESOURCE_LIMIT, Fault.CONFIG),
+    ("RuntimeError: can't start new thread", Sign.RESOURCE_LIMIT, Fault.CONFIG),
+    ("OSError: [Errno 122] Disk quota exceeded", Sign.DISK_FULL, Fault.DISK),
+    ("RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed", Sign.DISK_FULL, Fault.DISK),
+    ("OSError: [Errno 30] Read-only file system: 'ckpt/step-8'", Sign.DISK_BROKEN, Fault.DISK),
+    ("OSError: [Errno 116] Stale file handle", Sign.DISK_BROKEN, Fault.DISK),
+    ("RuntimeError: [enforce fail at pair.cc:450] op.preamble.length <= op.nbytes. 8192 vs 4096", Sign.MISMATCH, Fault.DESYNC),
+    ("RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 20000 ms", Sign.ABSENT, Fault.HOST_HANG),
+    ("  - [1] joined but didn't finish collective #12 (count from 1)", Sign.WAITED, Fault.HOST_HANG),
+    ("  - [0] finished collective #11, but didn't join collective #12", Sign.ABSENT, Fault.HOST_HANG),
+    ("ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister", Sign.VERSIONS, Fault.VERSION_MISMATCH),
+    ("Failed to initialize NVML: Driver/library version mismatch", Sign.VERSIONS, Fault.VERSION_MISMATCH),
+    ("n:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : port error", Sign.LINK, Fault.NETWORK),
+    ("n:1:2 [0] NCCL WARN Net : Call to recv from 192.0.2.5<3333> failed : Connection timed out", Sign.LINK, Fault.NETWORK),
+    ("n:1:2 [0] NCCL WARN Net : Call to recv from 192.0.2.5<3333> failed : Broken pipe", Sign.PEER_GONE, Fault.DEAD_RANK),
+    ("n:1:2 [0] NCCL WARN Bootstrap : no socket interface found", Sign.SETTING, Fault.CONFIG),
+    ("n:1:2 [0] NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152", Sign.FABRIC, Fault.FABRIC),
+    ("n:1:2 [0] NCCL WARN Cuda failure 801 'operation not supported'", Sign.FABRIC, Fault.FABRIC),
+    ("n:1:2 [0] NCCL WARN NET/IB : Got completion from peer fe80::1%ib0<3> with error 4, opcode 3, len 3, vendor err 81",
+     Sign.FABRIC, Fault.FABRIC),
+    ("RuntimeError: [pair.cc:534] Connection closed by peer [192.0.2.9]:41233", Sign.PEER_GONE, Fault.DEAD_RANK),
+    ("RuntimeError: Timed out waiting 10000ms for recv operation to complete", Sign.WAITED, Fault.HOST_HANG),
+    ("RuntimeError: Unable to find address for: eth7", Sign.SETTING, Fault.CONFIG),
+    ("RuntimeError: The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE",
+     Sign.SETTING, Fault.CONFIG),
+    ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.", Sign.SETUP_WAITED,
+     Fault.HOST_HANG),
+    ("torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (h, 29500).",
+     Sign.SETUP_WAITED, Fault.HOST_HANG),
+    ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+     Sign.COORDINATOR, Fault.COORDINATOR),
+    ("[2026-01-01] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -9", Sign.KILLED, Fault.DEAD_RANK),
+    ("  traceback : Signal 11 (SIGSEGV) received by PID 812", Sign.CRASHED, Fault.DEAD_RANK),
+    ("The node with node id: ab12 has been marked dead because the detector has missed too many heartbeats", Sign.NODE_GONE,
+     Fault.DEAD_NODE),
+    ("[ 512.200417] INFO: task python:812 blocked for more than 120 seconds.", Sign.HOST_STUCK, Fault.HOST_HANG),
+    ("[ 512.200417] mlx5_core 0000:12:00.0 eth2: Link down", Sign.LINK, Fault.NETWORK),
+    ("[rank1]:[E ProcessGroupNCCL.cpp:1] Could not acquire GIL within 300 ms on exit, possible GIL induced hang",
+     Sign.HOST_STUCK, Fault.HOST_HANG),
+    ("ValueError: mat1 and mat2 do not fit", Sign.PROGRAM, Fault.USER_ERROR),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "sign", "fault"), LINES, ids=[line[:50] for line, _, _ in LINES])
+def test_a_line_of_trouble_is_found_among_others_and_means_what_it_says(line: str, sign: Sign, fault: Fault) -> None:
+    quiet = "step 12 loss 0.1\n" * 300
+    facts = parse(quiet + line + "\n" + quiet)
+    assert sign in {fact.sign for fact in facts}, [str(fact) for fact in facts]
+    assert judge(facts).fault is fault
+    assert {fact.line for fact in facts} == {line}
+
+
+HEALTHY = [
+    "n:1:2 [0] NCCL INFO NET/IB : No device found.",
+    "n:1:2 [0] NCCL INFO Bootstrap : Using eth0:192.0.2.1<0>",
+    "n:1:2 [0] NCCL INFO Connected all rings",
+    "n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+    "WARNING: memory usage 81 %, no error so far",
+    "epoch 3: 0 failed requests, connection pool of 8 open, eval error 0.031",
+    "UserWarning: An output with one or more elements was resized",
+    "saved checkpoint to /data/ckpt/step-100 (error feedback buffers included)",
+    'n:1:2 [3] init.cpp:126 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
+    "INFO reward model: mean squared error 0.12, signal to noise 3.1",
+    "Registered signal handlers for SIGTERM and SIGINT",
+    "Warning: timeout for collectives is 600 s; heartbeat every 30 s",
+]
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_what_healthy_runs_print_is_no_fault(line: str) -> None:
+    verdict = judge(parse(line * 1 + "\n"))
+    assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.UNKNOWN, (), ())
+    assert verdict.cause == "nothing in the evidence shows a failure"
+
+
+def test_no_expression_has_an_unbounded_repetition() -> None:
+    """What keeps every line cheap: `*` and `+` do not occur; `{n,m}` does."""
+    for text in TEXTS:
+        plain = text.pattern.replace(r"\+", "").replace(r"\*", "")
+        assert "*" not in plain, text
+        assert "+" not in plain, text

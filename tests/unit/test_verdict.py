@@ -1,0 +1,234 @@
+"""The verdict: the first cause wins over the loudest, a rank that only waited is never blamed, unknown is better than wrong."""
+
+import ast
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticrl.core import evidence as evidence_module
+from elasticrl.core import verdict as verdict_module
+from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.core.model import Exit, Stall
+from elasticrl.core.verdict import CONSEQUENCES, MEANINGS, Confidence, Facts, Fault, Verdict, judge
+
+EIGHT = Facts(world=8, heard=frozenset(range(8)), nodes={rank: f"n{rank // 2:02}" for rank in range(8)})
+
+
+def wait(rank: int, **known: object) -> Evidence:
+    fact = Evidence(
+        kind=Kind.WATCHDOG_TIMEOUT, sign=Sign.WAITED, rank=rank, op="ALLREDUCE", seq=4486, numel_in=64, numel_out=64,
+        timeout_ms=600_000, elapsed_ms=600_010, when=1000.0, clock="glog",
+    )  # fmt: skip
+    return replace(fact, **known)  # type: ignore[arg-type]
+
+
+def waits(*ranks: int, **known: object) -> list[Evidence]:
+    return [wait(rank, **known) for rank in ranks]
+
+
+def stalled(rank: int, phase: str = "update", *, waiting: bool = True, stopped: bool = False) -> Evidence:
+    stall = Stall(slot=0, step=9, phase=phase, for_s=12.0, budget_s=10.0, waiting=waiting, stopped=stopped)
+    return of_stall(stall, rank=rank, node=f"n{rank // 2:02}", when=50.0)
+
+
+def ended(rank: int, cause: str, *, own: bool = False, when: float = 50.0) -> Evidence:
+    return of_exit(
+        Exit(generation=3, slot=0, step=9, cause=cause, own=own), rank=rank, node=f"n{rank // 2:02}", when=when
+    )
+
+
+def probe(node: str, peer: str, sign: Sign = Sign.UNREACHABLE) -> Evidence:
+    return Evidence(kind=Kind.PROBE, sign=sign, node=node, peer=peer, source="probe")
+
+
+def logged(sign: Sign, rank: int | None = None, **known: object) -> Evidence:
+    return replace(Evidence(kind=Kind.EXCEPTION, sign=sign, rank=rank, when=300.0, clock="glog"), **known)  # type: ignore[arg-type]
+
+
+NOISE = [logged(Sign.PROGRAM, 1, when=None), logged(Sign.GPU_MEMORY, 1, when=None), logged(Sign.RAISED, 1, when=None)]
+
+#: name -> (evidence, class, ranks, nodes). Each is judged again with rank 1, who is innocent, made noisy.
+INJECTED: dict[str, tuple[list[Evidence], Fault, tuple[int, ...], tuple[str, ...]]] = {
+    "SIGSTOP": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, waiting=False, stopped=True)], Fault.HOST_HANG, (3,),
+    ("n01",)),
+    "SIGKILL": ([ended(3, "signal 9 (SIGKILL)"), ended(2, "exit code 1: RuntimeError: Connection closed by peer",
+    when=50.1)],
+                Fault.DEAD_RANK, (3,), ("n01",)),
+    "sleep in the dataloader": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, "data", waiting=False)], Fault.HOST_HANG,
+    (3,), ("n01",)),
+    "sleep in save": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, "save", waiting=False)], Fault.HOST_HANG, (3,),
+    ("n01",)),
+    "another shape": ([Evidence(kind=Kind.RECORDER, sign=Sign.MISMATCH, rank=3, ranks=(3,), op="all_reduce", seq=41,
+    source="recorder"),
+                       *(stalled(r) for r in (0, 1, 2, 3))], Fault.DESYNC, (3,), ("n01",)),
+    "a skipped collective": ([Evidence(kind=Kind.RECORDER, sign=Sign.ABSENT, rank=3, op="all_reduce", seq=41,
+    source="recorder"),
+                              *(stalled(r) for r in (0, 1, 2))], Fault.HOST_HANG, (3,), ("n01",)),
+    "a slow rank": ([Evidence(kind=Kind.BEAT, sign=Sign.SLOW, rank=3, node="n01", detail="update", source="beats")],
+                    Fault.STRAGGLER, (3,), ("n01",)),
+    "a node's power": ([Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="lease"),
+                        ended(0, "exit code 1: RuntimeError: Connection reset by peer")], Fault.DEAD_NODE, (), ("n03",)),
+    "a link down": ([*(stalled(r) for r in range(4)), probe("n00", "n03"), probe("n01", "n03"), probe("n03", "n00")],
+                    Fault.NETWORK, (), ("n03",)),
+    "NCCL broken, gloo fine": ([*(stalled(r) for r in range(4)), probe("n00", "n03", Sign.NCCL_BROKEN),
+                                probe("n01", "n03", Sign.NCCL_BROKEN), probe("n00", "n01", Sign.HEALTHY)], Fault.FABRIC,
+                                (), ("n03",)),
+    "MTU black hole": ([*(stalled(r) for r in range(4)), Evidence(kind=Kind.PROBE, sign=Sign.MTU, node="n02",
+    source="probe")],
+                       Fault.NETWORK, (), ("n02",)),
+    "a full disk": ([logged(Sign.DISK_FULL, 3, kind=Kind.DISK), ended(3, "exit code 1: OSError: No space left on device",
+    own=True),
+                     *waits(0, 2)], Fault.DISK, (3,), ("n01",)),
+    "host memory in a cgroup": ([ended(3, "signal 9 (SIGKILL)"), Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED,
+    rank=3,
+                                 node="n01", source="cgroup")], Fault.OOM_HOST, (3,), ("n01",)),
+    "a wrong interface": ([ended(3, "exit code 1: RuntimeError", own=True), logged(Sign.SETTING, 3)], Fault.CONFIG, (3,),
+    ("n01",)),
+    "two versions of torch": ([Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node="n02", detail="torch 2.12",
+    source="join")],
+                              Fault.VERSION_MISMATCH, (), ("n02",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("fault", INJECTED)
+def test_an_injected_fault_gets_its_class_and_culprit_also_beside_a_noisy_innocent(fault: str, noisy: bool) -> None:
+    facts, expected, ranks, nodes = INJECTED[fault]
+    hard = any(fact.kind in verdict_module.HARD and fact.rank is not None and fact.sign in MEANINGS for fact in facts)
+    verdict = judge([*(NOISE if noisy and hard else []), *facts], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (expected, ranks), verdict.cause
+    assert set(nodes) <= set(verdict.nodes)
+    assert verdict.because
+    assert verdict.against
+
+
+def test_waits_alone_name_nobody_and_are_never_sure() -> None:
+    verdict = judge(waits(*range(8)), EIGHT)
+    assert (verdict.ranks, verdict.nodes, verdict.confidence) == ((), (), Confidence.LOW)
+
+
+def test_the_first_cause_wins_over_the_loudest() -> None:
+    verdict = judge([*waits(0, 1, 2, 4, 5), logged(Sign.GPU_BROKEN, 3, when=395.0), *waits(6, 7)], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.GPU_FAULT, (3,))
+
+
+def test_of_two_causes_the_earlier_one_is_the_verdict_and_the_other_is_told() -> None:
+    early, late = logged(Sign.HOST_MEMORY, 2, when=100.0), logged(Sign.DISK_FULL, 5, when=220.0)
+    verdict = judge([late, early], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.OOM_HOST, (2,))
+    assert any("disk full" in doubt for doubt in verdict.against)
+
+
+def test_a_cause_beside_how_it_showed_is_the_deeper_one() -> None:
+    """The SIGKILL is seen first; the kernel's line that explains it comes a moment later."""
+    killed = ended(3, "signal 9 (SIGKILL)", when=50.0)
+    kernel = Evidence(kind=Kind.OOM_KILLER, sign=Sign.OOM_KILLED, node="n01", when=51.0, clock="core", source="kernel")
+    assert judge([killed, kernel], EIGHT).fault is Fault.OOM_HOST
+
+
+def test_what_came_after_the_end_is_no_cause() -> None:
+    verdict = judge([*waits(0, 1), logged(Sign.PROGRAM, 0, when=1010.0)], EIGHT)
+    assert verdict.fault is not Fault.USER_ERROR
+
+
+def test_an_error_that_its_rank_survived_is_no_cause() -> None:
+    """It was caught long before the wait began (1000 s - 600 s)."""
+    verdict = judge([logged(Sign.GPU_MEMORY, 0, when=200.0), *waits(0, 1)], EIGHT)
+    assert verdict.fault is not Fault.OOM_GPU
+
+
+def test_the_same_number_of_different_groups_is_not_compared() -> None:
+    apart = [*waits(0, 1, group="tp0"), *waits(2, 3, group="tp1", numel_in=32, numel_out=32)]
+    assert judge(apart, EIGHT).fault is not Fault.DESYNC
+    together = [*waits(0, 1, group="dp"), *waits(2, group="dp", numel_in=32, numel_out=32)]
+    assert (judge(together, EIGHT).fault, judge(together, EIGHT).ranks) == (Fault.DESYNC, (2,))
+
+
+def test_numbers_without_a_group_are_not_compared_if_a_rank_shows_two() -> None:
+    mixed = [wait(0, seq=7), wait(0, seq=90), wait(1, seq=7, numel_in=1, numel_out=1), wait(1, seq=90)]
+    assert judge(mixed, EIGHT).fault is not Fault.DESYNC
+
+
+def test_sizes_may_differ_where_the_operation_lets_them() -> None:
+    uneven = [wait(0, op="ALLTOALL", group="ep"), wait(1, op="ALLTOALL", group="ep", numel_in=9, numel_out=9)]
+    assert judge(uneven, EIGHT).fault is not Fault.DESYNC
+
+
+def test_the_rank_that_never_enqueued_is_named_and_the_waiting_ones_are_not() -> None:
+    status = {"kind": Kind.WATCHDOG_STATUS, "op": None, "numel_in": None, "numel_out": None, "group": "default_pg"}
+    rows = [wait(r, seq=42, last_enqueued=42, last_completed=41, **status) for r in (0, 1, 2)]
+    rows.append(wait(3, seq=40, last_enqueued=40, last_completed=39, **status))
+    assert (judge(rows, EIGHT).fault, judge(rows, EIGHT).ranks) == (Fault.HOST_HANG, (3,))
+
+
+def test_the_first_collective_that_never_worked_blames_no_rank() -> None:
+    verdict = judge(waits(*range(8), seq=1), EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.FABRIC, ())
+
+
+def test_one_absent_rank_is_named_and_five_are_not() -> None:
+    assert judge(waits(0, 1, 2, 3, 4, 6, 7), EIGHT).ranks == (5,)
+    assert judge(waits(0, 1, 2), EIGHT).ranks == ()
+
+
+def test_a_peer_that_is_gone_is_looked_for_at_the_far_end() -> None:
+    verdict = judge([logged(Sign.PEER_GONE, 3, peer="192.0.2.89")], EIGHT)
+    assert (verdict.fault, verdict.ranks, verdict.nodes, verdict.confidence) == (
+        Fault.DEAD_RANK, (), ("192.0.2.89",), Confidence.LOW,
+    )  # fmt: skip
+
+
+def test_two_nodes_that_cannot_reach_each_other_are_a_link_and_one_that_nobody_reaches_a_node() -> None:
+    assert judge([probe("n00", "n01")]).nodes == ("n00", "n01")
+    assert judge([probe("n00", "n01"), probe("n02", "n01")]).nodes == ("n01",)
+
+
+def test_nothing_is_unknown_and_says_so() -> None:
+    noise = Evidence(kind=Kind.NCCL_WARN, sign=Sign.NOISE, line="NCCL WARN Missing iommu=pt ... hang!")
+    for evidence in ([], [noise]):
+        verdict = judge(evidence)
+        assert (verdict.fault, verdict.ranks, verdict.confidence) == (Fault.UNKNOWN, (), Confidence.LOW)
+
+
+FACTS = st.builds(
+    Evidence, kind=st.sampled_from(Kind), sign=st.sampled_from(Sign), rank=st.none() | st.integers(0, 7),
+    node=st.none() | st.sampled_from(["a", "b"]), peer=st.none() | st.sampled_from(["b", "c"]),
+    op=st.none() | st.sampled_from(["ALLREDUCE", "X"]),
+    seq=st.none() | st.integers(0, 5), numel_in=st.none() | st.integers(0, 3), group=st.none() | st.sampled_from(["0",
+    "1"]),
+    last_enqueued=st.none() | st.integers(-1, 6), last_completed=st.none() | st.integers(-1, 6),
+    when=st.none() | st.floats(0, 1e6), clock=st.sampled_from(["", "glog"]), elapsed_ms=st.none() | st.integers(0, 10**6),
+    timeout_ms=st.none() | st.integers(1, 10**6), source=st.sampled_from(["", "log"]),
+)  # fmt: skip
+
+
+@given(st.lists(FACTS, max_size=12))
+def test_any_evidence_gives_a_whole_verdict_that_never_blames_who_only_waited(evidence: list[Evidence]) -> None:
+    verdict = judge(evidence, EIGHT)
+    assert isinstance(verdict, Verdict)
+    assert verdict == judge(evidence, EIGHT)
+    assert verdict.cause
+    only_waited = {f.rank for f in evidence if f.rank is not None} - {
+        rank for f in evidence if f.sign not in {Sign.WAITED, Sign.WATCHDOG_STUCK} or f.op or f.last_completed is not None
+        for rank in (f.rank, *f.ranks)
+    }  # fmt: skip
+    assert not only_waited & set(verdict.ranks)
+
+
+def test_every_sign_has_a_meaning_or_is_known_to_have_none() -> None:
+    none = {Sign.NOISE, Sign.TOLD, Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED, Sign.HEALTHY, Sign.UNREACHABLE,
+            Sign.NCCL_BROKEN, Sign.BEHIND}  # fmt: skip
+    assert set(Sign) == none | set(MEANINGS) | set(CONSEQUENCES)
+
+
+@pytest.mark.parametrize("module", [evidence_module, verdict_module], ids=["evidence", "verdict"])
+def test_the_judgement_imports_only_the_standard_library_and_the_vocabulary(module: object) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text())  # type: ignore[attr-defined]
+    names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    ours = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+    assert ours <= {"elasticrl.core.model", "elasticrl.core.evidence"}
