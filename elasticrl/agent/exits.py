@@ -152,9 +152,19 @@ class Memory:
             except OSError:
                 self._log = None
                 return
-            found = re.search(r"[Kk]illed process (\d+)", line)
-            if found:
-                self._said[int(found[1])] = line.rpartition(";")[2].strip().split("\n", 1)[0]
+            if found := killed_in(line):
+                self._said[found[0]] = found[1]
+
+
+def killed_in(line: str) -> tuple[int, str] | None:
+    """The process that a line of the kernel's log says was killed for want of memory, and the line's words.
+
+    >>> killed_in("6,1,2,-;Out of memory: Killed process 7 (python) anon-rss:9kB")
+    (7, 'Out of memory: Killed process 7 (python) anon-rss:9kB')
+    """
+    words = line.partition(";")[2].split("\n", 1)[0].strip()
+    found = re.search(r"[Kk]illed process (\d+)", words)
+    return (int(found[1]), words) if found else None
 
 
 def _oom_counter() -> Path | None:

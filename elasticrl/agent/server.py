@@ -66,8 +66,10 @@ class Server:
                 order = wire.decode(line)
                 if self._daemon is writer and not isinstance(order, wire.Report):
                     self._take(order)
-        except (ConnectionError, ValueError) as error:  # Garbled is one; so is a line over the limit
-            log.warning("the daemon's connection ends: %s", error)
+        except ConnectionError as error:  # it died; another one will come
+            log.info("the daemon's connection ends: %s", error)
+        except ValueError as error:  # Garbled is one; so is a line over the limit
+            log.warning("the daemon's connection is ended: %s", error)
         finally:
             if self._daemon is writer:
                 self._daemon = None

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import Facts, exception_of, judge, tail
+from elasticrl.agent.exits import Facts, exception_of, judge, killed_in, tail
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, load
 from elasticrl.core.model import Work
@@ -54,6 +54,24 @@ def test_the_exception_is_read_from_torchs_error_file() -> None:
     assert exception_of({"message": "<NONE>"}) == ("", "")
     assert exception_of({"message": "plain"}) == ("plain", "")
     assert exception_of([]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "3,1042,99,-;Memory cgroup out of memory: Killed process 17711 (python) total-vm:321204kB, UID:0",
+            (17711, "Memory cgroup out of memory: Killed process 17711 (python) total-vm:321204kB, UID:0"),
+        ),
+        (
+            "3,1042,99,-;Out of memory: killed process 8 (x)\n SUBSYSTEM=mm\n",
+            (8, "Out of memory: killed process 8 (x)"),
+        ),
+        ("6,1043,99,-;oom_reaper: reaped process 17711 (python)", None),
+    ],
+)
+def test_the_kernels_log_names_whom_it_killed_for_want_of_memory(line: str, found: tuple[int, str] | None) -> None:
+    assert killed_in(line) == found
 
 
 def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
