@@ -194,8 +194,8 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
     guilty = _Guilt(case)
     before: Plan | None = None
     for fact in case.history:
-        guilty.see(fact)
         if not isinstance(fact, Planned):
+            guilty.see(fact)
             continue
         plan = fact.plan
         if before is not None and plan.phase is not Phase.STOP and before.phase is not Phase.STOP:
@@ -208,6 +208,7 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
                     if here.get(member, 0) == plan.generation and not guilty.touched(member) and before.phase is Phase.TRAIN and not guilty.slow:
                         yield fact.at, f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}"
         before = plan
+        guilty.see(fact)
 
 
 class _Guilt:
@@ -216,7 +217,7 @@ class _Guilt:
     def __init__(self, case: Case) -> None:
         self.nodes: set[str] = set()
         self.gone: set[str] = set()
-        self.loop = self.store = self.slow = False
+        self.loop = self.store = self.slow = self.pair = self.cut = False
         self.alien = set(case.scenario.shape.alien)
 
     def see(self, fact: Fact) -> None:
@@ -224,14 +225,19 @@ class _Guilt:
         if isinstance(fact, Struck):
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
+            self.cut = self.cut or fact.kind == "isolate"
             self.slow = self.slow or fact.kind.startswith("store_")  # what comes late may have to come afresh
             self.store = self.store or fact.kind in ("store_loss", "store_delay")
+        elif isinstance(fact, Planned):
+            self.pair = len(fact.plan.seats) <= 2
         elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.store):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
             self.gone.add(fact.member)
 
     def touched(self, member: str) -> bool:
-        """Has anything befallen this member or its links?"""
+        """Has anything befallen this member or its links? Of two nodes that do not hear each other, either may be the deaf one."""
+        if self.pair and self.cut:
+            return True
         return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
 
 

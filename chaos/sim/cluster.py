@@ -33,7 +33,7 @@ class Shape:
     save_every: int = 5
     step_s: float = 0.5
     save_s: float = 0.6
-    warm_s: tuple[float, float] = (2.0, 5.0)
+    warm_s: tuple[float, float] = (1.0, 1.5)
     agent_s: float = 2.0
     watch_s: float = 0.01
     alien: tuple[str, ...] = ()  # nodes that compute other bits
@@ -71,7 +71,7 @@ class Cluster:
     def start(self) -> None:
         """Power on, not all at the same moment."""
         for name in list(self.nodes)[: len(self.nodes) - self.shape.late]:
-            self.world.later(0.5 * self.world.chance("start").random(), self.nodes[name].boot)
+            self.world.later(0.3 * self.world.chance("start").random(), self.nodes[name].boot)
 
     def bits_of(self, name: str) -> str:
         """The fingerprint of what decides a node's bits."""

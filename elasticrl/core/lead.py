@@ -111,7 +111,12 @@ class Scene:
         """A new leader sees several members without a record: likelier their leases lapsed with the store than they died."""
         assert self.plan is not None
         missing = sum(seat.member.node not in self.records for seat in self.plan.seats)
-        return missing > 1 and self.now < self.lead.since + self.settings.membership.rejoin_s
+        return missing > 1 and self.now < self.grace_until
+
+    @property
+    def grace_until(self) -> float:
+        """When a new leader takes members without a record for dead, however many they are."""
+        return self.lead.since + self.settings.membership.rejoin_s
 
     def _fate(self, seat: Seat) -> Fate:
         assert self.plan is not None
@@ -307,7 +312,8 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
                 if_leader=view.leader_revision,
             )
         )
-    return replace(state, lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at), move.why)
+    graced = scene.grace_until if scene.plan is not None and scene.grace else inf
+    return replace(state, lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced), move.why)
 
 
 def remember(scene: Scene) -> Lead:
@@ -490,6 +496,8 @@ def form(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is not None and plan.phase is not Phase.HOLD:
         return None
+    if plan is not None and scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
+        return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
     if len(seats) < need:

@@ -103,7 +103,7 @@ def attend(state: State, now: float) -> State:
     leads = state.view.leader == state.me and lease_held(state, now)
     if leads != (state.lead is not None):
         state = replace(state, lead=Lead(since=now) if leads else None)
-    vacant = state.view.leader is None or leader_convicted(state)
+    vacant = state.view.leader is None or leader_convicted(state) or leader_reborn(state)
     if vacant != (state.vacant_since is not None):
         state = replace(state, vacant_since=now if vacant else None)
     return state
@@ -122,6 +122,18 @@ def leader_convicted(state: State) -> bool:
     """Do its neighbours agree that the leader is gone? Only those who watch all records can say."""
     leader = state.view.leader
     return leader is not None and leader != state.me and leader.node in accusations(state).guilty
+
+
+def leader_reborn(state: State) -> bool:
+    """Is the leader an earlier life of a node that is back? Its lease may stand for long, but it is over.
+
+    Found by the scenario restarted-before-its-lease: nobody led for the rest of the dead leader's lease.
+    """
+    leader = state.view.leader
+    if leader is None or leader == state.me:
+        return False
+    record = (state.view.records or {}).get(leader.node)
+    return leader.node == state.me.node or (record is not None and record.member != leader)
 
 
 def deputies(state: State) -> tuple[str, ...]:
@@ -143,7 +155,7 @@ def stand(state: State, now: float) -> Wish:
         actions.append(Watch(everyone=everyone))
     if state.vacant_since is None or state.leaving or view.own is None or not lease_held(state, now):
         return Wish(tuple(actions))
-    if view.leader is not None and me not in office:
+    if view.leader is not None and me not in office and me != view.leader.node:
         return Wish(tuple(actions))
     due = state.vacant_since + patience(state, office)
     if now < due:

@@ -1,0 +1,206 @@
+"""The judge judged: each guard of the core is broken in turn, and some seed or scenario must notice.
+
+The one idea: a mutant is a piece of the core's source and what to put in its place. It is loaded by an import hook in a process
+of its own; a guard whose loss nobody notices is dead code or an unchecked guarantee.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+ROOT = Path(__file__).parent.parent
+SEEDS = 400  # how far the search goes when the known catch fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A guard and how it is broken. `caught_by` is where to look first: a scenario's name or a seed."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    caught_by: str = ""
+
+
+def _m(name: str, module: str, old: str, new: str, caught_by: str = "") -> Mutant:
+    return Mutant(name=name, module=f"elasticrl.core.{module}", old=old, new=new, caught_by=caught_by)
+
+
+def _s(name: str, old: str, new: str, caught_by: str = "") -> Mutant:
+    return Mutant(name=name, module="chaos.sim.store", old=old, new=new, caught_by=caught_by)
+
+
+MUTANTS: Final = (
+    # What the store is asked to compare. The core names the revisions; here the comparison itself is broken.
+    _s("a commit is fenced by the plan", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.commit_revision != action.if_commit"),
+    _s("a commit is fenced by the commit before it", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.plan_revision != action.if_plan"),
+    _s("a plan is fenced by the plan before it", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[1:] != (action.if_commit, action.if_leader)"),
+    _s("a plan is fenced by the commit", "at != (action.if_plan, action.if_commit, action.if_leader)", "(at[0], at[2]) != (action.if_plan, action.if_leader)"),
+    _s("a plan is fenced by the office", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[:2] != (action.if_plan, action.if_commit)"),
+    # Seeing and leading.
+    _m("an older view is not believed", "step", "if view.revision < state.view.revision:", "if False:"),
+    _m("a lease counts from its sending", "step", "max(sent, state.leased) if held", "event.now if held"),
+    _m("a lost lease is lost", "step", "if held else -inf), ()", "if held else state.leased), ()"),
+    _m("only a held lease leads", "step", "state.view.leader == state.me and lease_held(state, now)", "state.view.leader == state.me"),
+    _m("suspicion ends with the neighbourhood", "step", "return state.suspects.intersection(neighbours(", "return state.suspects.union(())\n    return state.suspects.intersection(neighbours("),
+    _m("a convicted leader is replaced at once", "step", "state.view.leader is None or leader_convicted(state) or", "state.view.leader is None or"),
+    _m("a leader that was reborn is replaced at once", "step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)"),
+    _m("a wish is not repeated before its time", "step", "if last is not None and last[0] == action and now < last[1] + retry_s:", "if False:"),
+    # Following.
+    _m("workers cannot join one generation twice", "follow", "return state.joined >= plan.generation or (", "return ("),
+    _m("a seat without workers is given back", "follow", "return state.joined >= plan.generation or (seat.born < plan.generation and not workers.warm)", "return state.joined >= plan.generation"),
+    _m("a step is committed once", "follow", "workers.saved <= view.committed or ", ""),
+    _m("only the gang of this plan commits", "follow", "or workers.generation != plan.generation or", "or"),
+    _m("a victim of a stall is not killed", "follow", "or (stall.waiting and not stall.stopped):", "or False:"),
+    _m("the culprit of a stall is killed", "follow", "if stall is None or not alive(workers)", "if True or stall is None or not alive(workers)"),
+    _m("an old failure is dealt with", "follow", "if left and left.generation < here:", "if False:"),
+    _m("workers without a seat end", "follow", "    if alive(workers):\n        halt = Halt(generation=plan.generation, save=False", "    if False:\n        halt = Halt(generation=plan.generation, save=False"),
+    _m("fresh workers where the plan asks for them", "follow", "if alive(workers) and workers.born == seat.born:", "if alive(workers):"),
+    _m("a lost record is written again", "follow", "if record != state.view.own:", "if record != state.view.own and not (state.view.own is None and state.reported > 0):"),
+    _m("a held node leaves when its state is safe", "follow", "safe = state.view.committed >= workers_of(state).step", "safe = True"),
+    # Leading.
+    _m("a restarted daemon is another member", "lead", "if record.member != member:", "if False:"),
+    _m("a stopped job stays stopped", "lead", "if scene.plan and scene.plan.phase is Phase.STOP:", "if False:"),
+    _m("a job is finished when its last step is committed", "lead", "if scene.view.committed < scene.settings.steps:", "if False:"),
+    _m("a pause is heeded", "lead", "if scene.view.intent is not Intent.PAUSE:", "if True:"),
+    _m("a stop is heeded", "lead", "if view.intent is not Intent.STOP or (", "if True or ("),
+    _m("a plan resumes from the newest commit", "lead", "resume=self.view.committed,", "resume=self.plan.resume if self.plan else 0,"),
+    _m("a crash loop ends the job", "lead", "if strike is None or strike.count < limit:", "if True:"),
+    _m("another step is another failure", "lead", "(before.cause, before.step) == (cause, step)", "before.cause == cause"),
+    _m("one witness proves nothing", "suspect", "if most < 2:", "if most < 1:"),
+    _m("the word of the convicted does not count", "suspect", "accusers.difference_update(top)", "pass"),
+    _m("a cut is probed, not judged", "suspect", "if any(other in against[node] for node in top for other in top):", "if False:"),
+    _m("a rung has a deadline", "lead", "    if scene.now < scene.deadline:\n        return Move(wake_at=scene.deadline)", "    if True:\n        return None"),
+    _m("a stall with nobody to blame is probed", "lead", "or scene.lead.stalled_at is None:", "or True:"),
+    _m("a blamed stall is not probed too", "lead", "due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s", "due = scene.lead.stalled_at"),
+    _m("a probe waits for the answers", "lead", "if len(answers) < len(seats) and scene.now < due:", "if False:"),
+    _m("those out of reach lose their seats", "lead", "if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None)", "if fate.seat else replace(fate, seat=None)"),
+    _m("quarantines are few", "lead", "for member in fresh[:room]", "for member in fresh"),
+    _m("the quarantined get no seat", "lead", "node not in self.held and node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty and not doubted"),
+    _m("the doubted wait", "lead", "and node not in self.conviction.guilty and not doubted", "and node not in self.conviction.guilty"),
+    _m("other bits get no seat", "lead", "record.bits == self.bits or self.settings.exact != \"require\"", "True"),
+    _m("the leaving get no new seat", "lead", "not (record.leaving or seated or keeps)", "not (seated or keeps)"),
+    _m("the leaving lose their seat", "lead", "        if record.leaving:\n", "        if False:\n"),
+    _m("no more ranks than lanes", "lead", "if ranks + seat.slots <= self.settings.lanes:", "if True:"),
+    _m("no more nodes than allowed", "lead", "room = membership.max_nodes - kept", "room = 10_000"),
+    _m("too few nodes hold", "lead", "        if len(seats) < need:\n            return self.write(", "        if False:\n            return self.write("),
+    _m("a new leader waits for those who lost their leases with the store", "lead", "return missing > 1 and self.now < self.grace_until", "return False"),
+    _m("a gang is not formed of the absent", "lead", "if plan is not None and scene.grace:", "if False:"),
+    _m("rung 3 starts all afresh", "lead", "        if rung >= Rung.RESTART:\n", "        if False:\n"),
+    _m("a failed worker is replaced", "lead", "replace(seat, born=self.plan.generation + 1) if record.warm else None", "seat if record.warm else None"),
+    _m("survivors keep their order", "lead", "                seats.append(fate.seat)\n", "                seats.insert(0, fate.seat)\n"),
+    _m("a seat is for one life", "lead", "return record if record and record.member == seat.member else None", "return record"),
+    _m("quarantines end", "lead", "        if scene.now >= served_at:\n", "        if False:\n"),
+    _m("nodes come before the first plan", "lead", "if len(seats) < most and scene.now < scene.settled_at:", "if False:"),
+    _m("growth must shorten a step", "lead", "rounds(lanes, after) >= rounds(lanes, before):", "False:"),
+    _m("growth waits for the gang", "lead", "if not scene.trained or scene.now < scene.settled_at:", "if scene.now < scene.settled_at:"),
+    _m("growth waits whether more come", "lead", "if not scene.trained or scene.now < scene.settled_at:", "if not scene.trained:"),
+    _m("a gap is filled", "lead", "elif fill and waiting:", "elif False:"),
+    _m("an unsure verdict is probed", "lead", "or not scene.conviction.unsure:", "or True:"),
+    _m("a node that cannot be spared saves first", "lead", "    if spared := _leaves_too_few(scene):", "    if spared := None:"),
+    _m("a sick node is put away", "lead", "if fate.fresh and failures and failures.count >=", "if False and failures and failures.count >="),
+    _m("the place to meet is alive", "lead", "endpoint=next((endpoint for endpoint in offers if endpoint), \"\"),", "endpoint=next(iter(offers), \"\"),"),
+)  # fmt: skip
+
+
+class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module with the guard broken; everything else as it is."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+        self.path = ROOT / (mutant.module.replace(".", "/") + ".py")
+        source = self.path.read_text()
+        found = source.count(mutant.old)
+        if found != 1:
+            raise SystemExit(f"{mutant.name!r}: its guard occurs {found} times in {mutant.module}, not once")
+        self.source = source.replace(mutant.old, mutant.new)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Only the mutated module."""
+        del path, target
+        return importlib.util.spec_from_loader(fullname, self) if fullname == self.mutant.module else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the broken source."""
+        exec(compile(self.source, str(self.path), "exec"), vars(module))  # noqa: S102 - that is what a mutant is
+
+
+def _places(mutant: Mutant) -> Iterator[str]:
+    """Where to look, the likeliest first."""
+    scenarios = sorted(path.stem for path in (ROOT / "chaos" / "scenarios").glob("*.yaml"))
+    if mutant.caught_by:
+        yield mutant.caught_by
+    yield from scenarios
+    yield from (str(seed) for seed in range(SEEDS))
+
+
+def hunt(name: str, budget_s: float) -> dict[str, str]:
+    """In a process of its own: break this guard, and look for a run that notices."""
+    mutant = next(m for m in MUTANTS if m.name == name)
+    sys.meta_path.insert(0, Broken(mutant))
+    from chaos.scenario import draw, load
+    from chaos.sim.drive import run
+
+    deadline = time.monotonic() + budget_s
+    for place in _places(mutant):
+        if time.monotonic() > deadline:
+            break
+        if place.isdigit():
+            scenario = draw(int(place))
+        else:
+            scenario = load(ROOT / "chaos" / "scenarios" / f"{place}.yaml")
+        try:
+            found = run(scenario, place if place.isdigit() else "0").violations
+        except Exception as error:  # noqa: BLE001 - a mutant that crashes has been noticed
+            return {"by": place, "what": f"{type(error).__name__}: {error}"}
+        if found:
+            return {"by": place, "what": f"{found[0].check}: {found[0].what}"}
+    return {}
+
+
+def _hunt_apart(mutant: Mutant, budget_s: float) -> dict[str, str]:
+    command = [sys.executable, "-m", "chaos.mutants", mutant.name, str(budget_s)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=budget_s + 60)
+    if done.returncode != 0:
+        return {"by": "-", "what": (done.stderr or done.stdout).strip().splitlines()[-1]}
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(*, budget_s: float, only: str | None = None) -> int:
+    """Break each guard in turn, over all cores; print who noticed; 1 if nobody noticed some, or a guard was not found."""
+    chosen = [mutant for mutant in MUTANTS if only in (None, mutant.name)]
+    workers = os.cpu_count() or 1
+    each_s = max(5.0, budget_s * workers / max(len(chosen), 1) * 4)
+    deadline = time.monotonic() + budget_s
+    missed = 0
+
+    def one(mutant: Mutant) -> dict[str, str]:
+        left = deadline - time.monotonic()
+        return _hunt_apart(mutant, min(each_s, left)) if left > 1 else {"by": "-", "what": "no time left"}
+
+    with ThreadPoolExecutor(workers) as pool:
+        for mutant, found in zip(chosen, pool.map(one, chosen), strict=True):
+            missed += not found or found["by"] == "-"
+            by = found.get("by", "NOBODY")
+            print(f"{mutant.name:<68} {by:<28} {found.get('what', 'nobody noticed')[:110]}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} broken guards were noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(hunt(sys.argv[1], float(sys.argv[2]))))
