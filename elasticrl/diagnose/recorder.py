@@ -165,7 +165,7 @@ def _evidence(sign: Sign, rank: int, group: str, entry: Entry, detail: str, rank
 
 def _entry(raw: Mapping[object, object]) -> Entry | None:
     seq = raw.get("collective_seq_id")
-    if not isinstance(seq, int) or isinstance(seq, bool) or raw.get("is_p2p") is True:
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0 or raw.get("is_p2p") is True:
         return None
     named = raw.get("process_group")
     group = (

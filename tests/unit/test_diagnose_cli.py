@@ -83,7 +83,8 @@ def test_a_log_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> N
 @pytest.mark.parametrize("heavy", ["torch", "pydantic", "grpc", "numpy"])
 def test_it_imports_nothing_heavy(heavy: str) -> None:
     program = (
-        "import sys; import elasticrl.cli.diagnose, elasticrl.diagnose.logs, elasticrl.diagnose.report, "
-        f"elasticrl.core.verdict, elasticrl.diagnose.recorder, elasticrl.diagnose.environment; sys.exit({heavy!r} in sys.modules)"
+        "import sys; import elasticrl.cli.diagnose, elasticrl.diagnose.logs, elasticrl.diagnose.report; "
+        "import elasticrl.core.verdict, elasticrl.diagnose.recorder, elasticrl.diagnose.environment; "
+        f"sys.exit({heavy!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -75,6 +75,13 @@ LINES = [
     ("[ 512.200417] mlx5_core 0000:12:00.0 eth2: Link down", Sign.LINK, Fault.NETWORK),
     ("[rank1]:[E ProcessGroupNCCL.cpp:1] Could not acquire GIL within 300 ms on exit, possible GIL induced hang",
      Sign.HOST_STUCK, Fault.HOST_HANG),
+    ("[Sun Jan 11 09:52:01 2026] NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]",
+     Sign.GPU_BROKEN, Fault.GPU_FAULT),
+    ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13", Sign.TOLD, Fault.UNKNOWN),
+    ("n:1:2 [0] NCCL WARN NET/IB : req 0/1 tag 0 peer 192.0.2.6<5868> collective mismatch error, local size 496640 remote size 65536",
+     Sign.MISMATCH, Fault.DESYNC),
+    ("error msg: Culprit rank 22; Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes", Sign.MISMATCH, Fault.DESYNC),
+    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x2)", Sign.PROGRAM, Fault.USER_ERROR),
     ("ValueError: mat1 and mat2 do not fit", Sign.PROGRAM, Fault.USER_ERROR),
 ]  # fmt: skip
 
