@@ -67,20 +67,15 @@ def digest_of(flat: torch.Tensor, start: int, *names: str) -> int:
     """The part that elements start, start + 1, ... of the parameter and row of these names have in the sum."""
     import torch
 
-    # Signed integers of the element's own width: sign extension keeps distinct bits distinct.
-    bits = flat.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    # Signed integers of at most half the weights' width, so that the top bits of two elements cannot cancel.
+    bits = flat.detach().view(torch.int16 if flat.element_size() == 2 else torch.int32)
+    start = start * bits.numel() // max(flat.numel(), 1)
     weights = _weights(str(flat.device))
     total, place = 0, start
-    while place < start + flat.numel():
+    while place < start + bits.numel():
         column = place % BLOCK
-        count = min(BLOCK - column, start + flat.numel() - place)
-        part = (
-            bits[place - start : place - start + count]
-            .to(torch.int64)
-            .mul_(weights[column : column + count])
-            .sum()
-            .item()
-        )
+        count = min(BLOCK - column, start + bits.numel() - place)
+        part = (bits[place - start : place - start + count] * weights[column : column + count]).sum().item()
         total += int(part) * _odd("block", place // BLOCK)
         place += count
     return total * _odd(*names) & MASK

@@ -34,7 +34,20 @@ T = TypeVar("T")
 
 SLICE = timedelta(milliseconds=20)  # the longest that a decision to leave goes unnoticed
 BACKEND = "elastic"
-POINT_TO_POINT = ("send", "recv", "recv_anysource")
+# Works that must be waited for as a whole: a timed-out wait for a message closes its connection, and gloo's reduce-scatter is
+# an all-reduce and a copy, both of which happen inside wait().
+UNSLICED = frozenset(
+    [
+        "send",
+        "recv",
+        "recv_anysource",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "_reduce_scatter_base",
+        "reduce_scatter_single_coalesced",
+        "reduce_scatter_tensor_coalesced",
+    ]
+)
 GLOO_SAYS_NOT_YET = "Operation timed out!"  # what Work.wait(timeout) raises while the work goes on undisturbed
 
 
@@ -143,7 +156,8 @@ def form(
     try:
         dist.init_process_group(
             backend,
-            store=c10d.PrefixStore(f"g{generation}/", store),
+            # A connection of its own: gloo's waits hold theirs, and one that is given up would hold it on.
+            store=c10d.PrefixStore(f"g{generation}/", store.clone()),  # type: ignore[attr-defined] # not in the stubs
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=form_s),
@@ -165,27 +179,28 @@ class Wait(dist.Work):
     def __init__(self, inner: dist.Work, doing: str, flag: Interrupt, *, sliced: bool) -> None:
         super().__init__()
         self._inner, self._doing, self._flag, self._sliced = inner, doing, flag, sliced
+        self._over = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when done. Without a timeout, gloo's own (the group's) ends it."""
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         while True:
             try:
-                if self._sliced:
-                    return self._inner.wait(SLICE)
-                return _bounded(self._inner.wait, self._flag)
+                self._over = self._inner.wait(SLICE) if self._sliced else _bounded(self._inner.wait, self._flag)
             except RuntimeError as error:
                 # When we leave, the others' connections break: then our decision is the cause, not what gloo says of it.
                 self._flag.check(self._doing)
                 if GLOO_SAYS_NOT_YET not in str(error):
                     self._flag.set(f"a peer broke {self._doing}")  # no use in waiting for this generation's other works
                     raise Broken(f"{self._doing} was broken by a peer: {error}") from error
+            else:
+                return self._over
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self._doing} is still going on after {timeout}")
 
     def is_completed(self) -> bool:
-        """As torch's."""
-        return self._inner.is_completed()
+        """As torch's; but some works only notice that they are when they are waited for."""
+        return self._over or (self._sliced and self._inner.is_completed())
 
     def is_success(self) -> bool:
         """As torch's."""
@@ -214,7 +229,7 @@ class ElasticGroup(dist.ProcessGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg] # the stubs know only one of its constructors
         self._flag = flag
-        self._pending: list[dist.Work] = []
+        self._pending: list[Wait] = []
         self._number, self._op = 0, "none"
         self._name = self._desc = ""
         self._gloo: dist.ProcessGroup | None = _bounded(lambda: _gloo(store, rank, size, timeout), flag)
@@ -235,10 +250,9 @@ class ElasticGroup(dist.ProcessGroup):
             work = getattr(self._gloo, op)(*args, **options)
         except RuntimeError as error:  # a connection known to be gone may refuse at once
             raise Broken(f"{doing} could not start: {error}") from error
-        if op in POINT_TO_POINT:  # a timed-out wait for one of these closes the connection: it is waited for as a whole
-            return Wait(work, doing, self._flag, sliced=False)
-        self._pending.append(work)
-        return Wait(work, doing, self._flag, sliced=True)
+        wait = Wait(work, doing, self._flag, sliced=op not in UNSLICED)
+        self._pending.append(wait)
+        return wait
 
     def shutdown(self) -> None:
         """Lets go of gloo, so that the peers' waits end. Where it is stuck, a thread waits for it in our place."""

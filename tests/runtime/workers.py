@@ -56,23 +56,24 @@ class Workers:
         self._port = self._answer(self._start())
         self.pids = [self._answer(i) for i in [self._start() for _ in range(count)]]
 
-    def run(self, function, world: int, *, timeout_s: float = 60.0, ranks=None, **kwargs) -> list:
-        """Ranks 0 .. world-1 by default; `ranks` maps rank -> worker."""
-        chosen = list(ranks) if ranks is not None else list(range(world))
+    def run(self, function, world: int, *, timeout_s: float = 60.0, answers=None, **kwargs) -> list:
+        """Worker i is rank i. Waits for all of them, or for those in `answers` only: a frozen one never does."""
+        chosen = list(range(world))
         for rank, worker in enumerate(chosen):
             self._all[1 + worker][1].send((function, (rank, world), kwargs))
         deadline = time.monotonic() + timeout_s
-        answers: dict[int, object] = {}
-        while len(answers) < len(chosen):
-            pending = {1 + worker: rank for rank, worker in enumerate(chosen) if rank not in answers}
+        found: dict[int, object] = {}
+        awaited = set(chosen if answers is None else answers)
+        while not awaited <= found.keys():
+            pending = {1 + rank: rank for rank in chosen if rank not in found}
             sources = {
                 source: index for index in pending for source in (self._all[index][1], self._all[index][0].sentinel)
             }
             ready = wait(list(sources), timeout=max(0.0, deadline - time.monotonic()))
             assert ready, f"ranks {sorted(pending.values())} have not answered within {timeout_s} s"
             for index in {sources[source] for source in ready}:
-                answers[pending[index]] = self._result(index)
-        return [answers[rank] for rank in range(len(chosen))]
+                found[pending[index]] = self._result(index)
+        return [found.get(rank) for rank in chosen]
 
     def replace(self, worker: int) -> None:
         """A new process in the place of a dead one."""

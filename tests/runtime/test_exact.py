@@ -1,0 +1,88 @@
+"""The same bits for every number of workers, for both strategies, through resizes and deaths. Real processes, real gloo."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import exact_job
+import pytest
+from workers import Workers
+
+from elasticrl.runtime.strategy import POINTS
+
+GENERATION = count(1)
+KINDS = ("replicated", "fsdp", "fsdp-contiguous")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    gang = Workers(4)
+    yield gang
+    gang.close()
+
+
+@pytest.fixture(scope="module")
+def alone(workers: Workers) -> dict[int, dict[str, object]]:
+    """Each job's outcome in one process without any group: what all others are held against."""
+    return {
+        lanes: workers.run(exact_job.segment, 1, generation=0, kind="replicated", lanes=lanes, until=4, groupless=True)[
+            0
+        ]
+        for lanes in (4, 5, 8)
+    }
+
+
+def run(workers: Workers, world: int, **kwargs: object) -> dict[str, object]:
+    results = workers.run(exact_job.segment, world, generation=next(GENERATION), **kwargs)
+    assert all(result == results[0] for result in results), "ranks disagree"
+    return results[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lanes", [4, 5, 8])
+def test_any_number_of_workers_computes_the_same_bits(workers: Workers, alone, lanes: int, kind: str):
+    for world in (1, 2, 3, 4):
+        result = run(workers, world, kind=kind, lanes=lanes, until=4)
+        assert result == alone[lanes], f"{world} workers"
+
+
+def test_another_number_of_lanes_is_another_job(alone):
+    assert len({result["sha256"] for result in alone.values()}) == 3
+
+
+def test_sgd_with_momentum_is_exact_too(workers: Workers):
+    results = [
+        run(workers, world, kind=kind, lanes=5, until=3, rule=exact_job.sgd) for kind in KINDS[:2] for world in (1, 3)
+    ]
+    assert all(result == results[0] for result in results)
+
+
+def test_a_job_that_is_resized_and_changes_its_strategy_ends_with_the_same_bits(
+    workers: Workers, alone, tmp_path: Path
+):
+    for version, (world, kind) in enumerate([(4, "replicated"), (3, "fsdp"), (1, "replicated"), (2, "fsdp")], start=1):
+        result = run(workers, world, kind=kind, lanes=8, until=version, vault=str(tmp_path))
+    assert result["sha256"] == alone[8]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"), [*(("replicated", point) for point in POINTS), *(("fsdp", point) for point in POINTS[::3])]
+)
+def test_a_death_at_any_point_of_an_update_costs_no_bit(workers: Workers, alone, tmp_path: Path, kind: str, point: str):
+    options = {"kind": kind, "lanes": 8, "until": 4, "vault": str(tmp_path), "victim": 1, "at_step": 2, "point": point}
+    generation = next(GENERATION)
+    next(GENERATION)
+    results = workers.run(exact_job.through_a_death, 3, generation=generation, **options)
+    workers.replace(1)
+    assert results[1] is None, f"the fault at {point} never fired"
+    for survivor in (results[0], results[2]):
+        assert survivor["reformed"] == 1
+        assert survivor["resumed"] == (2 if POINTS.index(point) < POINTS.index("before_seal") else survivor["resumed"])
+        assert survivor["sha256"] == alone[8]["sha256"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_lane_counts_exactly_once_in_integers(workers: Workers, kind: str):
+    for world, lanes in ((1, 3), (2, 5), (3, 8), (4, 4), (4, 7)):
+        results = workers.run(exact_job.count_lanes, world, generation=next(GENERATION), kind=kind, lanes=lanes)
+        assert results == [True] * world, f"{lanes} lanes on {world} workers"

@@ -1,0 +1,133 @@
+"""A group that can be left: dead and frozen peers, and everything torch does over it. Notices a torch that changes under us."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import group_job
+import pytest
+from workers import Workers
+
+GENERATION = count(1, 100)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    gang = Workers(3)
+    yield gang
+    gang.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "victim", "op"),
+    [
+        ("kill", 0, "all_reduce"),
+        ("kill", 2, "all_to_all"),
+        ("stop", 0, "all_gather"),
+        ("stop", 2, "reduce_scatter"),
+        ("stop", 1, "all_reduce"),
+    ],
+)
+def test_survivors_form_again_in_place(
+    workers: Workers, how: str, victim: int, op: str, capsys: pytest.CaptureFixture[str]
+):
+    if how == "stop":
+        frozen = workers.pids[victim]
+    others = [rank for rank in range(3) if rank != victim]
+    options = {"generation": next(GENERATION), "victim": victim, "how": how, "op": op, "told_after_s": 0.3}
+    results = workers.run(group_job.lose_one, 3, answers=others, **options)
+    if how == "stop":
+        os.kill(frozen, signal.SIGKILL)
+    workers.replace(victim)
+    for rank in others:
+        result = results[rank]
+        assert result["total"] == [2.0, 2.0, 2.0]
+        assert result["kind"] == ("Broken" if how == "kill" else "Interrupted"), result["words"]
+        assert result["all_ms"] < 2000, result["ms"]
+    with capsys.disabled():
+        print(
+            f"\n  3 -> 2 after {how} of rank {victim} in {op}, ms:",
+            json.dumps([results[rank]["ms"] for rank in others]),
+        )
+
+
+def test_every_collective_works_and_two_groups_go_side_by_side(workers: Workers):
+    assert workers.run(group_job.every_collective, 3, generation=next(GENERATION)) == [[], [], []]
+
+
+def test_fsdp2_and_dcp_run_unchanged_and_a_frozen_peer_does_not_hold_them(workers: Workers, tmp_path: Path):
+    options = {"generation": next(GENERATION), "folder": str(tmp_path), "stuck": True}
+    frozen = workers.pids[2]
+    results = workers.run(group_job.fsdp_and_dcp, 3, answers=[0, 1], **options)
+    os.kill(frozen, signal.SIGKILL)
+    workers.replace(2)
+    for result in results[:2]:
+        plain, elastic, *stuck = result
+        assert plain == elastic
+        assert stuck == ["Interrupted", "Interrupted"]
+
+
+def test_forming_can_be_interrupted_and_has_a_deadline(workers: Workers):
+    [(words, waited, late)] = workers.run(group_job.forms_alone, 1, generation=next(GENERATION))
+    assert "given up: n03/1 died (lease)" in words
+    assert " / forming generation" in words
+    assert waited < 1.5
+    assert late < 3
+
+
+def test_messages_between_two_can_come_late_and_be_interrupted(workers: Workers):
+    said = workers.run(group_job.waits_for_a_message, 2, generation=next(GENERATION))
+    assert said == ["1.0, then interrupted", "0.0, then interrupted"]
+
+
+def test_nothing_leaks_over_many_generations(workers: Workers):
+    for done, files, threads in workers.run(group_job.many_generations, 3, generation=next(GENERATION), count=24):
+        assert done == 24
+        assert files <= 2, "file descriptors"
+        assert threads <= 2, "threads"
+
+
+def test_no_collective_of_torchs_is_missing():
+    """A release that adds or renames one would let it slip past the interruptible waits."""
+    import torch.distributed as dist
+
+    from elasticrl.runtime.group import COLLECTIVES, UNSLICED, ElasticGroup
+
+    others = [
+        "BackendType",
+        "CUSTOM",
+        "GLOO",
+        "MPI",
+        "NCCL",
+        "UCC",
+        "UNDEFINED",
+        "XCCL",
+        "abort",
+        "bound_device_id",
+        "boxed",
+        "get_group_store",
+        "getBackendName",
+        "getGroupDesc",
+        "getGroupName",
+        "group_desc",
+        "group_name",
+        "merge_remote_group",
+        "monitored_barrier",
+        "name",
+        "rank",
+        "set_timeout",
+        "shutdown",
+        "size",
+        "split_group",
+        "unbox",
+        "use_pg_for_symm_mem_rendezvous",
+        "_allgather_base",
+        "_reduce_scatter_base",
+    ]
+    public = {name for name in dir(dist.ProcessGroup) if not name.startswith("_")}
+    assert public - set(others) == set(COLLECTIVES) - {"_allgather_base", "_reduce_scatter_base"}
+    assert set(COLLECTIVES) >= UNSLICED
+    assert all(name in vars(ElasticGroup) for name in COLLECTIVES)
