@@ -21,6 +21,7 @@ from elasticrl.core.events import (
     Reform,
     Workers,
 )
+from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import Exit, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import neighbours, probe_targets
@@ -88,6 +89,7 @@ def record_of(state: State, now: float) -> Record:
         beat=card.beat,
         bits=card.bits,
         endpoint=workers.endpoint,
+        echo=workers.echo,
         warm=workers.warm,
         work=work,
         generation=generation,
@@ -189,15 +191,15 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
     view = state.view
     if workers.saved <= view.committed or workers.generation != plan.generation or plan.seats[0].member != state.me:
         return ()
-    return (
-        Commit(
-            step=workers.saved,
-            generation=plan.generation,
-            manifest=workers.manifest,
-            if_plan=view.plan_revision,
-            if_commit=view.commit_revision,
-        ),
+    commit = Commit(
+        step=workers.saved,
+        generation=plan.generation,
+        manifest=workers.manifest,
+        if_plan=view.plan_revision,
+        if_commit=view.commit_revision,
     )
+    check_commit(view, commit)
+    return (commit,)
 
 
 def _unseated(state: State, plan: Plan, workers: Workers) -> Wish:
