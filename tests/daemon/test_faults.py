@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from chaos.live.local import Job
+from elasticrl.daemon.life import started_at
 
 NODES = ("n0", "n1", "n2")
 pytestmark = pytest.mark.timeout(200)
@@ -56,7 +56,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(job: Job
     killed_at = time.monotonic()
     os.kill(job.agent("n2"), signal.SIGKILL)
     job.until_steps(2, after=killed_at, within_s=20.0)
-    assert not Path(f"/proc/{worker}").exists()
+    job.until(lambda: started_at(worker) == 0, 5.0, "the agent's worker is gone")
     job.until_steps(3, after=killed_at + 1.0, within_s=60.0)
 
 

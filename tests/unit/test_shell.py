@@ -235,5 +235,5 @@ def test_a_trace_replays_to_the_same_decisions(tmp_path: Path, capsys: pytest.Ca
     with_cluster(tmp_path, capsys, script, min_nodes=2)
     for name in ("n0", "n1", "n2"):
         steps = list(replay(tmp_path / f"{name}-1" / "trace-new.jsonl"))
-        assert len(steps) > 10
+        assert len(steps) > 5
         assert all(step.same for step in steps)
