@@ -77,7 +77,6 @@ class EtcdStore:
         *,
         clock: Callable[[], float] = time.monotonic,
         say: Say | None = None,
-        first: int | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -85,7 +84,7 @@ class EtcdStore:
         self._names = Names(settings.namespace)
         self._endpoints = [self.endpoint_type(name, settings) for name in settings.endpoints]
         # Where to begin is left to chance, so that a thousand nodes do not all begin at the first member.
-        self._at = random.randrange(len(self._endpoints)) if first is None else first
+        self._at = random.randrange(len(self._endpoints))
         self._login = Login(settings)
         self._lost_at: float | None = None
         self._closed = False
