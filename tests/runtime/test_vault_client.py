@@ -30,7 +30,7 @@ def one_thread():
 
 def content(*tensors: torch.Tensor) -> Content:
     pieces = (whole_piece(f"t{i}", str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(tensors))
-    return Content(table=Table(tuple(pieces)), tensors=tensors, values='{"part":{"n":1}}')
+    return Content(table=Table(tuple(pieces)), tensors=tensors, values={"part": {"n": 1}})
 
 
 def one(vault: Vault, step: int, what: Content, *, generation: int = 1):

@@ -93,7 +93,7 @@ class Node:
             lineage=lineage,
         )
         table = Table((Piece("w", "uint8", (world * size,), (shard * size,), (size,)),))
-        text = layout.header(stamp, table, json.dumps({"part": {f"shard.{shard}": step}}))
+        text = layout.header(stamp, table, {"part": {f"shard.{shard}": step}})
         shape = layout.shape_of(text, table.starts[-1])
         slot = self._slots.take(shape.total, below=(stamp.version, generation))
         slot.memory[shape.data_start : shape.data_start + size] = pattern(step, shard, size)

@@ -158,7 +158,7 @@ def test_committed_rows_need_not_travel(tmp_path: Path):
     ledger = gang.ledgers[0]
     ledger.sync()
     ledger.committed(Version(2))
-    assert [len(rows) for rows in ledger.values().values()] == [1, 1, 1, 1]
+    assert [len(rows.splitlines()) for rows in ledger.values().values()] == [1, 1, 1, 1]
 
 
 def test_several_turns_over_a_steps_samples_are_each_counted(tmp_path: Path):

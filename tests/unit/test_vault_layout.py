@@ -30,7 +30,7 @@ TABLE = Table((Piece("w", "float32", (9,), (3,), (5,)), Piece("b", "int64", (3,)
 
 
 def write(memory: memoryview, step: int, fill: int) -> layout.Shape:
-    text = layout.header(stamp(step), TABLE, '{"schedule":{"lr":0.1}}')
+    text = layout.header(stamp(step), TABLE, {"schedule": {"lr": 0.1}})
     shape = layout.shape_of(text, TABLE.starts[-1])
     layout.unseal(memory)
     memory[shape.data_start : shape.data_start + shape.data_bytes] = bytes([fill]) * shape.data_bytes
@@ -116,7 +116,7 @@ def test_a_flipped_bit_anywhere_is_noticed(bit: int):
 
 def test_blocks_of_a_piece_cover_its_bytes():
     big = Table((Piece("a", "uint8", (3 << 20,), (0,), (3 << 20,)), Piece("b", "uint8", (10,), (0,), (10,))))
-    text = layout.header(stamp(), big, "{}")
+    text = layout.header(stamp(), big, {})
     shape = layout.shape_of(text, big.starts[-1])
     assert shape.blocks == 4
     sealed = Sealed(stamp=stamp(), table=big, values="{}", shape=shape, text=text, sums=b"", seal=0)

@@ -20,7 +20,7 @@ def keep(slots: Slots, step: int, *, generation: int = 1, finish: bool = True) -
     stamp = Stamp(
         job="j", node="n0", writer="w0", version=Version(step), generation=generation, shard=0, world=1, lineage=()
     )
-    text = layout.header(stamp, TABLE, "{}")
+    text = layout.header(stamp, TABLE, {})
     shape = layout.shape_of(text, TABLE.starts[-1])
     slot = slots.take(shape.total, below=(stamp.version, generation))
     slot.memory[shape.data_start : shape.data_start + 100] = bytes([step % 256]) * 100

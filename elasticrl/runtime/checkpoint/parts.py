@@ -4,8 +4,8 @@ The one idea: what every rank has is cut among the ranks when it is kept (each k
 cut already says so itself (`Sharded`). Nobody keeps a whole, everybody can put one together.
 """
 
-import json
 import random
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,6 +56,7 @@ class Parts:
     def __init__(self, **parts: Part) -> None:
         self._parts: dict[str, Part] = {}
         self._table = Table(())
+        self._shares: dict[str, tuple[tuple[object, ...], _Share]] = {}
         for name, part in parts.items():
             self.register(name, part)
 
@@ -100,11 +101,25 @@ class Parts:
                 skeleton, found = tree.split(name, part.state_dict())
                 if rank == 0:
                     values[name] = skeleton
-                _cut(found, rank, world, pieces, tensors)
+                for key, tensor in found.items():
+                    own_pieces, own_tensors = self._share(key, tensor, rank, world)
+                    pieces += own_pieces
+                    tensors += own_tensors
         made = tuple(pieces)
         if made != self._table.pieces:
             self._table = Table(made)
-        return Content(table=self._table, tensors=tuple(tensors), values=json.dumps(values, separators=(",", ":")))
+        return Content(table=self._table, tensors=tuple(tensors), values=values)
+
+    def _share(self, name: str, tensor: torch.Tensor, rank: int, world: int) -> "_Share":
+        """This rank's share of a tensor; cut once, and again when it is another tensor or another gang."""
+        key = (tensor.data_ptr(), tensor.shape, tensor.dtype, rank, world) if _local(tensor) else ()
+        known = self._shares.get(name)
+        if key and known is not None and known[0] == key:
+            return known[1]
+        made = _cut(name, tensor, rank, world)
+        if key and tensor.is_contiguous():  # the views keep the storage, so no other tensor can come to that address
+            self._shares[name] = (key, made)
+        return made
 
     # -- in
 
@@ -156,7 +171,7 @@ def wholes(source: Source, skeleton: Any) -> dict[str, torch.Tensor]:
 def pieces_of(name: str, tensor: torch.Tensor) -> list[tuple[Piece, torch.Tensor]]:
     """The piece of a tensor that this rank has: all of it, or a DTensor's local part (what FSDP2 makes of parameters)."""
     dtype, shape = name_of(tensor.dtype), tuple(tensor.shape)
-    if not hasattr(tensor, "to_local"):  # asked first: importing DTensor takes a second that few need
+    if _local(tensor):  # asked first: importing DTensor takes a second that few need
         return [(whole(name, dtype, shape), tensor)]
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -169,29 +184,39 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[tuple[Piece, torch.Tensor
     return [(Piece(name, dtype, shape, tuple(offset), tuple(lengths)), local)]
 
 
-def _cut(
-    found: Mapping[str, torch.Tensor], rank: int, world: int, pieces: list[Piece], tensors: list[torch.Tensor]
-) -> None:
-    """This rank's share of tensors that all ranks have; of tensors that are cut already, its part."""
-    for name, tensor in found.items():
-        if hasattr(tensor, "to_local"):
-            for piece, local in pieces_of(name, tensor):
-                pieces.append(_checked(name, piece, local))
-                tensors.append(local)
-            continue
-        dtype, shape = name_of(tensor.dtype), tuple(tensor.shape)
-        start, stop = share(tensor.numel(), rank, world)
-        if not tensor.numel() and rank == 0:
-            pieces.append(_checked(name, whole(name, dtype, shape), tensor))
-            tensors.append(tensor)
-            continue
-        flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-        at = start
-        for offset, lengths in boxes(shape, start, stop):
-            piece = Piece(name, dtype, shape, offset, lengths)
-            pieces.append(_checked(name, piece, None))
-            tensors.append(flat.view(-1)[at : at + piece.numel].view(lengths))
-            at += piece.numel
+_Share = tuple[list[Piece], list[torch.Tensor]]
+
+
+def _local(tensor: torch.Tensor) -> bool:
+    return not hasattr(tensor, "to_local")
+
+
+def _cut(name: str, tensor: torch.Tensor, rank: int, world: int) -> _Share:
+    """This rank's share of a tensor that all ranks have; of one that is cut already, its part."""
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise StateError(
+            f"{name} is a {type(tensor).__name__} (layout {tensor.layout}): its owner has to say what plain tensors it is "
+            "made of; register it as an object with pieces()."
+        )
+    pieces: list[Piece] = []
+    tensors: list[torch.Tensor] = []
+    if not _local(tensor):
+        for piece, local in pieces_of(name, tensor):
+            pieces.append(_checked(name, piece, local))
+            tensors.append(local)
+        return pieces, tensors
+    dtype, shape = name_of(tensor.dtype), tuple(tensor.shape)
+    if not tensor.numel() and rank == 0:
+        return [_checked(name, whole(name, dtype, shape), tensor)], [tensor]
+    flat = tensor.contiguous().view(-1)
+    start, stop = share(tensor.numel(), rank, world)
+    for offset, lengths in boxes(shape, start, stop):
+        piece = Piece(name, dtype, shape, offset, lengths)
+        pieces.append(_checked(name, piece, None))
+        tensors.append(flat[start : start + piece.numel].view(lengths))
+        start += piece.numel
+    return pieces, tensors
 
 
 def _checked(part: str, piece: Piece, tensor: torch.Tensor | None) -> Piece:
@@ -229,7 +254,7 @@ class Ambient:
         version, words, gauss = random.getstate()
         kind, keys, pos, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the legacy global generator is what libraries use
         state: dict[str, Any] = {
-            "python": {"version": version, "words": list(words), "gauss": gauss},
+            "python": {"version": version, "words": array("Q", words).tobytes(), "gauss": gauss},
             "numpy": {
                 "kind": str(kind),
                 "keys": bytes(np.asarray(keys, dtype="<u4").tobytes()),
@@ -249,7 +274,7 @@ class Ambient:
         import numpy as np
 
         python, numbers = state_dict["python"], state_dict["numpy"]
-        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        random.setstate((python["version"], tuple(array("Q", python["words"])), python["gauss"]))
         keys = np.frombuffer(numbers["keys"], dtype="<u4")
         np.random.set_state((numbers["kind"], keys, numbers["pos"], numbers["has_gauss"], numbers["cached"]))  # noqa: NPY002
         torch.set_rng_state(_bytes_tensor(state_dict["torch"]))

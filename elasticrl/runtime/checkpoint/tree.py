@@ -24,58 +24,47 @@ def split(name: str, tree: object) -> tuple[Any, dict[str, torch.Tensor]]:
     ({'lr': 0.1, 'state': {'$map': [[0, {'m': {'$tensor': 'opt.state.0.m'}}]]}}, {'opt.state.0.m': tensor([0.])})
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _split(tree, (name,), tensors), tensors
+    return _split(tree, name, tensors), tensors
 
 
-def _split(value: object, path: Path, tensors: dict[str, torch.Tensor]) -> Any:
-    if value is None or type(value) in _PLAIN:
+def _split(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """The training thread waits for this, a thousand tensors long: the common cases come first and build nothing twice."""
+    kind = type(value)
+    if value is None or kind in _PLAIN:
         return value
-    match value:
-        case bool() | int() | float() | str():  # of a subclass (an IntEnum, a numpy float64): what it is underneath
-            return next(base(value) for base in _PLAIN if isinstance(value, base))
-        case torch.Tensor():
-            return {TENSOR: _tensor(value, path, tensors)}
-        case Mapping():
-            return _split_mapping(value, path, tensors)
-        case tuple():
-            return {TUPLE: [_split(item, (*path, i), tensors) for i, item in enumerate(value)]}
-        case list():
-            return [_split(item, (*path, i), tensors) for i, item in enumerate(value)]
-        case bytes() | bytearray():
-            return {BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, torch.Tensor):
+        if name in tensors:
+            raise StateError(
+                f"Two tensors of one state are both called {name}: a key with a dot in it makes that ambiguous."
+            )
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, dict | Mapping):
+        return _split_mapping(value, name, tensors)
+    if isinstance(value, list | tuple):
+        items = [_split(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if isinstance(value, bytes | bytearray):
+        return {BYTES: base64.b64encode(value).decode()}
+    for base in _PLAIN:  # of a subclass (an IntEnum, a numpy float64): what it is underneath
+        if isinstance(value, base):
+            return base(value)
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return _split(value.item(), path, tensors)  # a number of numpy's
+        return _split(value.item(), name, tensors)  # a number of numpy's
     raise StateError(
-        f"{'.'.join(map(str, path))} is a {type(value).__module__}.{type(value).__qualname__}, which could only be kept by "
-        "pickling. Let state_dict() return numbers, strings, bytes, lists, tuples, dicts and tensors."
+        f"{name} is a {kind.__module__}.{kind.__qualname__}, which could only be kept by pickling. "
+        "Let state_dict() return numbers, strings, bytes, lists, tuples, dicts and tensors."
     )
 
 
-def _split_mapping(value: Mapping[Any, object], path: Path, tensors: dict[str, torch.Tensor]) -> Any:
-    items = [(key, _split(item, (*path, str(key)), tensors)) for key, item in value.items()]
-    if all(type(key) is str and not key.startswith("$") for key, _ in items):
-        return dict(items)
-    for key, _ in items:
+def _split_mapping(value: Mapping[Any, object], name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    items = {key: _split(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if all(type(key) is str and not key.startswith("$") for key in items):
+        return items
+    for key in items:
         if type(key) not in _PLAIN:
-            raise StateError(
-                f"{'.'.join(map(str, path))} has a key {key!r} of type {type(key).__name__}: use str or int."
-            )
-    return {MAP: [[key, item] for key, item in items]}
-
-
-def _tensor(value: torch.Tensor, path: Path, tensors: dict[str, torch.Tensor]) -> str:
-    name = ".".join(map(str, path))
-    if name in tensors:
-        raise StateError(
-            f"Two tensors of one state are both called {name}: a key contains a dot that makes it ambiguous."
-        )
-    if value.layout != torch.strided or value.is_quantized:
-        raise StateError(
-            f"{name} is a {type(value).__name__} (layout {value.layout}): its owner has to say what plain tensors it is "
-            "made of; register it as an object with pieces()."
-        )
-    tensors[name] = value.detach()
-    return name
+            raise StateError(f"{name} has a key {key!r} of type {type(key).__name__}: use str or int.")
+    return {MAP: [[key, item] for key, item in items.items()]}
 
 
 def join(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -74,7 +74,7 @@ class Ledger:
         )
         self._count = 0
         self._generation = 0
-        self._tail: dict[int, list[Record]] = {}
+        self._tail: dict[int, list[tuple[Version, str]]] = {}  # as text, because it is asked for at every step
 
     def begin(self, *, generation: int, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int]) -> None:
         """A generation starts: on which history, with which data, and which lanes this worker carries in it.
@@ -109,8 +109,9 @@ class Ledger:
             turn=turn,
             ids=tuple(ids),
         )
-        self._tail[lane].append(row)
-        self._append({"record": row.to_json()})
+        text = json.dumps(row.to_json(), separators=(",", ":"))
+        self._tail[lane].append((version, text))
+        self._append_text(f'{{"record":{text}}}')
 
     def sync(self) -> None:
         """On the disk. Before a commit."""
@@ -120,7 +121,7 @@ class Ledger:
     def committed(self, version: Version) -> None:
         """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault."""
         for lane, rows in self._tail.items():
-            self._tail[lane] = [row for row in rows if row.version > version]
+            self._tail[lane] = [row for row in rows if row[0] > version]
 
     def close(self) -> None:
         """The file is complete."""
@@ -133,20 +134,24 @@ class Ledger:
         return iter(())
 
     def values(self) -> dict[str, Any]:
-        """The rows since the last commit, by lane."""
-        return {f"lane.{lane}": [row.to_json() for row in rows] for lane, rows in self._tail.items()}
+        """The rows since the last commit, by lane: one line each."""
+        return {f"lane.{lane}": "\n".join(text for _, text in rows) for lane, rows in self._tail.items()}
 
     def restored(self, values: Mapping[str, Any], /) -> None:
         """All lanes' rows as of the version that is gone on from. Rows that others wrote for our lanes are written again."""
         for lane in self._tail:
-            rows = [Record.from_json(row) for row in values.get(f"lane.{lane}", ())]
-            self._tail[lane] = rows
-            for row in rows:
+            self._tail[lane] = []
+            for text in str(values.get(f"lane.{lane}", "")).splitlines():
+                row = Record.from_json(json.loads(text))
+                self._tail[lane].append((row.version, text))
                 if row.serial[0] != self.writer:
-                    self._append({"record": row.to_json()})
+                    self._append_text(f'{{"record":{text}}}')
 
     def _append(self, body: Mapping[str, Any]) -> None:
-        faults.write("ledger.write", self._put, encode(body))
+        self._append_text(json.dumps(body, separators=(",", ":")))
+
+    def _append_text(self, text: str) -> None:
+        faults.write("ledger.write", self._put, _line(text.encode()))
 
     def _put(self, data: bytes | memoryview) -> None:
         try:
@@ -160,7 +165,10 @@ class Ledger:
 
 def encode(body: Mapping[str, Any]) -> bytes:
     """One line."""
-    text = json.dumps(body, separators=(",", ":")).encode()
+    return _line(json.dumps(body, separators=(",", ":")).encode())
+
+
+def _line(text: bytes) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 

@@ -8,10 +8,11 @@ which they may change again: waiting for it is the only stall there is.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,14 +29,16 @@ from elasticrl.runtime.vault.version import Lineage, Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a worker's shard holds now: pieces, the live tensors they are in, and everything else as JSON.
+    """What a worker's shard holds now: pieces, the live tensors they are in, and everything else ready for JSON.
 
-    Example: Content(table=Table((Piece("w", "float32", (8,), (0,), (4,)),)), tensors=(w[:4],), values='{"schedule":{"n":3}}')
+    `values` must be a tree of its own: it is written out later, when the live objects have gone on.
+
+    Example: Content(table=Table((Piece("w", "float32", (8,), (0,), (4,)),)), tensors=(w[:4],), values={"schedule": {"n": 3}})
     """
 
     table: Table
     tensors: tuple[torch.Tensor, ...]
-    values: str = "{}"
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ticket:

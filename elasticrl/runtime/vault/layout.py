@@ -115,8 +115,8 @@ class Torn:
     reason: str
 
 
-def header(stamp: Stamp, table: Table, values: str) -> bytes:
-    """The header's JSON. `values` is JSON already, because it was taken while the training thread waited."""
+def header(stamp: Stamp, table: Table, values: Mapping[str, Any]) -> bytes:
+    """The header's JSON."""
     identity = {
         "job": stamp.job,
         "node": stamp.node,
@@ -128,7 +128,8 @@ def header(stamp: Stamp, table: Table, values: str) -> bytes:
         "world": stamp.world,
         "lineage": [cut.to_json() for cut in stamp.lineage],
     }
-    return f'{{"stamp":{json.dumps(identity)},"values":{values},"table":{table.text}}}'.encode()
+    text = json.dumps(values, separators=(",", ":"))
+    return f'{{"stamp":{json.dumps(identity)},"values":{text},"table":{table.text}}}'.encode()
 
 
 def shape_of(text: bytes, data_bytes: int) -> Shape:

@@ -1,0 +1,396 @@
+"""What keeping state costs the training thread: our vault and background saves beside torch.save, dcp.save and dcp.async_save.
+
+    python bench/checkpoint.py [--json] [--rounds 6] [--step-s 2] [--params 99500000] [--dir /tmp]
+
+One process trains on one thread: an AdamW update of all parameters in place, then matrix products for about `--step-s` seconds. A
+side saves after every update. *Stall* is the time the training thread spends in saving or waiting for it, `settle` before
+the next update included; *step* is the whole step, so it also shows what copying, checksums and transfers take from the
+training core and its memory. Sides take turns round by round, each beside a plain step of the same round; shown is the median ratio with
+its 95 % interval. What a side leaves running is drained before the next one starts, untimed.
+
+`vault + buddy` sends every version to a second vault server on this machine (both ends on these cores) and lets no update begin
+before the copy is sealed there. `vault + disk` also has every version written to disk by the background process.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.parts import Ambient, Parts
+from elasticrl.runtime.checkpoint.saver import Saver
+from elasticrl.runtime.vault.client import Ticket, Vault
+from elasticrl.runtime.vault.version import Version
+
+WIDTH = 768
+BLOCK = 12 * WIDTH * WIDTH  # parameters of a block of six matrices
+GOALS = {"stall_vs_async_save": 0.1, "share_of_wall": 0.02}
+LIMIT_S = 120.0
+
+
+class Trainer:
+    """About `params` parameters, AdamW, and some work to do between updates."""
+
+    def __init__(self, params: int, step_s: float) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for _ in range(max(params // BLOCK, 1)):
+            layers += [nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)]
+            layers += [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.update()
+        self.work = torch.randn(WIDTH, WIDTH)
+        alone = min(self._time(20) for _ in range(5)) / 20
+        self.products = max(int(step_s / alone), 1)
+
+    @property
+    def nbytes(self) -> int:
+        state = [*self.model.parameters(), *(t for s in self.optimizer.state.values() for t in s.values())]
+        return sum(t.numel() * t.element_size() for t in state)
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def compute(self) -> None:
+        self._time(self.products)
+
+    def _time(self, products: int) -> float:
+        began = time.perf_counter()
+        x = self.work
+        for _ in range(products):
+            x = torch.mm(x, self.work).mul_(0.01)
+        return time.perf_counter() - began
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+class Side:
+    """One way to save. The base saves nothing."""
+
+    def __init__(self, trainer: Trainer, root: Path) -> None:
+        self.trainer = trainer
+        self.root = root
+        self.count = 0
+
+    def after_update(self) -> None:
+        """Parameters will not change until `before_update`."""
+
+    def before_update(self) -> None:
+        """Parameters are about to change."""
+
+    def drain(self) -> None:
+        """Untimed: let nothing run on, leave nothing behind."""
+
+    def close(self) -> None:
+        """The bench is over."""
+
+    def path(self) -> Path:
+        self.count += 1
+        return self.root / f"{type(self).__name__}-{self.count}"
+
+
+class VaultSide(Side):
+    """A snapshot of every step."""
+
+    def __init__(self, trainer: Trainer, root: Path, *, buddy: bool = False, disk: bool = False) -> None:
+        super().__init__(trainer, root)
+        self.shared = Path(tempfile.mkdtemp(prefix="elasticrl-bench-", dir="/dev/shm"))
+        self.servers: list[subprocess.Popen[str]] = []
+        if buddy:
+            addresses = [self._serve(node) for node in ("n0", "n1")]
+        self.vault = Vault(self.shared / "n0", job="bench", node="n0", deadline_s=LIMIT_S)
+        if buddy:
+            ring = {"nodes": ["n0", "n1"], "addresses": dict(zip(("n0", "n1"), addresses, strict=True))}
+            self.vault.control.ring(generation=1, copies=1, **ring)
+        self.buddy = buddy
+        self.saver = Saver(str(root / f"disk-{disk}"), facts=Facts()) if disk else None
+        self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())
+        self.vault.reserve(self.parts.capture(0, 1).table, slots=4 if disk else 3)
+        self.ticket: Ticket | None = None
+        self.latency: list[float] = []
+
+    def _serve(self, node: str) -> str:
+        command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "bench", "--node", node]
+        command += ["--dir", str(self.shared / node), "--listen", "127.0.0.1:0"]
+        environment = {**os.environ, "ELASTICRL_VAULT_KEY": "a key for benches, 32 bytes long"}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.servers.append(process)
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 30)[0], "the vault server did not start"
+        return f"127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+
+    def after_update(self) -> None:
+        self.count += 1
+        content = self.parts.capture(0, 1)
+        self.ticket = self.vault.snapshot(content, version=Version(self.count), generation=1, shard=0, world=1)
+
+    def before_update(self) -> None:
+        if self.ticket is None:
+            return
+        if self.buddy:
+            self.vault.wait_copied(self.ticket, LIMIT_S)
+        self.vault.settle(LIMIT_S)
+        if self.saver is not None:
+            self.ticket.wait_sealed(LIMIT_S)
+            if self.saver.busy_s == 0.0:
+                self.saver.save(self.ticket, finish=True)
+        self.latency.append(self.ticket.sealed_s)
+        self.ticket = None
+
+    def drain(self) -> None:
+        if self.saver is not None:
+            for outcome in self.saver.wait(LIMIT_S):
+                assert outcome.ok, outcome.why
+            shutil.rmtree(self.saver.where, ignore_errors=True)
+
+    def close(self) -> None:
+        if self.saver is not None:
+            self.saver.close()
+        self.vault.close()
+        for process in self.servers:
+            process.terminate()
+            process.wait(20)
+            if process.stdout is not None:
+                process.stdout.close()
+        shutil.rmtree(self.shared, ignore_errors=True)
+
+
+class TorchSave(Side):
+    def after_update(self) -> None:
+        torch.save(self.trainer.state(), self.path())
+
+    def drain(self) -> None:
+        os.sync()
+        (self.root / f"{type(self).__name__}-{self.count}").unlink(missing_ok=True)
+
+
+class DcpSave(Side):
+    def after_update(self) -> None:
+        dcp.save(self.trainer.state(), checkpoint_id=self.path())
+
+    def drain(self) -> None:
+        shutil.rmtree(self.root / f"{type(self).__name__}-{self.count}", ignore_errors=True)
+
+
+class DcpAsync(Side):
+    """Its copy is made within the call; the save before must have ended, as it insists itself."""
+
+    def __init__(self, trainer: Trainer, root: Path, *, reuse: bool = False) -> None:
+        super().__init__(trainer, root)
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self.stager = DefaultStager(options) if reuse else None
+        self.future: Any = None
+
+    def after_update(self) -> None:
+        if self.future is not None:
+            self.future.result(LIMIT_S)
+        self.future = dcp.async_save(self.trainer.state(), checkpoint_id=self.path(), async_stager=self.stager)
+
+    def drain(self) -> None:
+        if self.future is not None:
+            self.future.result(LIMIT_S)
+            self.future = None
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir()
+
+    def close(self) -> None:
+        if self.stager is not None:
+            self.stager.close()
+
+
+def sides(trainer: Trainer, root: Path) -> dict[str, Side]:
+    """All of them, in the order of the table."""
+    made: dict[str, Callable[[Path], Side]] = {
+        "vault": lambda at: VaultSide(trainer, at),
+        "vault + buddy": lambda at: VaultSide(trainer, at, buddy=True),
+        "vault + disk": lambda at: VaultSide(trainer, at, disk=True),
+        "dcp.async_save, staging reused": lambda at: DcpAsync(trainer, at, reuse=True),
+        "dcp.async_save": lambda at: DcpAsync(trainer, at),
+        "dcp.save": lambda at: DcpSave(trainer, at),
+        "torch.save": lambda at: TorchSave(trainer, at),
+    }
+    found = {}
+    for number, (name, make) in enumerate(made.items()):
+        (root / str(number)).mkdir()
+        found[name] = make(root / str(number))
+    return found
+
+
+def run(trainer: Trainer, side: Side, steps: int) -> tuple[list[float], list[float]]:
+    """Stall and whole time of each step. A step begins when its update may, and ends when the next one's may."""
+    stalls, walls = [], []
+    for _ in range(steps):
+        began = time.perf_counter()
+        trainer.update()
+        updated = time.perf_counter()
+        side.after_update()
+        saved = time.perf_counter()
+        trainer.compute()
+        computed = time.perf_counter()
+        side.before_update()
+        ended = time.perf_counter()
+        stalls.append(saved - updated + ended - computed)
+        walls.append(ended - began)
+    return stalls, walls
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by resampling."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def summary(values: list[float]) -> dict[str, float | int]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    root = Path(tempfile.mkdtemp(prefix="elasticrl-bench-", dir=args.dir))
+    trainer = Trainer(args.params, args.step_s)
+    plain = Side(trainer, root)
+    everyone = sides(trainer, root)
+    stalls: dict[str, list[float]] = {name: [] for name in everyone}
+    walls: dict[str, list[float]] = {name: [] for name in everyone}
+    ratios: dict[str, list[float]] = {name: [] for name in everyone}
+    bare: list[float] = []
+    first: dict[str, float] = {}
+    try:
+        for name, side in everyone.items():  # warm up; the first save pays for memory that later ones use again
+            first[name] = run(trainer, side, 1)[0][0]
+            run(trainer, side, 1)
+            side.drain()
+        for number in range(args.rounds):
+            order = list(everyone)
+            random.Random(number).shuffle(order)
+            for name in order:
+                beside = statistics.median(run(trainer, plain, 1)[1])
+                stall, wall = run(trainer, everyone[name], args.steps)
+                everyone[name].drain()
+                bare.append(beside)
+                stalls[name] += stall
+                walls[name] += wall
+                ratios[name].append(statistics.median(wall) / beside)
+    finally:
+        for side in everyone.values():
+            side.close()
+        shutil.rmtree(root, ignore_errors=True)
+    spread = (sorted(bare)[int(len(bare) * 0.9)] - sorted(bare)[int(len(bare) * 0.1)]) / statistics.median(bare)
+    results = {
+        name: {
+            "stall_s": summary(stalls[name]),
+            "first_stall_s": first[name],
+            "step_s": summary(walls[name]),
+            "slowdown": {
+                "median": statistics.median(ratios[name]),
+                "low": interval(ratios[name])[0],
+                "high": interval(ratios[name])[1],
+            },
+            "share_of_wall": statistics.median(s / w for s, w in zip(stalls[name], walls[name], strict=True)),
+        }
+        for name in everyone
+    }
+    return {
+        "bench": "checkpoint",
+        "nbytes": trainer.nbytes,
+        "step_s": summary(bare),
+        "sides": results,
+        "goals": goals(results),
+        "noise": spread,
+        "machine": {
+            "cores": os.cpu_count(),
+            "cpu": platform.processor() or platform.machine(),
+            "load_before": load,
+            "load_after": os.getloadavg()[0],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "disk": args.dir,
+        },
+    }
+
+
+def goals(results: dict[str, Any]) -> dict[str, Any]:
+    """Against the better of torch's two asynchronous savers."""
+    best = min(v["stall_s"]["median"] for k, v in results.items() if k.startswith("dcp.async"))
+    found = {}
+    for name in ("vault", "vault + buddy", "vault + disk"):
+        ratio = results[name]["stall_s"]["median"] / best
+        share = results[name]["share_of_wall"]
+        found[name] = {
+            "stall_vs_async_save": ratio,
+            "share_of_wall": share,
+            "reached": ratio <= GOALS["stall_vs_async_save"] and share <= GOALS["share_of_wall"],
+        }
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"{found['nbytes'] / 1e9:.2f} GB of state, a plain step takes {found['step_s']['median']:.2f} s\n")
+    print(f"{'every step':32} {'stall':>10} {'range':>19} {'first':>9} {'of wall':>8} {'whole step':>11} {'95 %':>13}")
+    for name, row in found["sides"].items():
+        stall, slow = row["stall_s"], row["slowdown"]
+        print(
+            f"{name:32} {1e3 * stall['median']:7.1f} ms {1e3 * stall['min']:7.1f} - {1e3 * stall['max']:6.0f} ms "
+            f"{1e3 * row['first_stall_s']:6.0f} ms {100 * row['share_of_wall']:6.2f} % {slow['median']:9.3f} x "
+            f"{slow['low']:6.3f}-{slow['high']:.3f}"
+        )
+    print("\ngoals: at most a tenth of dcp.async_save's stall, at most 2 % of the wall")
+    for name, row in found["goals"].items():
+        verdict = "reached" if row["reached"] else "NOT reached"
+        print(f"  {name}: {row['stall_vs_async_save']:.3f} of it, {100 * row['share_of_wall']:.2f} %: {verdict}")
+    machine = found["machine"]
+    print(
+        f"\n{machine['cores']} cores, load {machine['load_before']:.1f} before and {machine['load_after']:.1f} after, "
+        f"torch {machine['torch']}"
+    )
+    if found["noise"] > 0.1:
+        print(
+            f"plain steps vary by {100 * found['noise']:.0f} %: too noisy to tell differences of whole steps below that"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--params", type=int, default=99_500_000)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a side in a round")
+    parser.add_argument("--step-s", type=float, default=2.0)
+    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the disk is that checkpoints go to")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    found = measure(args)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
