@@ -83,13 +83,6 @@ async def test_a_user_is_let_in_kept_in_its_prefix_and_let_in_again_when_etcd_fo
         ) as store:
             with pytest.raises(StoreRefused, match="permission denied"):
                 await store.put("n", b"2")
-
-
-async def test_a_watch_outside_of_the_users_prefix_is_refused(client: str, tmp_path: Path) -> None:
-    async with LocalCluster(tmp_path, members=1) as etcd:
-        await asyncio.to_thread(protect, etcd.endpoints[0])
-        login = {"username": "trainer", "password": "hunter2"}
-        async with connect(client, etcd, **login, namespace="/elasticrl/other/") as store:
             with pytest.raises(StoreRefused, match="permission denied"):
                 async with watching(store, "n", start=1) as watcher:
                     await watcher.until(1, within_s=2)
