@@ -146,7 +146,7 @@ def sim(args: argparse.Namespace) -> int:
             scenario = load(Path(path))
             if args.nodes:
                 scenario = replace(scenario, shape=replace(scenario.shape, nodes=args.nodes))
-            seed = str(args.seed if args.seed is not None else 0)
+            seed = str(args.seed) if args.seed is not None else scenario.seed
             size = f" --nodes {args.nodes}" if args.nodes else ""
             again = f"python -m chaos.run sim{size} --seed {seed} {path}"
             total.add(one(scenario, seed, out, again, trace=len(args.scenarios) == 1 and not args.quiet))
@@ -157,7 +157,7 @@ def sim(args: argparse.Namespace) -> int:
         total = one(scenario, str(args.seed), out, again, trace=not args.quiet)
         if args.save:
             save(replace(scenario, name=Path(args.save).stem), Path(args.save))
-            print(f"saved as {args.save}; repeat it with --seed {args.seed}")
+            print(f"saved as {args.save}")
     else:
         numbers = count(args.start) if args.seeds is None else range(args.start, args.start + args.seeds)
         total = many(numbers, args.nodes, args.seconds if args.seeds is None else None)

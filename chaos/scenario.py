@@ -39,6 +39,7 @@ class Scenario:
 
     name: str = ""
     about: str = ""
+    seed: str = "0"  # unless the command line names another
     shape: Shape = field(default_factory=Shape)
     faults: tuple[Fault, ...] = ()
     trouble_s: float = 40.0  # how long anything may fail
@@ -112,6 +113,7 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
     names = [f"n{i:02d}" for i in range(shape.nodes)]
     return Scenario(
         name=f"seed {seed}",
+        seed=str(seed),
         shape=shape,
         faults=_faults(chance, names, trouble_s),
         trouble_s=trouble_s,

@@ -38,7 +38,7 @@ class Run:
         self.nemesis = Nemesis(self.cluster, scenario.faults)
         self._well_since: float | None = None
         self._mark = (-1, -1, -1)
-        self._seals = self._commits = 0
+        self._seals = self._commits = self._counted = 0
 
     def drive(self) -> Result:
         """All of it."""
@@ -97,7 +97,11 @@ class Run:
         return ""
 
     def _count(self, kind: type[Fact]) -> int:
-        return sum(type(fact) is kind for fact in self.world.history)
+        for fact in self.world.history[self._counted :]:
+            self._seals += type(fact) is Sealed
+            self._commits += type(fact) is Committed
+        self._counted = len(self.world.history)
+        return self._seals if kind is Sealed else self._commits
 
     def _unfit(self) -> str:
         plan = self.cluster.store.shared.plan

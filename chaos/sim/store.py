@@ -58,6 +58,7 @@ class Store:
         self.leader_lease = 0
         self.leases: dict[int, Lease] = {}
         self.watchers: dict[str, Watcher] = {}
+        self.office: dict[str, Watcher] = {}  # of them, those that watch everyone
         self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
         self.paused_at: float | None = None
         self._lease = 0
@@ -210,11 +211,15 @@ class Store:
         lag = self._watch_s * (0.5 + self._world.chance("watch " + node).random())
         watcher = Watcher(member, node, deliver, everyone, lag)
         self.watchers[node] = watcher
+        self.office.pop(node, None)
+        if everyone:
+            self.office[node] = watcher
         self._wake(watcher)
 
     def unwatch(self, node: str) -> None:
         """This node's daemon is gone."""
         watcher = self.watchers.pop(node, None)
+        self.office.pop(node, None)
         if watcher:
             watcher.dead = True
 
@@ -237,8 +242,9 @@ class Store:
     def _touch(self, node: str) -> None:
         """A node's own keys have changed: it is shown them, and those who watch everyone."""
         self.revision += 1
-        for watcher in self.watchers.values():
-            if (watcher.everyone or watcher.node == node) and not watcher.pending:
+        own = self.watchers.get(node)
+        for watcher in (*self.office.values(), *([own] if own and not own.everyone else [])):
+            if not watcher.pending:
                 self._wake(watcher)
 
     def _wake(self, watcher: Watcher) -> None:

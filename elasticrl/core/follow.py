@@ -46,9 +46,13 @@ def answers(workers: Workers, plan: Plan) -> bool:
 
 
 def plan_of(state: State) -> Plan | None:
-    """The plan to follow. A STOP that was there before this daemon started is history: somebody wants the job again."""
+    """The plan to follow. A STOP that was there before this life began is history: somebody wants the job again.
+
+    A daemon that adopts running workers has not just begun: it stops with them. Found by the scenario
+    daemon-restarts-as-the-job-stops: it began the job anew, alone, when all others had left.
+    """
     plan = state.view.plan
-    if plan is not None and plan.phase is Phase.STOP and state.met == plan.generation:
+    if plan is not None and plan.phase is Phase.STOP and state.met == plan.generation and not state.joined:
         return None
     return plan
 

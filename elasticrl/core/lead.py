@@ -13,6 +13,7 @@ from math import inf
 
 from elasticrl.core.events import Action, Confine, Propose
 from elasticrl.core.follow import plan_of
+from elasticrl.core.invariants import check_plan
 from elasticrl.core.model import (
     Intent,
     Member,
@@ -304,6 +305,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     ]
     if move.plan is not None:
         view = state.view
+        check_plan(view, move.plan)
         actions.append(
             Propose(
                 plan=move.plan,
@@ -528,7 +530,8 @@ def grow(scene: Scene) -> Move | None:
     if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
         return None
     if not scene.trained or scene.now < scene.settled_at:
-        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
+        wake_at = scene.settled_at if scene.now < scene.settled_at else inf  # else the last seat's record wakes us
+        return Move(wake_at=wake_at, why=f"{came} more nodes are ready; waiting whether more come")
     return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
 
 

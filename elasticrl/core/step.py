@@ -30,6 +30,7 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.follow import alive, belong, follow, lease_held
+from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Verb, View
 from elasticrl.core.state import Decision, Lead, State, Wish
@@ -46,6 +47,7 @@ def step(state: State, event: Event) -> Decision:
     following = follow(state, now)
     wishes = (belong(state, now), following, stand(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
+    check_wake(now, wake_at)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
 
 
