@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -80,11 +79,11 @@ def test_a_log_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> N
     assert run("--log", tmp_path).exit_code == 2
 
 
-@pytest.mark.parametrize("heavy", ["torch", "pydantic", "grpc", "numpy"])
-def test_it_imports_nothing_heavy(heavy: str) -> None:
+def test_it_imports_nothing_heavy() -> None:
     program = (
         "import sys; import elasticrl.cli.diagnose, elasticrl.diagnose.logs, elasticrl.diagnose.report; "
         "import elasticrl.core.verdict, elasticrl.diagnose.recorder, elasticrl.diagnose.environment; "
-        f"sys.exit({heavy!r} in sys.modules)"
+        "print(sorted({'torch', 'pydantic', 'grpc', 'numpy'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -174,6 +174,7 @@ def test_the_watchdogs_status_names_group_and_counters(line: str, expected: tupl
     assert [(f.group, f.seq, f.last_enqueued, f.last_completed) for f in facts] == [expected]
 
 
+@settings(max_examples=60, deadline=None)
 @given(width=st.integers(62, 200), prefix=st.sampled_from(["", "(Actor pid=77, ip=192.0.2.1) ", "3: "]))
 def test_a_line_wrapped_at_any_width_is_the_same_line(width: int, prefix: str) -> None:
     wrapped = "\n".join(prefix + LINE[i : i + width] for i in range(0, len(LINE), width))
@@ -196,6 +197,13 @@ def test_a_numbered_fact_knows_its_line_after_megabytes_of_others() -> None:
     (fact,) = timeouts(filler + LINE + "\n" + filler)
     assert fact.line_no == 60_001
     assert fact.line == LINE
+
+
+def test_of_torchruns_report_only_the_root_cause_speaks_against_its_rank() -> None:
+    """The agent killed rank 0 itself, after rank 2 had failed."""
+    _, body = labelled(HERE / "data" / "nccl_logs" / "torchrun_report.txt")
+    exits = {(fact.rank, fact.sign) for fact in parse(body) if fact.kind is Kind.EXIT and fact.rank is not None}
+    assert exits == {(0, Sign.TOLD), (2, Sign.CRASHED)}
 
 
 def test_a_mentioned_possibility_is_no_evidence_of_it() -> None:

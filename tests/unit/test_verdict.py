@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrl.core import evidence as evidence_module
@@ -206,6 +206,7 @@ FACTS = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(FACTS, max_size=12))
 def test_any_evidence_gives_a_whole_verdict_that_never_blames_who_only_waited(evidence: list[Evidence]) -> None:
     verdict = judge(evidence, EIGHT)
