@@ -374,7 +374,8 @@ class Hand(LocalElasticAgent):
 
     def _candidates(self) -> list[pool.Process]:
         """Processes that can take a rank, the warm ones first."""
-        return sorted((p for p in self._spares if not p.killed), key=lambda p: (not p.warm, p.number))
+        living = (p for p in self._spares if not (p.killed or p.ended))
+        return sorted(living, key=lambda p: (not p.warm, p.number))
 
     def _wanted(self) -> int:
         """How many processes should be warm: a seat's worth, or none beside a seat that is to have no spares."""
@@ -543,7 +544,7 @@ class Hand(LocalElasticAgent):
 
     def _report_now(self) -> Report:
         """The whole picture."""
-        warm = sum(p.warm and not p.killed for p in self._spares)
+        warm = sum(p.warm for p in self._candidates())
         here = self._last
         work = here.work
         if self._exit is not None:

@@ -101,7 +101,9 @@ class Process:
     @property
     def ended(self) -> bool:
         """Has the kernel seen its end?"""
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def collect(self) -> tuple[int | None, ProcessFailure | None]:
         """How it ended: its exit code (None if nobody can say), and torch's account of a failure."""
