@@ -29,6 +29,7 @@ VERBS: Final = {
     "resume": "elasticrl.cli.operate",
     "stop": "elasticrl.cli.operate",
     "replay": "elasticrl.cli.replay",
+    "diagnose": "elasticrl.cli.diagnose",
     "config": "elasticrl.cli.config",
     "version": "elasticrl.cli.version",
 }

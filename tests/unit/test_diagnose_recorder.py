@@ -126,6 +126,8 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
+@example({0: {"entries": []}, 1: {"entries": [{"collective_seq_id": -1}]}})
 @given(
     st.dictionaries(st.integers(0, 3), st.lists(JSON, max_size=4).map(lambda listed: {"entries": listed}), max_size=4)
 )
