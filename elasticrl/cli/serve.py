@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,10 +41,10 @@ def daemon(
         raise typer.Exit(REFUSED_TO_START) from None
     if foreground:
         die_with_parent()
-    raise typer.Exit(serve(tree, keep=not foreground))
+    raise typer.Exit(serve(tree, keep=not foreground, reload=lambda: load(config, overrides or ())))
 
 
-def serve(tree: Any, *, keep: bool) -> int:
+def serve(tree: Any, *, keep: bool, reload: Callable[[], Any] | None = None) -> int:
     """Run a daemon in this process."""
     import gc
 
@@ -58,7 +59,7 @@ def serve(tree: Any, *, keep: bool) -> int:
     log = set_up(pretty=pretty, level=tree.telemetry.level, tap=history)
     node = None
     try:
-        node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep)
+        node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)
         node.crew.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it

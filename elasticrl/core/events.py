@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticrl.core.model import Exit, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,13 @@ class Asked(Event):
 
     verb: Verb
     node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured(Event):
+    """An operator changed what may be changed while the daemon runs."""
+
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

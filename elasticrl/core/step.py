@@ -16,6 +16,7 @@ from elasticrl.core.events import (
     Asked,
     Campaign,
     Cleared,
+    Configured,
     Confine,
     Event,
     Kill,
@@ -60,7 +61,9 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
-            own = view.own.generation if view.own and view.own.born else 0  # what an earlier daemon of this life has said
+            own = (
+                view.own.generation if view.own and view.own.born else 0
+            )  # what an earlier daemon of this life has said
             joined = max(state.joined, own)
             suspects = _still_neighbours(state, view)
             state = replace(state, view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
@@ -80,6 +83,8 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             return _leaving(state, "drained by an operator", event.now), ()
         case Asked(verb=verb, node=node):
             return state, (Ask(verb=verb, node=node),)
+        case Configured(settings=settings):
+            return replace(state, settings=settings), ()
         case Tick():
             return state, ()
         case _:

@@ -11,17 +11,17 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
-from elasticrl.config import Tree, reveal, to_core
-from elasticrl.core.events import Action, Asked, Event, Probe, Probed
+from elasticrl.config import ConfigError, Tree, changes, reveal, to_core
+from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Suspected
 from elasticrl.core.model import Member, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -50,8 +50,11 @@ QUIT_S = 20.0  # for an agent to end with all that is below it
 class Daemon:
     """One node of one job."""
 
-    def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True) -> None:
+    def __init__(
+        self, tree: Tree, *, log: Any, history: History, keep: bool = True, reload: Callable[[], Tree] | None = None
+    ) -> None:
         self.tree = tree
+        self._reload = reload or (lambda: tree)  # reads the configuration again
         self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
         self.settings: Settings = to_core(tree)
         self.name = tree.node.name or socket.gethostname()
@@ -116,6 +119,8 @@ class Daemon:
             await stack.enter_async_context(background(self._feed(), "watchdog"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             self._serve_metrics(stack)
+            for text in (await store.status()).warnings:
+                self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
             return await self._until_the_end(node, crew)
@@ -198,12 +203,21 @@ class Daemon:
             me,
             secret,
             self.settings.membership,
-            post=lambda event: self.node.post(event) if self.node else None,
+            post=self._heard,
             refused=lambda sender, problem: self.log.info("beats.refused", sender=sender, problem=problem),
         )
         await neighbours.open(self.host, self.tree.node.beat_port)
         leave_note(self.home.folder, me, secret)
         return neighbours
+
+    def _heard(self, event: Event) -> None:
+        """What the beats say, for the log and for the core."""
+        if isinstance(event, Suspected):
+            self.log.info("neighbour.suspected", neighbour=event.node)
+        elif isinstance(event, Cleared):
+            self.log.info("neighbour.cleared", neighbour=event.node)
+        if self.node is not None:
+            self.node.post(event)
 
     def _join(self, store: Store, me: Member, life: Life, *, adopted: bool) -> Node:
         assert self.neighbours is not None
@@ -249,6 +263,7 @@ class Daemon:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         running = asyncio.create_task(node.run(), name="node")
         some: set[asyncio.Future[Any]] = {running, told, crew}
         await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
@@ -280,6 +295,34 @@ class Daemon:
         etcd, self.etcd = self.etcd, None
         if etcd is not None:
             await etcd.stop()
+
+    def reload(self) -> None:
+        """SIGHUP: take up what may change while the daemon runs; say what may not."""
+        self.notify.reloading()
+        try:
+            fresh = self._reload()
+        except ConfigError as error:
+            self.log.info("daemon.refused", reason=f"SIGHUP: the old configuration stays: {error}")
+            return
+        found = changes(self.tree, fresh)
+        live = [change for change in found if change.when == "live"]
+        if self.node is not None and live:
+            old, new = to_core(self.tree), to_core(fresh)
+            self.settings = replace(
+                new, job=old.job, lanes=old.lanes, copies=old.copies, retry_s=old.retry_s, exact=old.exact,
+                membership=replace(
+                    new.membership, lease_ttl_s=old.membership.lease_ttl_s, keepalive_s=old.membership.keepalive_s,
+                    beat_s=old.membership.beat_s, suspect_s=old.membership.suspect_s, neighbours=old.membership.neighbours,
+                    deputies=old.membership.deputies,
+                ),
+            )  # fmt: skip
+            self.node.post(Configured(now=time.monotonic(), settings=self.settings))
+        self.log.info(
+            "daemon.reloaded",
+            changed=[f"{change.key}: {change.old} -> {change.new}" for change in live],
+            ignored=[f"{change.key} needs a restart" for change in found if change.when != "live"],
+        )
+        self.notify.ready("configuration reloaded")
 
     async def _feed(self) -> None:
         """Tell systemd that the loop runs. It runs in the loop, so a stuck loop falls silent."""
@@ -348,8 +391,12 @@ class Daemon:
             return {"version": __version__, "pid": os.getpid()}
         if verb == "status":
             return asdict(await self.picture())
+        report = self.crew.report
+        if verb == "crew":
+            return (
+                {"spares": report.spares, "problem": report.problem} if report else {"spares": 0, "problem": "no agent"}
+            )
         if verb == "logs":
-            report = self.crew.report
             return (
                 [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in report.workers]
                 if report
@@ -362,7 +409,7 @@ class Daemon:
         node = question.get("node")
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
-        self.log.info("control.asked", verb=verb, node=node or "", uid=asker.uid, pid=asker.pid)
+        self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))
         return self._promise(asked, node)
 

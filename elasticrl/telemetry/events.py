@@ -115,14 +115,25 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
-        name="neighbour.suspected", meaning="A neighbour's beats have stopped.", level="warning", fields={"node": ""}
+        name="neighbour.suspected",
+        meaning="A neighbour's beats have stopped.",
+        level="warning",
+        fields={"neighbour": "the node"},
     ),
-    Declared(name="neighbour.cleared", meaning="A suspected neighbour is heard again.", fields={"node": ""}),
+    Declared(
+        name="neighbour.cleared", meaning="A suspected neighbour is heard again.", fields={"neighbour": "the node"}
+    ),
     Declared(
         name="store.failed",
         meaning="The store did not do what was asked; it is asked again.",
         level="warning",
         fields={"action": "what was asked", "error": "what happened"},
+    ),
+    Declared(
+        name="store.warning",
+        meaning="Something about the store that an operator should know, such as a server version that can lose data.",
+        level="warning",
+        fields={"text": ""},
     ),
     Declared(
         name="store.lost",
@@ -170,15 +181,14 @@ EVENTS: tuple[Declared, ...] = (
         fields={"reason": ""},
     ),
     Declared(
-        name="agent.refused",
-        meaning="A message of the agent cannot be read.",
-        level="error",
-        fields={"text": "what is wrong with it"},
-    ),
-    Declared(
         name="control.asked",
         meaning="An operator asked for something.",
-        fields={"verb": "", "node": "", "uid": "of the asking process", "pid": "of the asking process"},
+        fields={
+            "verb": "",
+            "target": "the node it concerns, if one",
+            "uid": "of the asking process",
+            "pid": "of the asking process",
+        },
     ),
     Declared(
         name="beats.refused",

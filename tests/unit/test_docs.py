@@ -1,0 +1,65 @@
+"""What is said in the documentation is what the code does."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrl.telemetry import events, metrics
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("page", "made"), [("EVENTS.md", events.document()), ("METRICS.md", metrics.document())])
+def test_the_generated_pages_are_up_to_date(page: str, made: str) -> None:
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == made
+
+
+def logged() -> dict[str, list[str]]:
+    """Every event name that is written somewhere, with the places: `log.info("name", ...)` and `Say(event="name")`."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "elasticrl").rglob("*.py")):
+        if "agent" in path.parts or "telemetry" in path.parts:
+            continue  # the agent is a process of its own with plain logging
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            says = [keyword.value for keyword in node.keywords if called == "Say" and keyword.arg == "event"]
+            first = node.args[:1] if called in {"info", "exception", "say", "_say"} else []
+            for value in (*says, *first):
+                for constant in ast.walk(value):
+                    if (
+                        isinstance(constant, ast.Constant)
+                        and isinstance(constant.value, str)
+                        and "%" not in constant.value
+                    ):
+                        found.setdefault(constant.value, []).append(f"{path.name}:{node.lineno}")
+    return found
+
+
+def test_every_event_that_is_logged_is_declared_and_every_declared_one_is_logged() -> None:
+    written = logged()
+    unknown = {name: places for name, places in written.items() if name not in events.BY_NAME}
+    assert not unknown
+    assert set(events.BY_NAME) - set(written) == set()
+
+
+def test_the_command_line_starts_without_the_heavy_packages() -> None:
+    script = """
+import sys
+from elasticrl.cli.main import build
+build(["status"])
+import elasticrl.cli.operate, elasticrl.daemon.control, elasticrl.cli.render
+heavy = [name for name in ("torch", "pydantic", "grpc", "numpy", "rich") if name in sys.modules]
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_daemon_imports_no_torch() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "import sys, elasticrl.daemon.main; assert 'torch' not in sys.modules"], check=True
+    )
