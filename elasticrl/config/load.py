@@ -109,6 +109,9 @@ class _Sheet:
     lines: dict[str, Origin] = field(default_factory=dict)  # of sections
     doubtful: set[str] = field(default_factory=set)  # keys whose value no relation may rest on
     meant: set[str] = field(default_factory=set)  # keys that an unknown one was probably meant to be
+    misfits: dict[str, Finding] = field(
+        default_factory=dict
+    )  # by key; a later source may put a good value in its place
     findings: list[Finding] = field(default_factory=list)
 
     def report(self, rule: _Rule, where: Origin, key: str, values: str) -> None:
@@ -180,6 +183,7 @@ class _Sheet:
             self.misfit(leaf, leaf.key, where, f"{flow(value)} has no unit", remedy=_with_unit(leaf, value))
             return
         self.doubtful.discard(leaf.key)
+        self.misfits.pop(leaf.key, None)
         self.raw[leaf.key] = value
         self.origins[leaf.key] = where
 
@@ -239,7 +243,9 @@ class _Sheet:
         self.raw.pop(leaf.key, None)
         if leaf.required:
             self.raw[leaf.key] = leaf.example
-        self.report(_Rule(f"must be {leaf.rule}", remedy or _example(leaf)), where, key, values)
+        self.misfits[key] = Finding(
+            where=where, key=key, rule=f"must be {leaf.rule}", values=values, remedy=remedy or _example(leaf)
+        )
 
     def settle(self) -> Tree:
         """Values against their types, then against each other. What is wrong gives way to a default, to go on with."""
@@ -250,6 +256,7 @@ class _Sheet:
                 self.mistyped(detail)
             tree = self.build()
         self.doubtful |= {key for key in leaves(Tree) if key not in self.origins and self.was_meant(key)}
+        self.findings += self.misfits.values()
         self.findings += [
             self.broken(relation, tree)
             for relation in RELATIONS
@@ -271,7 +278,7 @@ class _Sheet:
         leaf = _leaf_at(detail["loc"])
         if detail["type"] == "missing" and detail["loc"] == leaf.path:
             self.raw[leaf.key] = leaf.example
-            if leaf.key not in self.doubtful and not self.was_meant(leaf.key):  # else a key like it is reported
+            if not self.was_meant(leaf.key):  # else the key that was written instead is reported
                 section = ".".join(leaf.path[:-1])
                 where = self.lines.get(section, Origin(source="file", name=self.file))
                 remedy = f"Write it under {section}, for example {leaf.path[-1]}: {leaf.example}."

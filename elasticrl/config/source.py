@@ -59,7 +59,7 @@ def read_file(path: Path) -> Node | Finding:
         reason = (error.strerror or "it cannot be read").lower()
         return _broken(origin, "must be a file that can be read", reason, "Check the path and its permissions.")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         return _broken(

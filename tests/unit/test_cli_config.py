@@ -185,7 +185,7 @@ try:
     main({arguments!r})
 except SystemExit:
     pass
-late = sorted({{"torch", "grpc", "yaml", "structlog", "prometheus_client", "elasticrl.config", "asyncio"}} & set(sys.modules))
+late = sorted({{"torch", "grpc", "yaml", "structlog", "prometheus_client", "elasticrl.config"}} & set(sys.modules))
 print(early, late, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -19,7 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "elasticrl"
 
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
 WAITING = {
-    "daemon": """telemetry.level telemetry.format""",
     "store": """store.tls.server_name""",
     "runtime": """job.seed node.device lanes.bucket lanes.digest vault.every vault.copies vault.dir vault.port
         vault.timeout vault.window checkpoint.dir checkpoint.shared checkpoint.every checkpoint.keep_last
@@ -29,19 +28,12 @@ WAITING = {
         policy.fabric policy.desync policy.straggler policy.host_hang policy.oom_gpu policy.oom_host
         policy.disk policy.gpu_fault policy.config policy.version_mismatch policy.coordinator
         policy.divergence policy.user_error policy.unknown""",
-    "ppo": """ppo.algorithm ppo.batch ppo.mini_batch ppo.micro_batch ppo.epochs ppo.group ppo.lr ppo.critic_lr
-        ppo.schedule ppo.warmup_steps ppo.betas ppo.eps ppo.weight_decay ppo.max_grad_norm ppo.gamma ppo.lam
-        ppo.whiten ppo.clip_low ppo.clip_high ppo.dual_clip ppo.log_ratio_limit ppo.importance_limit
-        ppo.value_clip ppo.value_coef ppo.entropy_coef ppo.missing_eos_penalty ppo.preference_beta
-        ppo.kl.where ppo.kl.coef ppo.kl.target ppo.kl.horizon ppo.kl.limit model.path model.critic_path
-        model.ref_path model.dtype model.attention model.gradient_checkpointing model.value_head
-        model.zero_stage model.lora.rank model.lora.alpha model.lora.dropout model.lora.targets
-        placement.actor.strategy placement.actor.offload placement.critic.strategy placement.critic.offload
-        placement.ref.strategy placement.ref.offload placement.ref.where placement.reward.strategy
-        placement.reward.offload placement.reward.where reward.function reward.model reward.url
-        reward.timeout reward.retries data.path data.format data.split data.prompt data.chosen data.rejected
-        data.completion data.label data.chat_template data.max_prompt data.shuffle data.workers
-        data.prefetch telemetry.tensorboard telemetry.wandb""",
+    "ppo": """ppo.lr ppo.critic_lr ppo.betas ppo.eps ppo.weight_decay ppo.preference_beta model.path
+        model.critic_path model.ref_path model.zero_stage placement.actor.strategy placement.actor.offload
+        placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
+        placement.ref.where placement.reward.strategy placement.reward.offload placement.reward.where
+        data.chosen data.rejected data.completion data.label data.shuffle data.workers data.prefetch
+        telemetry.tensorboard telemetry.wandb""",
     "rollout": """rollout.engine rollout.nodes rollout.max_tokens rollout.temperature rollout.top_p rollout.top_k
         rollout.overlap rollout.sync_transport rollout.sync_bucket rollout.sync_timeout
         rollout.start_timeout rollout.health_every rollout.health_timeout

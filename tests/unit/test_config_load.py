@@ -80,7 +80,10 @@ def test_overrides_are_read_as_yaml(given_text: Reader) -> None:
 
 
 def test_a_good_override_mends_a_bad_value_in_the_file(given_text: Reader) -> None:
-    assert good(given_text(SMALL + "ppo: {lr: fast}\n", ["ppo.lr=0.5"])).ppo.lr == 0.5
+    text = SMALL + "ppo: {lr: fast}\nmembership: {keepalive: 4}\n"
+    assert good(given_text(text, ["ppo.lr=0.5", "membership.keepalive=4s"])).ppo.lr == 0.5
+    [finding] = given_text(text, ["ppo.lr=0.5", "membership.keepalive=6s"]).findings
+    assert finding.key == "membership.lease_ttl", "a mended value is held to the relations again"
 
 
 def test_names_for_the_workers_environment_are_free_and_join(given_text: Reader) -> None:
@@ -111,6 +114,18 @@ def test_anchors_aliases_and_merges_are_understood(given_text: Reader) -> None:
     placement = good(loaded).placement
     assert (placement.critic.strategy, placement.ref.strategy, placement.ref.offload) == ("fsdp", "fsdp", "none")
     assert str(loaded.origins["placement.ref.strategy"]) == "c.yaml:5"
+
+
+def test_of_several_merges_the_first_wins_and_a_circle_ends(given_text: Reader) -> None:
+    text = SMALL + (
+        "placement:\n"
+        "  actor: &one {strategy: fsdp}\n"
+        "  critic: &two {strategy: replicated, offload: cpu}\n"
+        "  ref: &three {<<: [*one, *two, *three], where: train}\n"
+        "  reward: {<<: *three}\n"
+    )
+    placement = good(given_text(text)).placement
+    assert (placement.ref.strategy, placement.ref.offload, placement.reward.strategy) == ("fsdp", "cpu", "fsdp")
 
 
 def test_a_section_whose_keys_are_all_commented_out_is_empty(given_text: Reader) -> None:
@@ -288,6 +303,19 @@ def test_a_misspelt_required_key_is_one_finding(given_text: Reader) -> None:
     ]
 
 
+def test_a_required_key_of_another_kind_is_one_finding(given_text: Reader) -> None:
+    for name in ("{a: 1}", "null", "A B", "[a]"):
+        found = given_text("job:\n  name: " + name + "\n  program: x.py\nstore: {embedded: true}\n").findings
+        assert [(finding.key, finding.rule[:14]) for finding in found] == [("job.name", "must be a name")]
+
+
+def test_a_key_that_was_probably_meant_is_not_blamed_for_its_default(given_text: Reader) -> None:
+    text = SMALL + "vault: {copies: 1}\n"
+    assert [finding.key for finding in given_text(text).findings] == ["vault.copies"]
+    for wrong in ("membership: {min_nodse: 2}", "membershp: {min_nodes: 2}"):
+        assert len(given_text(text + wrong + "\n").findings) == 1
+
+
 def test_a_missing_required_key_is_reported_at_its_section(given_text: Reader) -> None:
     assert lines(given_text("\njob: {program: x.py}\nstore: {embedded: true}\n")) == [
         "c.yaml:2 job.name must be given (it has no default)."
@@ -352,6 +380,7 @@ def test_a_tree_survives_its_way_through_json_without_its_secrets(given_text: Re
     )
     text = dumps(tree)
     assert "geheim" not in text
+    assert '"password"' not in text
     back = loads(text)
     different = [key for key, value in values(tree).items() if values(back)[key] != value]
     assert different == ["store.password"]
