@@ -28,9 +28,11 @@ KERNEL_SIEVE: Final = (
     b"lockup", b"Kernel panic", b"ink ", b"is lost", b"not responding", b"oom", b"Xid",
     b"fallen off",
 )  # fmt: skip
+ALL_WORDS: Final = SIEVE + KERNEL_SIEVE
 _KERNEL = re.compile(rb"(?:^|\n)\[ {0,8}\d{1,9}\.\d{6}\]")
 
-BEFORE, AFTER = 6, 4  # neighbouring lines that a hit is read with: torchrun's report has six before the signal's name
+NEAR, AFTER = 2, 4  # neighbouring lines that a hit is read with, for what a terminal wrapped
+BEFORE = 6  # as NEAR, where a signal is named: torchrun's report has the rank and its place that far above
 CHUNK = 1 << 20  # bytes read from a file at once
 LONGEST = 1 << 18  # a line that is longer is taken in parts
 LINE = 6000  # what is kept of a longer line, around the hit
@@ -117,6 +119,7 @@ class Line:
     rank: int | None
     node: str | None
     prefix: str = ""  # the launcher's, which names the process: lines of two processes are never one message
+    hit: bool = True  # a word of the sieve is in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +211,8 @@ class Parser:
                 continue
             first = start
             back = 0
-            while back < BEFORE and first > last_end:
+            near = BEFORE if data.startswith((b"ignal", b"rror_file"), hit) else NEAR
+            while back < near and first > last_end:
                 first = data.rfind(b"\n", 0, first - 1) + 1
                 back += 1
             if window and (first > last_end or number - back > self._done + 1):
@@ -239,7 +243,7 @@ class Parser:
 
     def _line(self, number: int, raw: bytes) -> Line:
         text = raw.decode(errors="replace").rstrip("\r")
-        clean = _ANSI.sub("", text)
+        clean = _ANSI.sub("", text) if "[" in text else text
         rank, node, prefix = None, None, ""
         if clean.startswith("# "):
             clean = ""  # a comment of whoever collected the log
@@ -255,12 +259,22 @@ class Parser:
             clean = clean[match.end() :]
         if match := _RANK_PREFIX.match(clean):
             rank = int(match[1])
-        return Line(number=number, raw=text, text=clean, rank=rank, node=node, prefix=prefix)
+        return Line(
+            number=number,
+            raw=text,
+            text=clean,
+            rank=rank,
+            node=node,
+            prefix=prefix,
+            hit=any(map(raw.__contains__, ALL_WORDS)),
+        )
 
     def _judge(self, record: Record) -> Iterator[Evidence]:
         text = record.text
         time = self._clock(text)
         self._report(text)
+        if not any(line.hit for _, line in record.parts):
+            return  # a neighbour, read for its time and its place in a report
         facts = list(_c10d(text)) if any(word in text for word in _C10D) else []
         facts += _table(text)
         facts += _exceptions(text, known=any(fact.sign not in {Sign.TOLD, Sign.NOISE} for _, fact in facts))
