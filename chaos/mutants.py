@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Final
 
 ROOT = Path(__file__).parent.parent
-SEEDS = 400  # how far the search goes when the known catch fails
+SEEDS = 60  # how far the search goes when the known catch fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

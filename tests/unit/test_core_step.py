@@ -1,0 +1,256 @@
+"""Lives of one node, told event by event; what the core decides is compared with the golden text beside this file.
+
+After a wanted change of behaviour: `GOLDEN=write pytest tests/unit/test_core_step.py`, then read the diff.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticrl.core import events
+from elasticrl.core.events import Asked, Leased, Probed, Seen, Suspected, Tick, Workers
+from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Stall, Verb, View, Work
+from elasticrl.core.settings import Membership, Recovery, Settings
+from elasticrl.core.state import State
+from elasticrl.core.step import step
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = Settings(lanes=6, steps=0, membership=Membership(min_nodes=2), recovery=Recovery(no_progress_limit=3))
+
+
+def member(name):
+    node, _, life = name.partition("/")
+    return Member(node=node, incarnation=int(life or 1))
+
+
+def seat(name, born=1):
+    return Seat(member=member(name), born=born, beat=f"{member(name).node}:7461")
+
+
+def plan(generation, *names, phase=Phase.TRAIN, **more):
+    return Plan(generation=generation, phase=phase, seats=tuple(seat(n) for n in names), lanes=6, reason="as told", **more)
+
+
+def record(name, **more):
+    who = member(name)
+    fields = {"beat": f"{who.node}:7461", "endpoint": f"{who.node}:29500", "bits": "x", "warm": True, **more}
+    return Record(member=who, **fields)
+
+
+class Life:
+    """One node's core and the store as it sees it; every line is an event and what was decided."""
+
+    def __init__(self, name="n00/1", settings=SETTINGS):
+        self.state = State(settings=settings, me=member(name), card=Record(member=member(name), beat=f"{name[:3]}:7461", bits="x"))
+        self.view = View(revision=1)
+        self.lines = []
+        self.now = 0.0
+
+    def at(self, now, event, label=None):
+        self.now = now
+        decision = step(self.state, replace(event, now=now))
+        self.state = decision.state
+        self.lines.append(f"{now:7.2f} {label or self.name(event)}")
+        self.lines += [f"            {self.show(action)}" for action in decision.actions if not isinstance(action, events.Say)]
+        for action in decision.actions:
+            if isinstance(action, events.Publish):  # the store answers at once, so that the next line is about the next thing
+                records = {**(self.view.records or {}), self.state.me.node: action.record}
+                self.view = replace(self.view, own=action.record, records=records if self.view.records is not None else None)
+        return decision
+
+    def leased(self, now):
+        self.at(now, Leased(now=now, sent=now))
+
+    def seen(self, now, label, **changes):
+        self.view = replace(self.view, **{"revision": self.view.revision + 1, **changes})
+        self.at(now, Seen(now=now, view=self.view), f"Seen: {label}")
+
+    def told(self, now, *records):
+        """The leader is shown these records."""
+        names = ", ".join(f"{r.member} {r.work.value}{' warm' if r.warm else ''}" for r in records)
+        everyone = {**(self.view.records or {}), **{r.member.node: r for r in records}}
+        self.seen(now, names, records=everyone)
+
+    @staticmethod
+    def name(event):
+        match event:
+            case Workers():
+                return f"Workers: {event.work.value} {event.generation}{' warm' if event.warm else ''}"
+            case Suspected(node=node):
+                return f"Suspected: {node}"
+            case Asked(verb=verb, node=node):
+                return f"Asked: {verb.value} {node or ''}".rstrip()
+            case _:
+                return type(event).__name__
+
+    @staticmethod
+    def show(action):
+        match action:
+            case events.Publish(record=r):
+                parts = [f"{r.work.value} {r.generation} born {r.born} step {r.step}"]
+                parts += ["warm"] * r.warm + ["leaving"] * r.leaving + ([f"exit {r.exit.cause!r}"] if r.exit else [])
+                parts += [f"suspects {' '.join(r.suspects)}"] * bool(r.suspects) + [f"stall {r.stall}"] * bool(r.stall)
+                return f"Publish {', '.join(parts)}"
+            case events.Propose(plan=p, if_plan=a, if_commit=b, if_leader=c):
+                seats = " ".join(f"{s.member}:{s.born}" for s in p.seats)
+                code = f" exit {p.exit_code}" if p.exit_code is not None else ""
+                text = f"Propose {p.generation} {p.phase.value} {p.rung.name} [{seats}] from {p.resume}{code}"
+                return f"{text} if {a}/{b}/{c}: {p.reason}"
+            case events.Commit(step=s, generation=g, if_plan=a, if_commit=b):
+                return f"Commit step {s} under {g} if {a}/{b}"
+            case events.Launch(plan=p) | events.Reform(plan=p) | events.Park(plan=p):
+                return f"{type(action).__name__} {p.generation}"
+            case events.Halt(save=save, reason=reason):
+                return f"Halt{' and save' if save else ''}: {reason}"
+            case events.Confine(quarantine=q):
+                return f"Confine {q.member} {'held' if q.held else 'let go'}: {q.reason}"
+            case _:
+                fields = [f"{name}={getattr(action, name)}" for name in action.__dataclass_fields__]
+                return f"{type(action).__name__} {' '.join(fields)}".rstrip()
+
+
+def a_followers_life():
+    life = Life("n01/1")
+    life.at(0.0, Tick(now=0))
+    life.leased(0.1)
+    life.seen(0.2, "empty store")
+    life.at(2.0, Workers(now=0, warm=True, endpoint="n01:29500"))
+    life.seen(3.0, "plan 1", leader=member("n00"), leader_revision=3, plan=plan(1, "n00", "n01", "n02"), plan_revision=4)
+    life.at(3.1, Workers(now=0, work=Work.JOINING, generation=1, born=1, endpoint="n01:29500"))
+    life.leased(3.2)
+    life.at(4.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, endpoint="n01:29500"))
+    life.at(5.0, Suspected(now=0, node="n00"))
+    life.at(5.1, events.Cleared(now=0, node="n00"))
+    life.at(6.0, Workers(now=0, work=Work.PARKED, generation=1, born=1, warm=True, step=3))
+    life.seen(6.1, "plan 2: reform", plan=plan(2, "n00", "n01"), plan_revision=9)
+    life.at(6.2, Workers(now=0, work=Work.JOINING, generation=2, born=1, warm=True, step=3))
+    life.leased(6.3)
+    stall = Stall(slot=0, step=4, phase="rollout", for_s=9, budget_s=8, waiting=False)
+    life.at(9.0, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=4, stall=stall))
+    died = Exit(generation=2, slot=0, step=4, cause="stalled in rollout", own=False)
+    life.at(9.1, Workers(now=0, work=Work.FAILED, generation=2, warm=True, step=4, exit=died))
+    fresh = replace(plan(3, "n00"), seats=(seat("n00"), seat("n01", born=3)))
+    life.seen(9.3, "plan 3: this node starts afresh", plan=fresh, plan_revision=12)
+    life.at(9.5, Workers(now=0, work=Work.JOINING, generation=3, born=3, step=4))
+    life.leased(9.6)
+    life.seen(10.0, "an older view", revision=-1)
+    life.seen(11.0, "plan 4: out of the plan", revision=40, plan=plan(4, "n00", "n02"), plan_revision=14)
+    life.at(11.1, Workers(now=0, warm=True))
+    life.at(12.0, Asked(now=0, verb=Verb.DRAIN))
+    return life.lines
+
+
+def the_store_falls_silent():
+    life = Life("n00/1")
+    life.leased(0.0)
+    life.seen(0.1, "empty store")
+    life.seen(0.2, "plan 1", plan=plan(1, "n00", "n01"), plan_revision=4, leader=member("n01"), leader_revision=3)
+    life.at(0.3, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True))
+    life.at(9.0, Tick(now=0))
+    life.at(10.5, Tick(now=0), "Tick: the lease may be lost")
+    life.lines.append(f"            reason: {life.state.reason}")
+    life.at(11.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, step=9, saved=9, manifest="m9"))
+    life.at(12.0, Leased(now=0, sent=0.0, held=False))
+    life.at(30.0, Leased(now=0, sent=29.9))
+    life.seen(30.1, "own record gone with the lease", own=None)
+    life.seen(30.3, "committed", commit=Commit(step=9, generation=1, manifest="m9"), commit_revision=31)
+    return life.lines
+
+
+def leads(life, now=0.0):
+    life.leased(now)
+    life.seen(now, "empty store")
+    life.at(now + 0.1, Workers(now=0, warm=True, endpoint="n00:29500"))
+    life.at(now + 0.6, Tick(now=0))
+    life.seen(now + 0.7, "the office is ours", leader=life.state.me, leader_revision=3, records={}, quarantines={})
+
+
+def trains(life, now, generation, *names, **more):
+    life.seen(now, f"plan {generation} written", plan=plan(generation, *names, **more), plan_revision=10 * generation)
+    life.at(now + 0.1, Workers(now=0, work=Work.TRAINING, generation=generation, born=1, warm=True, endpoint="n00:29500"))
+    rows = [record(n, work=Work.TRAINING, generation=generation, born=1) for n in names if n != "n00"]
+    life.told(now + 0.2, life.view.own, *rows)
+
+
+def a_leaders_life():
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.told(1.5, record("n02"))
+    life.at(2.5, Tick(now=0), "Tick: nobody else comes")
+    trains(life, 2.6, 1, "n00", "n01", "n02")
+    life.leased(2.9)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    life.told(4.0, record("n02", work=Work.FAILED, generation=1, exit=died))
+    trains(life, 4.1, 2, "n00", "n01", "n02")
+    life.leased(5.0)
+    suspicious = record("n01", work=Work.TRAINING, generation=2, born=1, suspects=("n02",))
+    life.told(6.0, suspicious)
+    life.at(6.1, Suspected(now=0, node="n02"))
+    life.told(6.2, life.view.own)
+    life.view = replace(life.view, quarantines={"n02": Quarantine(member=member("n02"), reason="not heard")})
+    trains(life, 6.4, 3, "n00", "n01")
+    life.leased(8.0)
+    life.told(9.0, record("n01", work=Work.STALLED, generation=3, born=1))
+    life.at(10.0, Tick(now=0), "Tick: nobody to blame")
+    life.seen(10.1, "plan 4 written", plan=plan(4, "n00", "n01", phase=Phase.PROBE), plan_revision=40)
+    life.at(10.5, Probed(now=0, generation=4, unreachable=()))
+    life.told(10.6, record("n01", work=Work.PARKED, generation=4, born=1, unreachable=()))
+    return life.lines
+
+
+def a_crash_loop():
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    for generation in (1, 2, 3):
+        now = 3.0 * generation
+        trains(life, now, generation, "n00", "n01", **({"strike": life.strike} if generation > 1 else {}))
+        died = Exit(generation=generation, slot=0, step=7, cause="exit code 1: ValueError", own=True)
+        life.leased(now + 0.5)
+        life.told(now + 1.0, record("n01", work=Work.FAILED, generation=generation, exit=died))
+        life.strike = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan.strike
+        life.lines.append(f"            {life.strike}")
+    return life.lines
+
+
+def what_operators_ask():
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"), record("n02"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 2.2, 1, "n00", "n01", "n02")
+    life.at(2.5, Asked(now=0, verb=Verb.DRAIN, node="n01"))
+    life.at(2.6, Asked(now=0, verb=Verb.PAUSE))
+    life.seen(2.7, "paused", intent=Intent.PAUSE, intent_generation=1)
+    life.seen(2.8, "plan 2 written", plan=plan(2, "n00", "n01", "n02", phase=Phase.HOLD), plan_revision=20)
+    life.at(2.9, Workers(now=0, work=Work.PARKED, generation=2, born=1, warm=True, endpoint="n00:29500"))
+    held = [record(n, work=Work.PARKED, generation=2, born=1) for n in ("n01", "n02")]
+    life.told(3.0, life.view.own, *held)
+    life.seen(3.1, "to go on", intent=Intent.RUN)
+    life.at(4.5, Tick(now=0))
+    trains(life, 4.6, 3, "n00", "n01", "n02")
+    life.told(5.0, record("n01", work=Work.TRAINING, generation=3, born=1, leaving=True))
+    life.leased(5.1)
+    trains(life, 5.2, 4, "n00", "n02")
+    life.seen(6.0, "to stop", intent=Intent.STOP, intent_generation=4)
+    stop = plan(5, "n00", "n02", phase=Phase.STOP, exit_code=75)
+    life.seen(6.1, "plan 5 written", plan=stop, plan_revision=50)
+    saved = {"saved": 12, "manifest": "m12", "generation": 5}
+    life.at(7.0, Workers(now=0, warm=True, **saved))
+    life.seen(7.1, "committed", commit=Commit(step=12, generation=5, manifest="m12"), commit_revision=51)
+    return life.lines
+
+
+@pytest.mark.parametrize(
+    "script", [a_followers_life, the_store_falls_silent, a_leaders_life, a_crash_loop, what_operators_ask]
+)
+def test_the_core_decides_as_it_did(script):
+    told = "\n".join(script()) + "\n"
+    path = GOLDEN / f"{script.__name__}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(told)
+    assert told == path.read_text()

@@ -1,0 +1,96 @@
+"""Silence, stalls and reach: the three pure judgements, as tables."""
+
+import pytest
+
+from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.settings import Membership, Timeouts
+from elasticrl.core.suspect import Budgets, Detector, Progress, convict, neighbours, probe_targets, split
+
+
+def plan_of(*nodes, spares=()):
+    seats = tuple(Seat(member=Member(node=node, incarnation=1), born=1, beat=f"{node}:1") for node in nodes)
+    extra = tuple(Seat(member=Member(node=node, incarnation=1), born=0) for node in spares)
+    return Plan(generation=1, phase=Phase.TRAIN, seats=seats, spares=extra)
+
+
+@pytest.mark.parametrize(
+    ("accusations", "guilty", "unsure"),
+    [
+        ("", "", False),
+        ("ba", "", False),  # one witness proves nothing
+        ("ba ca", "a", False),
+        ("ba ca ab ac", "a", False),  # deaf and dumb: its own word counts no more
+        ("ba ca ab ac ad", "a", False),
+        ("ca da cb db", "ab", False),  # two at once, as if a switch died
+        ("ac ad bc bd ca cb da db", "", True),  # a cut: nobody can tell who is where
+        ("ba ca ea da fd", "a", False),
+    ],
+)
+def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
+    verdict = convict((pair[0], pair[1]) for pair in accusations.split())
+    assert ("".join(sorted(verdict.guilty)), verdict.unsure) == (guilty, unsure)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "broken", "kept"),
+    [
+        ("abcd", {}, "abcd"),
+        ("abcd", {"a": "c"}, "ab" + "d"),  # of two equal culprits the later rank goes
+        ("abcde", {"b": "ace", "c": "b"}, "acde"),
+        ("abcd", {"a": "cd", "b": "cd"}, "ab"),  # equal parts: that of the first rank
+        ("abcde", {"a": "cde", "b": "cde"}, "cde"),  # the larger part
+        ("ab", {"b": "a"}, "a"),
+    ],
+)
+def test_after_a_probe_those_go_on_who_all_reach_each_other(nodes, broken, kept):
+    assert "".join(split(nodes, broken)) == kept
+
+
+def test_neighbours_are_on_both_sides_of_the_ring_spares_included():
+    plan = plan_of("a", "b", "c", "d", spares=("s",))
+    assert neighbours(plan, "a", 1) == ("b", "s")
+    assert set(neighbours(plan, "c", 2)) == {"a", "b", "d", "s"}
+    assert neighbours(plan, "x", 2) == ()
+    assert neighbours(plan_of("a", "b"), "a", 2) == ("b",)
+
+
+def test_a_probe_asks_few_nodes_and_crosses_any_cut():
+    nodes = [f"n{i:03d}" for i in range(256)]
+    plan = plan_of(*nodes)
+    targets = {node: set(probe_targets(plan, node)) for node in nodes}
+    assert max(len(asked) for asked in targets.values()) <= 16
+    left = set(nodes[40:120])
+    across = {n for n in left if targets[n] - left}
+    assert {nodes[40], nodes[119]} <= across
+
+
+def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch(("b",), 10.0)
+    detector, suspected, _ = detector.judge(10.79)
+    assert suspected == ()
+    detector, suspected, _ = detector.judge(10.8)
+    assert suspected == ("b",)
+    detector, suspected, cleared = detector.judge(10.9)
+    assert (suspected, cleared) == ((), ())
+    detector, suspected, cleared = detector.hear("b", 11.0).judge(11.0)
+    assert (suspected, cleared) == ((), ("b",))
+
+
+def test_a_broken_connection_makes_silence_count_sooner():
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch(("b",), 10.0)
+    doubting = detector.hear("b", 10.1).doubt("b", 10.15)
+    assert doubting.judge(10.44)[1] == ()
+    assert doubting.judge(10.46)[1] == ("b",)
+    assert doubting.hear("b", 10.3).judge(10.46)[1] == ()  # a beat came: it was only the worker
+
+
+def test_budgets_are_learned_between_the_floor_and_the_cap():
+    budgets = Budgets(settings=Timeouts(default_phase_s=30, floor_s=2, slack=10))
+    assert budgets.budget("update") == 30
+    assert budgets.learn("update", 0.05).budget("update") == 2
+    assert budgets.learn("update", 0.5).learn("update", 0.4).budget("update") == 5
+    assert budgets.learn("update", 9).budget("update") == 30
+    worker = Progress(slot=1, step=7, phase="update", since=100.0, waiting=True)
+    learned = budgets.learn("update", 0.5)
+    assert learned.stalled(worker, 104.9) is None
+    assert str(learned.stalled(worker, 105.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
