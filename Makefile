@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full lint types unit sim clean install-systemd
+.PHONY: help setup run test check full lint types system clean install-systemd
 
 help:
 	@echo "make run    set up and run a small cluster, break it, watch it recover"
@@ -25,7 +25,12 @@ setup: $(STAMP)
 run: setup
 	$(BIN)/python -m chaos.run sim --nodes 4 --seed 7 chaos/scenarios/kill-the-leader.yaml
 
-test: setup lint types
+# The tests of the systemd units boot a real systemd in a container, which Debian keeps in a package of its own.
+system:
+	@command -v systemd-nspawn >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; }
+
+test: setup system lint types
 	$(BIN)/python -m pytest
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 
@@ -33,7 +38,7 @@ check: setup lint types
 	$(BIN)/python -m pytest tests/unit
 	$(BIN)/python -m chaos.run sim --seconds 60
 
-full: setup lint types
+full: setup system lint types
 	$(BIN)/python -m pytest -m "slow or not slow"
 	$(BIN)/python -m chaos.run sim --seeds 2000
 
