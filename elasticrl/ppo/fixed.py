@@ -31,7 +31,7 @@ Entry = tuple[int, int, int, int, str]  # step, update, epoch, lane, sample
 
 
 class FixedRun:
-    """`roles` are the trained models with their optimizer's rules; `parts` is the number of micro-batches of a lane in an update.
+    """`roles` are the trained models with their optimizer's rules; `parts` is the micro-batches of a lane in an update.
     The methods are those of `Run`.
 
     Example: FixedRun({"actor": (model, lambda name: AdamW(lr=1e-3))}, deal=Deal.contiguous(4, 1), seed=7)

@@ -1,7 +1,7 @@
 """What is said of a step: its metrics, its times, one line for people; and the learning rate's schedule.
 
-The idea: metrics come from one tally of the whole batch, folded in the order of lanes, so they too are the same for any number of
-workers.
+The idea: metrics come from one tally of the whole batch, folded in the order of lanes, so they too are the same for any number
+of workers.
 """
 
 from __future__ import annotations

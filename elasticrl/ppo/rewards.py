@@ -1,7 +1,7 @@
 """What scores an answer: a Python function, a reward model, or an HTTP endpoint.
 
-The idea: a scorer maps a lane's answers to as many scores, and that is all. A score is a number for the whole answer, or one for
-each of its tokens where a rule can tell which of them were right. What a scorer outside of the process says is not a
+The idea: a scorer maps a lane's answers to as many scores, and that is all. A score is a number for the whole answer, or one
+for each of its tokens where a rule can tell which of them were right. What a scorer outside of the process says is not a
 function of anything we know, so it is asked once: the numbers are kept with the samples before anyone uses them, and a step
 that is run again uses those.
 """

@@ -8,40 +8,27 @@ so nothing depends on it. The order of stages is flow.py's; the mathematics is i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from elasticrl.ppo import flow, kl, models
+from elasticrl.ppo import flow, kl
 from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
 from elasticrl.ppo.batches import Rows, blocks, take, updates
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Scorer, placed
+from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine, Request
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from elasticrl.config.training import Model, Ppo
+    from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
 
 Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (sample id, prompt): the data's cursor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
-    """The models. Without `ref` the reference is the actor without its adapters."""
-
-    actor: nn.Module
-    critic: nn.Module | None = None
-    ref: nn.Module | None = None
-    tokenizer: Any = None
-    device: str = "cpu"
 
 
 class Trainer:
@@ -53,18 +40,16 @@ class Trainer:
         roles: Roles,
         *,
         ppo: Ppo,
-        model: Model,
         lanes: int,
         steps: int,
         feed: Feed,
         engine: Engine | None = None,
         scorer: Scorer | None = None,
-        temperature: float = 1.0,
     ) -> None:
-        self.run, self.roles, self.ppo, self.model = run, roles, ppo, model
-        self.lanes, self.steps, self.feed, self.temperature = lanes, steps, feed, temperature
+        self.run, self.roles, self.ppo = run, roles, ppo
+        self.lanes, self.steps, self.feed = lanes, steps, feed
         self.engine, self.scorer = engine, scorer
-        self.flow = flow.of(ppo, tied=isinstance(roles.actor, models.Tied))
+        self.flow = flow.of(ppo, tied=roles.tied)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -128,20 +113,18 @@ class Trainer:
         A tied head gives the values in the same pass.
         """
         for lane in self._todo(stage):
-            found = self._forward(lane, lambda rows: self._policy(self.roles.actor, rows))
+            found = self._forward(lane, self.roles.policy)
             self.run.buffer.put(lane, **dict(zip(("logprobs", "values"), found, strict=False)))
 
     def ref(self, stage: flow.Stage) -> None:
         """The reference's log-probabilities of the samples."""
-        model = self.roles.ref or self.roles.actor
         for lane in self._todo(stage):
-            with models.without_adapters(model):
-                self.run.buffer.put(lane, ref_logprobs=self._forward(lane, lambda rows: self._policy(model, rows))[0])
+            self.run.buffer.put(lane, ref_logprobs=self._forward(lane, self.roles.reference)[0])
 
     def values(self, stage: flow.Stage) -> None:
         """The critic's values of the samples."""
         for lane in self._todo(stage):
-            self.run.buffer.put(lane, values=self._forward(lane, lambda rows: (self._values(rows),))[0])
+            self.run.buffer.put(lane, values=self._forward(lane, self.roles.values)[0])
 
     def advantage(self, _stage: flow.Stage) -> None:
         """Scores, KL and values to advantages; with the batch's moments, in the order of lanes, to whitened ones."""
@@ -187,7 +170,7 @@ class Trainer:
         for number in range(self.run.streams.update, count):
             for role in self.flow.trained:
                 for lane, part, tally in self.run.passes(role):
-                    rows = self._blocks(lane, orders[lane][number])[part]
+                    rows = self._blocks(buffer.rows[lane], orders[lane][number])[part]
                     with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
                         backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
             for lane in dict.fromkeys(self.run.lanes):
@@ -208,8 +191,8 @@ class Trainer:
     def actor_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
         """The clipped surrogate, and what is added to it."""
         ppo, mask = self.ppo, rows["mask"]
-        logits, values = self._logits(self.roles.actor, rows)
-        new = logprobs(logits, response(rows), self.temperature)
+        logits, values = self.roles.logits(self.roles.actor, rows)
+        new = logprobs(logits, response(rows), self.roles.temperature)
         limit = ppo.importance_limit
         weights = importance_weights(rows["logprobs"], rows["rollout_logprobs"], mask, limit) if limit else None
         term = policy_loss(
@@ -225,7 +208,7 @@ class Trainer:
         )
         loss = term.loss.over(entries)
         with torch.set_grad_enabled(ppo.entropy_coef > 0):
-            entropy = masked(entropies(logits, self.temperature), mask)
+            entropy = masked(entropies(logits, self.roles.temperature), mask)
         if ppo.entropy_coef:
             loss = loss - ppo.entropy_coef * entropy.over(entries)
         if ppo.kl.where == "loss":
@@ -241,7 +224,9 @@ class Trainer:
 
     def critic_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
         """A separate critic's."""
-        term = value_loss(self._values(rows), rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip)
+        term = value_loss(
+            self.roles.values(rows)[0], rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip
+        )
         tally.add(value_loss=term.total.item())
         return term.over(entries)
 
@@ -276,40 +261,21 @@ class Trainer:
         mask = self.run.buffer.rows[lane]["mask"]
         tally.add(**{f"entries.{i}": mask[index].sum().item() for i, index in enumerate(self._orders(lane))})
 
-    def _blocks(self, lane: int, index: torch.Tensor) -> list[Rows]:
-        rows = self.run.buffer.rows[lane]
+    def _blocks(self, rows: Rows, index: torch.Tensor) -> list[Rows]:
         cut = blocks(index, self.ppo.micro_batch, self.parts)
         return [{name: x.to(self.roles.device) for name, x in take(rows, *block).items()} for block in cut]
 
-    @torch.no_grad()
     def _forward(self, lane: int, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-        count = len(self.run.buffer.rows[lane]["mask"])
-        parts = [compute(rows) for rows in self._blocks(lane, torch.arange(count))]
-        return [torch.cat(column)[:count] for column in zip(*parts, strict=True)]
+        return self._forward_rows(self.run.buffer.rows[lane], compute)
 
-    def _logits(self, model: nn.Module, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
-        model.train(torch.is_grad_enabled())
-        with models.computing(self.model, self.roles.device):
-            return models.response_logits(model, rows)
-
-    def _policy(self, model: nn.Module, rows: Rows) -> tuple[torch.Tensor, ...]:
-        logits, values = self._logits(model, rows)
-        found = logprobs(logits, response(rows), self.temperature)
-        return (found,) if values is None else (found, values)
-
-    def _values(self, rows: Rows) -> torch.Tensor:
-        assert self.roles.critic is not None
-        self.roles.critic.train(torch.is_grad_enabled())
-        with models.computing(self.model, self.roles.device):
-            return models.response_values(self.roles.critic, rows)
+    @torch.no_grad()
+    def _forward_rows(self, rows: Rows, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+        count = len(rows["mask"])
+        parts = [compute(block) for block in self._blocks(rows, torch.arange(count))]
+        return [torch.cat(column)[:count].cpu() for column in zip(*parts, strict=True)]
 
     def _lr_factor(self) -> float:
         return lr_factor(self.ppo.schedule, self.run.streams.step, warmup=self.ppo.warmup_steps, steps=self.steps)
-
-
-def response(rows: Rows) -> torch.Tensor:
-    """[samples, R] of the tokens [samples, P + R]."""
-    return rows["tokens"][:, -rows["mask"].shape[1] :]
 
 
 def parts_of(ppo: Ppo, lanes: int) -> int:

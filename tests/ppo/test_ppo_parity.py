@@ -1,6 +1,7 @@
-"""Losses and advantages against the slow reference: float64 to 1e-10, float32 to 1e-5 of the term's scale, any shape and mask."""
+"""Losses and advantages against the slow reference: float64 to 1e-10, float32 to 1e-5 of the term's scale."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 
 import hypothesis.strategies as st
@@ -15,10 +16,10 @@ from elasticrl.ppo.advantages import (
     gae,
     group_advantages,
     last_valid,
-    penalised,
     token_rewards,
     whiten,
 )
+from elasticrl.ppo.rewards import placed
 from elasticrl.runtime.lanes import Fold, Node
 from elasticrl.runtime.scalars import Moments
 
@@ -101,14 +102,12 @@ def test_what_is_under_the_mask_changes_nothing(b):
 def test_the_score_lies_on_the_last_valid_token_and_kl_on_each(b, with_kl):
     mask, kls = b.mask(), b.numbers(2)
     ended = b.numbers(3, shape=(b.rows,)) > 0
-    scores = penalised(b.numbers(1, shape=(b.rows,)), ended, 0.5)
     raw = b.numbers(1, shape=(b.rows,)).tolist()
-    expected_scores = [x if e else x - 0.5 for x, e in zip(raw, ended.tolist(), strict=True)]
-    b.same(scores, expected_scores)
     coef = 0.3 if with_kl else 0.0
-    ours = token_rewards(scores, mask, kls if with_kl else None, coef)
-    rows = zip(expected_scores, mask.tolist(), kls.tolist(), strict=True)
-    b.same(ours, [reference.rewards_row(s, m, k, coef) for s, m, k in rows])
+    scores = placed(raw, mask).to(b.dtype) if b.dtype == torch.float32 else _placed64(raw, mask)
+    ours = token_rewards(scores, mask, ended, penalty=0.5, kl=kls if with_kl else None, coef=coef)
+    rows = zip(raw, ended.tolist(), mask.tolist(), kls.tolist(), strict=True)
+    b.same(ours, [reference.rewards_row(s if e else s - 0.5, m, k, coef) for s, e, m, k in rows])
     assert (last_valid(mask).sum(1) == mask.any(1).long()).all()
 
 
@@ -215,7 +214,7 @@ def test_a_loss_cut_into_lanes_is_the_loss_of_the_whole_never_a_mean_of_means(b,
     """Lanes of uneven sizes, empty ones too, folded over the tree and divided once."""
     mask, new, old, adv = b.mask(), b.numbers(1), b.numbers(2), b.numbers(3)
     cuts = [b.rows * i * i // (lanes * lanes) for i in range(lanes + 1)]
-    parts = [slice(lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    parts = [slice(lo, hi) for lo, hi in pairwise(cuts)]
     tokens = float(mask.sum().item())
     fold = Fold[torch.Tensor](lanes, torch.add)
     for lane, part in enumerate(parts):
@@ -232,6 +231,16 @@ def test_a_loss_cut_into_lanes_is_the_loss_of_the_whole_never_a_mean_of_means(b,
     whole = torch.cat([whiten(adv[part], mask[part], moments.total()) for part in parts])
     if tokens:
         b.same(torch.where(mask, whole, 0.0), reference.whiten_all(_zero(adv, mask), mask.tolist()))
+
+
+def _placed64(scores, mask):
+    return torch.where(last_valid(mask), torch.tensor(scores, dtype=torch.float64)[:, None], 0.0)
+
+
+def test_scores_of_tokens_stand_on_their_tokens():
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
+    expected = torch.tensor([[0.1, 0.0, 0.2], [0.0, 0.0, 0.0], [0.0, 0.7, 0.0]])
+    assert torch.equal(placed([[0.1, 0.2], 0.3, 0.7], mask), expected)
 
 
 def _zero(values, mask):

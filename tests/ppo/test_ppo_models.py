@@ -1,0 +1,117 @@
+"""Roles through transformers: what is loaded, what is trained, what is written."""
+
+import pytest
+import torch
+
+from elasticrl.config.training import Lora, Model
+from elasticrl.ppo import models
+from elasticrl.ppo.rollout.inline import left_padded
+
+
+@pytest.fixture
+def rows():
+    tokens, attention = left_padded([(12, 1, 2, 13), (12, 3, 13)], 5, 10)
+    response = torch.tensor([[2, 1, 11], [3, 11, 10]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    return {"tokens": torch.cat([tokens, response], 1), "attention": torch.cat([attention, mask], 1), "mask": mask}
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_and_values_are_of_the_state_before_each_response_token(folders, rows, arch, attention):
+    model = Model(attention=attention)
+    actor, critic = models.actor(model, folders[arch], seed=0), models.critic(model, folders[arch])
+    torch.nn.init.normal_(critic.score.weight)
+    with torch.no_grad():
+        logits, none = models.response_logits(actor, rows)
+        values = models.response_values(critic, rows)
+        assert none is None
+        for i in range(2):
+            real = rows["tokens"][i][rows["attention"][i]][None]  # without padding: what the padded row must equal
+            count = int(rows["mask"][i].sum())
+            alone = actor(input_ids=real).logits[0, -count - 1 : -1]
+            torch.testing.assert_close(logits[i, :count], alone, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                values[i, :count], critic(input_ids=real).logits[0, -count - 1 : -1, 0], rtol=0, atol=1e-5
+            )
+
+
+def test_a_fresh_critic_values_everything_at_zero_and_a_saved_one_keeps_its_head(folders, rows, tmp_path):
+    critic = models.critic(Model(), folders["qwen2"])
+    assert not models.response_values(critic, rows).any()
+    torch.nn.init.normal_(critic.score.weight)
+    models.export(critic, tmp_path / "critic")
+    again = models.critic(Model(), str(tmp_path / "critic"))
+    assert torch.equal(models.response_values(critic, rows), models.response_values(again, rows))
+
+
+def test_an_exported_actor_and_tied_head_load_as_they_were(folders, rows, tmp_path):
+    tied = models.actor(Model(value_head="tied"), folders["qwen2"], seed=0)
+    torch.nn.init.normal_(tied.value_head.weight)
+    logits, values = models.response_logits(tied, rows)
+    assert values.shape == (2, 3)
+    models.export(tied, tmp_path / "tied", models.tokenizer(folders["qwen2"]))
+    again = models.actor(Model(value_head="tied"), str(tmp_path / "tied"), seed=1)
+    for x, y in zip((logits, values), models.response_logits(again, rows), strict=True):
+        assert torch.equal(x, y)
+    plain = models.actor(Model(), str(tmp_path / "tied"), seed=1)  # the head is beside it, not in the way
+    assert torch.equal(models.response_logits(plain, rows)[0], logits)
+
+
+def test_only_trained_roles_are_trained_and_frozen_ones_take_the_type_to_compute_in(folders, rows):
+    model = Model(dtype="bfloat16")
+    ref, actor = models.reference(model, folders["qwen2"]), models.actor(model, folders["qwen2"], seed=0)
+    assert not any(p.requires_grad for p in ref.parameters())
+    assert {p.dtype for p in ref.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in actor.parameters()} == {torch.float32}
+    with models.computing(model, "cpu"):
+        assert models.response_logits(actor, rows)[0].dtype == torch.bfloat16
+
+
+def test_gradient_checkpointing_changes_no_gradient(folders, rows):
+    grads = []
+    for on in (False, True):
+        actor = models.actor(Model(gradient_checkpointing=on), folders["qwen2"], seed=0).train()
+        models.response_logits(actor, rows)[0].square().mean().backward()
+        grads.append([p.grad for p in actor.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_reward_model_reads_the_last_attended_token_whatever_padding_follows(folders):
+    model = models.reward_model(Model(), folders["reward"])
+    tokens, attention = torch.tensor([[12, 1, 2, 11, 10, 10]]), torch.tensor([[True] * 4 + [False] * 2])
+    scores = models.whole_scores(model, tokens, attention)
+    torch.testing.assert_close(scores, models.whole_scores(model, tokens[:, :4], attention[:, :4]), rtol=0, atol=1e-5)
+    assert scores.any()
+
+
+def test_a_model_that_cannot_serve_says_why(folders, tmp_path):
+    with pytest.raises(models.ModelError, match="has no score head, so it is not a reward model"):
+        models.reward_model(Model(), folders["qwen2"])
+    with pytest.raises(models.ModelError, match="cannot be loaded"):
+        models.actor(Model(), str(tmp_path), seed=0)
+    with pytest.raises(models.ModelError, match=r"lacks \d+ weights"):
+        models.actor(Model(), folders["reward"], seed=0)
+
+
+def test_adapters_train_alone_and_the_reference_is_the_model_without_them(folders, rows, tmp_path):
+    pytest.importorskip("peft", reason="the extra [lora] is not installed")
+    model = Model(lora=Lora(rank=2, alpha=4.0))
+    plain = models.response_logits(models.actor(Model(), folders["qwen2"], seed=0), rows)[0]
+    actor = models.actor(model, folders["qwen2"], seed=5)
+    trained = {name: p for name, p in actor.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    twin = dict(models.actor(model, folders["qwen2"], seed=5).named_parameters())
+    assert all(torch.equal(p, twin[name]) for name, p in trained.items())
+    for name, p in trained.items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p)
+    changed = models.response_logits(actor, rows)[0]
+    assert not torch.equal(changed, plain)
+    with models.without_adapters(actor):
+        assert torch.equal(models.response_logits(actor, rows)[0], plain)
+    models.export(actor, tmp_path / "merged")
+    merged = models.response_logits(models.actor(Model(), str(tmp_path / "merged"), seed=0), rows)[0]
+    torch.testing.assert_close(merged, changed, rtol=0, atol=1e-4)
+    torch.testing.assert_close(models.response_logits(actor, rows)[0], changed, rtol=0, atol=1e-5)

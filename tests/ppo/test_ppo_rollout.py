@@ -1,0 +1,132 @@
+"""The torch engine: what is sampled depends on the request and the weights, and on nothing else."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
+from elasticrl.ppo.rollout.inline import TorchEngine, draw
+
+GAP = 1e-5  # nats, float32: between the cached forward passes of generation and the trainer's whole one (1e-7 to 1e-6 seen)
+EOS, PAD = 11, 10
+SAMPLING = Sampling(prompt_tokens=7, max_tokens=6, rows=16, eos=(EOS,), pad=PAD)
+
+
+def requests(count, start=0):
+    return [
+        Request(id=str(i), prompt=tuple((i + k) % 10 for k in range(1 + i % 7)), seed=1000 + i)
+        for i in range(start, start + count)
+    ]
+
+
+def row(samples, name):
+    i = samples.ids.index(name)
+    return [getattr(samples, part)[i] for part in ("tokens", "attention", "mask", "logprobs", "ended")]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama"])
+def actor(request, folders):
+    return models.actor(Model(), folders[request.param], seed=0)
+
+
+def test_a_sample_is_bitwise_the_same_alone_and_in_any_batch(actor):
+    engine = TorchEngine(actor, SAMPLING)
+    whole = engine.generate(requests(40), version=0)
+    lengths = whole.mask.sum(1)
+    assert len(set(lengths.tolist())) > 1, "no sample ended early: the test would prove less than it says"
+    backwards = engine.generate(requests(40)[::-1], version=0)
+    for i in (0, 3, 17, 39):
+        alone = engine.generate(requests(1, i), version=0)
+        few = engine.generate([*requests(3, 20), *requests(1, i), *requests(7, 5)], version=0)
+        for other in (alone, few, backwards):
+            assert same(row(whole, str(i)), row(other, str(i))), i
+
+
+def test_a_request_s_seed_makes_its_sample_and_another_seed_another(actor):
+    engine = TorchEngine(actor, SAMPLING)
+    once = engine.generate(requests(16), version=0)
+    assert same(row(once, "3"), row(engine.generate(requests(16), version=0), "3"))
+    other = engine.generate([replace(r, seed=r.seed + 1) for r in requests(16)], version=0)
+    assert not torch.equal(once.tokens, other.tokens)
+
+
+def test_lockstep_makes_as_many_passes_whatever_ends_and_the_same_samples(actor):
+    calls = []
+    handle = actor.register_forward_hook(lambda *_: calls.append(1))
+    wanted = TorchEngine(actor, SAMPLING).generate(requests(9), version=0)
+    counts = []
+    for asked in (requests(9), requests(1), []):
+        calls.clear()
+        found = TorchEngine(actor, SAMPLING, lockstep=True).generate(asked, version=0)
+        counts.append(len(calls))
+        if len(asked) == 9:
+            assert torch.equal(found.tokens, wanted.tokens)
+    handle.remove()
+    assert counts == [SAMPLING.max_tokens] * 3
+    assert found.tokens.shape == (0, 13)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_the_trainer_s_within_the_stated_gap(actor, temperature):
+    sampling = replace(SAMPLING, temperature=temperature)
+    samples = TorchEngine(actor, sampling).generate(requests(32), version=0)
+    rows = {"tokens": samples.tokens, "attention": samples.attention, "mask": samples.mask}
+    with torch.no_grad():
+        logits, _ = models.response_logits(actor, rows)
+    trainer = logprobs(logits, samples.tokens[:, 7:], temperature)
+    assert ((trainer - samples.logprobs)[samples.mask]).abs().max() < GAP
+    assert not samples.logprobs[~samples.mask].any()
+
+
+def test_a_response_ends_with_its_end_token_and_is_padding_after_it(actor):
+    samples = TorchEngine(actor, replace(SAMPLING, max_tokens=12)).generate(requests(32), version=0)
+    for tokens, mask, ended in zip(samples.tokens[:, 7:].tolist(), samples.mask, samples.ended.tolist(), strict=True):
+        length = int(mask.sum())
+        assert mask[:length].all()
+        assert (tokens[length - 1] == EOS) == ended
+        assert EOS not in tokens[: length - 1]
+        assert set(tokens[length:]) <= {PAD}
+        assert ended or length == 12
+    assert 0 < samples.ended.sum() < 32
+
+
+def test_stale_weights_do_not_generate(actor):
+    engine = TorchEngine(actor, SAMPLING)
+    engine.publish(7)
+    assert engine.generate(requests(1), version=7).version == 7
+    with pytest.raises(StaleWeights, match="version 8 were asked for, the engine has 7"):
+        engine.generate(requests(1), version=8)
+
+
+def test_tokens_come_as_often_as_their_probability_says():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    noise = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    logits = p.log().expand(len(noise), 4)
+
+    def shares(**how):
+        drawn = Counter(draw(logits, noise, replace(SAMPLING, **how)).tolist())
+        return [round(drawn[token] / len(noise), 3) for token in range(4)]
+
+    assert shares() == [0.5, 0.3, 0.15, 0.05]
+    assert shares(top_k=2) == [0.625, 0.375, 0, 0]
+    assert shares(top_p=0.6) == [0.625, 0.375, 0, 0]
+    assert shares(top_p=0.5) == [1, 0, 0, 0]
+    assert shares(top_k=3, top_p=0.9) == pytest.approx([0.526, 0.316, 0.158, 0], abs=0.001)
+    assert shares(temperature=0.0) == [1, 0, 0, 0]
+    assert shares(temperature=0.5)[0] == pytest.approx(0.25 / 0.365, abs=0.001)
+
+
+def test_the_edges_of_the_noise_never_draw_what_has_no_probability():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(2, 3)
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logits, edges, SAMPLING).tolist() == [1, 1]
+    assert draw(logits, edges, replace(SAMPLING, top_p=0.9)).tolist() == [1, 1]
