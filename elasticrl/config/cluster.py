@@ -196,12 +196,14 @@ class Phase(Section):
     """Seconds. Generating samples. More allows longer answers and a cold engine; a hang in it stays unseen as long."""
     reward_s: Seconds | None = None
     """Seconds. Scoring samples. Has to cover an HTTP reward's retries."""
-    logprob_s: Seconds | None = None
+    logprobs_s: Seconds | None = None
     """Seconds. The actor's own log probabilities of the samples. More for longer samples."""
     ref_s: Seconds | None = None
     """Seconds. The reference's log probabilities. More for longer samples."""
     values_s: Seconds | None = None
     """Seconds. The critic's values. More for longer samples."""
+    baseline_s: Seconds | None = None
+    """Seconds. The policy's mean drift, which kto weighs answers against. More for longer answers."""
     advantage_s: Seconds | None = None
     """Seconds. Advantages and their global scalars; short."""
     update_s: Seconds | None = 300.0

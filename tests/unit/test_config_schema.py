@@ -118,6 +118,20 @@ vault: {copies: 2}
     assert (core.timeouts.phase_s, core.timeouts.slack) == ({"rollout": 60.0, "save": 5.0}, 4)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dpo", "kto"])
+def test_every_phase_of_the_trainer_can_be_given_a_budget(algorithm: str) -> None:
+    from elasticrl.ppo.flow import of
+
+    tree = Tree.model_validate({"job": {"name": "demo"}, "ppo": {"algorithm": algorithm}})
+    assert {f"timeouts.phase.{name}" for name in of(tree.ppo).phases} <= set(leaves(Tree))
+
+
+def test_every_class_of_fault_has_a_policy() -> None:
+    from elasticrl.core.verdict import Fault
+
+    assert {f"policy.{fault.value}" for fault in Fault} <= set(leaves(Tree))
+
+
 # What may change
 
 
