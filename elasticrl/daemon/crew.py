@@ -87,7 +87,8 @@ class Crew:
         if not report.ended:
             return
         for ended in report.ended:
-            if ended.number > self._logged:
+            # A spare that was ended because the agent ends, or because its place is wanted, is no fault; one that crashes is.
+            if ended.number > self._logged and (ended.rank is not None or ended.exit.own):
                 end = ended.exit
                 self.log.info(
                     "worker.exited",
