@@ -2,11 +2,11 @@
 
     python bench/checkpoint.py [--json] [--rounds 6] [--step-s 2] [--params 99500000] [--dir /tmp]
 
-One process trains on one thread: an AdamW update of all parameters in place, then matrix products for about `--step-s` seconds. A
-side saves after every update. *Stall* is the time the training thread spends in saving or waiting for it, `settle` before
-the next update included; *step* is the whole step, so it also shows what copying, checksums and transfers take from the
-training core and its memory. Sides take turns round by round, each beside a plain step of the same round; shown is the median ratio with
-its 95 % interval. What a side leaves running is drained before the next one starts, untimed.
+One process trains on one thread: an AdamW update of all parameters in place, then matrix products for about `--step-s`
+seconds. A side saves after every update. *Stall* is the time the training thread spends in saving or waiting for it, the wait
+before the next update included; *step* is the whole step, so it also shows what copying, checksums and transfers take from the
+training core and its memory. Every side takes turns with plain steps; shown is the median of the ratios to the plain step just
+before, with its 95 % interval. What a side leaves running is drained before the next plain step, untimed.
 
 `vault + buddy` sends every version to a second vault server on this machine (both ends on these cores) and lets no update begin
 before the copy is sealed there. `vault + disk` also has every version written to disk by the background process.
@@ -19,6 +19,7 @@ import platform
 import random
 import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -222,22 +223,15 @@ class DcpAsync(Side):
             self.stager.close()
 
 
-def sides(trainer: Trainer, root: Path) -> dict[str, Side]:
-    """All of them, in the order of the table."""
-    made: dict[str, Callable[[Path], Side]] = {
-        "vault": lambda at: VaultSide(trainer, at),
-        "vault + buddy": lambda at: VaultSide(trainer, at, buddy=True),
-        "vault + disk": lambda at: VaultSide(trainer, at, disk=True),
-        "dcp.async_save, staging reused": lambda at: DcpAsync(trainer, at, reuse=True),
-        "dcp.async_save": lambda at: DcpAsync(trainer, at),
-        "dcp.save": lambda at: DcpSave(trainer, at),
-        "torch.save": lambda at: TorchSave(trainer, at),
-    }
-    found = {}
-    for number, (name, make) in enumerate(made.items()):
-        (root / str(number)).mkdir()
-        found[name] = make(root / str(number))
-    return found
+SIDES: dict[str, Callable[[Trainer, Path], Side]] = {
+    "vault": VaultSide,
+    "vault + buddy": lambda trainer, at: VaultSide(trainer, at, buddy=True),
+    "vault + disk": lambda trainer, at: VaultSide(trainer, at, disk=True),
+    "dcp.async_save, staging reused": lambda trainer, at: DcpAsync(trainer, at, reuse=True),
+    "dcp.async_save": DcpAsync,
+    "dcp.save": DcpSave,
+    "torch.save": TorchSave,
+}
 
 
 def run(trainer: Trainer, side: Side, steps: int) -> tuple[list[float], list[float]]:
@@ -269,60 +263,59 @@ def summary(values: list[float]) -> dict[str, float | int]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
+def one_side(args: argparse.Namespace, trainer: Trainer, name: str, root: Path) -> dict[str, Any]:
+    """One side, step by step beside plain steps. One at a time, because each holds several copies of the state."""
+    root.mkdir()
+    side, plain = SIDES[name](trainer, root), Side(trainer, root)
+    stalls: list[float] = []
+    walls: list[float] = []
+    ratios: list[float] = []
+    bare: list[float] = []
+    try:
+        first = run(trainer, side, 1)[0][0]  # pays for memory that later ones use again
+        run(trainer, side, 1)
+        side.drain()
+        for _ in range(args.rounds):
+            beside = statistics.median(run(trainer, plain, 1)[1])
+            stall, wall = run(trainer, side, args.steps)
+            side.drain()
+            bare.append(beside)
+            stalls += stall
+            walls += wall
+            ratios.append(statistics.median(wall) / beside)
+    finally:
+        side.close()
+        shutil.rmtree(root, ignore_errors=True)
+    low, high = interval(ratios)
+    return {
+        "stall_s": summary(stalls),
+        "first_stall_s": first,
+        "step_s": summary(walls),
+        "plain_s": summary(bare),
+        "slowdown": {"median": statistics.median(ratios), "low": low, "high": high},
+        "share_of_wall": statistics.median(s / w for s, w in zip(stalls, walls, strict=True)),
+        "load": os.getloadavg()[0],
+    }
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     root = Path(tempfile.mkdtemp(prefix="elasticrl-bench-", dir=args.dir))
-    trainer = Trainer(args.params, args.step_s)
-    plain = Side(trainer, root)
-    everyone = sides(trainer, root)
-    stalls: dict[str, list[float]] = {name: [] for name in everyone}
-    walls: dict[str, list[float]] = {name: [] for name in everyone}
-    ratios: dict[str, list[float]] = {name: [] for name in everyone}
-    bare: list[float] = []
-    first: dict[str, float] = {}
     try:
-        for name, side in everyone.items():  # warm up; the first save pays for memory that later ones use again
-            first[name] = run(trainer, side, 1)[0][0]
-            run(trainer, side, 1)
-            side.drain()
-        for number in range(args.rounds):
-            order = list(everyone)
-            random.Random(number).shuffle(order)
-            for name in order:
-                beside = statistics.median(run(trainer, plain, 1)[1])
-                stall, wall = run(trainer, everyone[name], args.steps)
-                everyone[name].drain()
-                bare.append(beside)
-                stalls[name] += stall
-                walls[name] += wall
-                ratios[name].append(statistics.median(wall) / beside)
+        trainer = Trainer(args.params, args.step_s)
+        chosen = [name for name in SIDES if not args.sides or name in args.sides.split(",")]
+        results = {name: one_side(args, trainer, name, root / str(n)) for n, name in enumerate(chosen)}
     finally:
-        for side in everyone.values():
-            side.close()
         shutil.rmtree(root, ignore_errors=True)
-    spread = (sorted(bare)[int(len(bare) * 0.9)] - sorted(bare)[int(len(bare) * 0.1)]) / statistics.median(bare)
-    results = {
-        name: {
-            "stall_s": summary(stalls[name]),
-            "first_stall_s": first[name],
-            "step_s": summary(walls[name]),
-            "slowdown": {
-                "median": statistics.median(ratios[name]),
-                "low": interval(ratios[name])[0],
-                "high": interval(ratios[name])[1],
-            },
-            "share_of_wall": statistics.median(s / w for s, w in zip(stalls[name], walls[name], strict=True)),
-        }
-        for name in everyone
-    }
+    spread = [row["plain_s"]["max"] / row["plain_s"]["min"] - 1 for row in results.values()]
     return {
         "bench": "checkpoint",
         "nbytes": trainer.nbytes,
-        "step_s": summary(bare),
+        "step_s": statistics.median(row["plain_s"]["median"] for row in results.values()),
         "sides": results,
         "goals": goals(results),
-        "noise": spread,
+        "noise": statistics.median(spread),
         "machine": {
             "cores": os.cpu_count(),
             "cpu": platform.processor() or platform.machine(),
@@ -337,9 +330,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def goals(results: dict[str, Any]) -> dict[str, Any]:
     """Against the better of torch's two asynchronous savers."""
-    best = min(v["stall_s"]["median"] for k, v in results.items() if k.startswith("dcp.async"))
+    best = min((v["stall_s"]["median"] for k, v in results.items() if k.startswith("dcp.async")), default=float("nan"))
     found = {}
-    for name in ("vault", "vault + buddy", "vault + disk"):
+    for name in (name for name in results if name.startswith("vault")):
         ratio = results[name]["stall_s"]["median"] / best
         share = results[name]["share_of_wall"]
         found[name] = {
@@ -351,7 +344,7 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"{found['nbytes'] / 1e9:.2f} GB of state, a plain step takes {found['step_s']['median']:.2f} s\n")
+    print(f"{found['nbytes'] / 1e9:.2f} GB of state, a plain step takes {found['step_s']:.2f} s\n")
     print(f"{'every step':32} {'stall':>10} {'range':>19} {'first':>9} {'of wall':>8} {'whole step':>11} {'95 %':>13}")
     for name, row in found["sides"].items():
         stall, slow = row["stall_s"], row["slowdown"]
@@ -382,8 +375,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=2, help="steps of a side in a round")
     parser.add_argument("--step-s", type=float, default=2.0)
+    parser.add_argument("--sides", default="", help=f"only these, separated by commas, of: {', '.join(SIDES)}")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the disk is that checkpoints go to")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a gigabyte of shared memory is not left behind
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     found = measure(args)
     if args.json:

@@ -94,6 +94,21 @@ def test_a_worker_without_a_server_keeps_state_and_says_that_nobody_copies_it(tm
     vault.close()
 
 
+def test_a_server_that_hangs_holds_up_no_snapshot(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        vault = Vault(node.directory, job="job", node="n0", deadline_s=3.0)
+        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)
+        node.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        for step in range(1, 6):
+            one(vault, step, content(torch.ones(1000))).wait_sealed(5)
+        assert time.monotonic() - began < 1.5
+        assert sorted(held(node.directory)) == [3, 4, 5]
+        node.signal(signal.SIGCONT)
+        until(lambda: node.control.ask("list")["holdings"][-1]["step"] >= 4, "the server hears of the newest")
+        vault.close()
+
+
 @pytest.mark.parametrize(
     "point",
     [
@@ -175,7 +190,7 @@ def restore_all(world: int, vaults: dict[str, Vault], found: Whole) -> list[Job]
     jobs = []
     for rank, vault in zip(range(world), vaults.values(), strict=False):
         job = Job(seed=50 + rank, rank=rank, world=world)
-        with vault.gather(found, job.parts.targets()) as source:
+        with vault.gather(found, job.parts.needs) as source:
             job.parts.restore(source)
         jobs.append(job)
     return jobs
@@ -221,7 +236,7 @@ def test_a_damaged_own_copy_is_passed_over_for_the_buddys(tmp_path: Path):
         found = newest_whole(vault.control.survey(timeout_s=2.0).holdings, here="n0")
         assert found is not None
         assert found.sources == (("n0", "n1"),)
-        with vault.gather(found, None) as source:
+        with vault.gather(found) as source:
             assert torch.equal(source.shards[0].tensors[0], torch.arange(1000.0))
         vault.close()
 
@@ -234,7 +249,7 @@ def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):
         with pytest.raises(
             VaultError, match=r"Shard 0 of 1 of step 3\.0 cannot be had: .* does not hold it any more; node n9"
         ):
-            vault.gather(nowhere, None)
+            vault.gather(nowhere)
         vault.close()
 
 
@@ -249,11 +264,11 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         rows = taker.control.survey(timeout_s=2.0).holdings
         found = newest_whole(rows, here="n1")
         assert found is not None
-        with taker.gather(found, [whole_piece("t1", "float32", (3,))]) as source:
+        with taker.gather(found, lambda _: [whole_piece("t1", "float32", (3,))]) as source:
             target = torch.zeros(3)
             source.fill([(whole_piece("t1", "float32", (3,)), target)])
             assert target.tolist() == [1, 1, 1]
-        (path,) = (path for path, name in files(nodes[1].directory) if name.writer == "part-w0")
+        (path,) = (path for path, name in files(nodes[1].directory) if name.writer == "part-w0-w0")
         assert path.stat().st_blocks * 512 >= 16_000_000  # the memory is reserved ...
         with pytest.raises(VaultError, match="15 of 16 blocks"):  # ... but one block was sent
             pinned(path).verify()

@@ -47,7 +47,7 @@ def test_a_copy_on_a_buddy_outlives_its_node(tmp_path: Path):
         assert whole is not None
         assert whole.sources == (("n1",), ("n2", "n1"), ("n2",))
         answer = nodes[2].control.ask(
-            "fetch", timeout_s=5.0, at="n1", step=7, update=0, generation=1, shard=0, world=3, blocks=None
+            "fetch", timeout_s=5.0, at="n1", step=7, update=0, generation=1, shard=0, world=3, blocks=None, by="w0"
         )
         fetched = pin(nodes[2].directory / answer["file"])
         assert isinstance(fetched, Pinned)
@@ -64,6 +64,19 @@ def test_the_newest_versions_are_copied_and_memory_stays_bounded(tmp_path: Path)
             assert copied(nodes[0], step) == 1
         assert held(nodes[1]) == [(step, "n0") for step in (9, 10, 11)]
         assert len(list(files(nodes[1].directory))) == 3
+
+
+def test_two_copies_survive_any_two_nodes(tmp_path: Path):
+    with cluster(tmp_path, 4) as nodes:
+        ring(nodes, copies=2)
+        for number, node in enumerate(nodes):
+            node.announce(node.keep(7, shard=number, world=4))
+        assert [copied(node, 7) for node in nodes] == [2, 2, 2, 2]
+        nodes[0].kill()
+        nodes[1].kill()
+        whole = newest_whole(nodes[2].control.survey(timeout_s=2.0).holdings, here="n2")
+        assert whole is not None
+        assert whole.sources == (("n2",), ("n2", "n3"), ("n2", "n3"), ("n3",))
 
 
 def test_a_ring_known_later_copies_what_is_newest_already(tmp_path: Path):
@@ -159,7 +172,7 @@ def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_p
         ring(nodes, copies=0)
         nodes[0].announce(nodes[0].keep(3, size=BIG))
         answer = nodes[1].control.ask(
-            "fetch", timeout_s=5.0, at="n0", step=3, update=0, generation=1, shard=0, world=1, blocks=[4, 5]
+            "fetch", timeout_s=5.0, at="n0", step=3, update=0, generation=1, shard=0, world=1, blocks=[4, 5], by="w0"
         )
         assert answer["nbytes"] == 2 << 20
         fetched = pin(nodes[1].directory / answer["file"])
@@ -175,7 +188,7 @@ def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_p
 def test_what_is_not_held_is_refused_with_a_sentence(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)
-        wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "blocks": None}
+        wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "blocks": None, "by": "w0"}
         with pytest.raises(VaultError, match=r"n0 does not hold shard 0 of 1 of step 3\.0, generation 1"):
             nodes[1].control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
         with pytest.raises(VaultError, match="n9 is not in the ring"):

@@ -55,6 +55,8 @@ class Parts:
 
     def __init__(self, **parts: Part) -> None:
         self._parts: dict[str, Part] = {}
+        self._sharded: dict[str, Sharded] = {}  # asked once: a protocol with members is slow to ask about
+        self._replicated: dict[str, Replicated] = {}
         self._table = Table(())
         self._shares: dict[str, tuple[tuple[object, ...], _Share]] = {}
         for name, part in parts.items():
@@ -71,6 +73,10 @@ class Parts:
                 f"{name} is a {type(part).__name__} without state_dict and load_state_dict: it could not be kept or restored."
             )
         self._parts[name] = part
+        if isinstance(part, Sharded):
+            self._sharded[name] = part
+        elif isinstance(part, Replicated):
+            self._replicated[name] = part
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -123,13 +129,18 @@ class Parts:
 
     # -- in
 
-    def targets(self) -> list[Piece] | None:
-        """The pieces that this rank will want, so that only those have to be fetched; None: everything, some part is whole."""
+    def needs(self, source: Source) -> list[Piece]:
+        """The pieces that this rank will read from such a source: for `Vault.gather`, so that only those are fetched."""
+        known = source.wholes("")
         found: list[Piece] = []
-        for part in self._parts.values():
-            if not isinstance(part, Sharded):
-                return None
-            found.extend(piece for piece, _ in part.pieces())
+        for name, part in self._parts.items():
+            if name in self._sharded:
+                found.extend(piece for piece, _ in self._sharded[name].pieces())
+            elif isinstance(part, torch.nn.Module):
+                live = part.state_dict().items()
+                found.extend(piece for key, t in live for piece, _ in pieces_of(f"{name}.{key}", t))
+            else:
+                found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found
 
     def restore(self, source: Source, *, allow: Collection[str] = ()) -> None:
@@ -147,13 +158,14 @@ class Parts:
         for name, part in self._parts.items():
             if name in missing:
                 continue
-            if isinstance(part, Sharded):
-                source.fill(part.pieces())
-                part.restored(tree.join(source.values[name], {}))
+            if name in self._sharded:
+                source.fill(self._sharded[name].pieces())
+                self._sharded[name].restored(tree.join(source.values[name], {}))
             elif isinstance(part, torch.nn.Module):
                 _fill_module(name, part, source)
             else:
-                part.load_state_dict(tree.join(source.values[name], wholes(source, source.values[name])))
+                saved = source.values[name]
+                self._replicated[name].load_state_dict(tree.join(saved, wholes(source, saved)))
 
 
 def wholes(source: Source, skeleton: Any) -> dict[str, torch.Tensor]:

@@ -9,8 +9,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,13 @@ class Vault:
         self._views: dict[int, tuple[object, Table, int, tuple[torch.Tensor, ...]]] = {}
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
         self._last: Ticket | None = None
-        self._thread = threading.Thread(target=self._run, name=f"vault-{writer}", daemon=True)
-        self._thread.start()
+        self._sealed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"vault-{writer}", daemon=True),
+            threading.Thread(target=self._announce, name=f"vault-{writer}-announce", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- writing
 
@@ -225,11 +231,24 @@ class Vault:
         ticket.nbytes = shape.data_bytes
         ticket.sealed_s = time.perf_counter() - began
         ticket.finish(None)
-        try:
-            self.control.ask("sealed", file=slot.path.name)
-            self.notice = ""
-        except VaultError as error:
-            self.notice = str(error)  # a server that comes back finds the file by itself
+        self._sealed.put(slot.path.name)
+
+    def _announce(self) -> None:
+        """Tell the server of the newest sealed file. A thread of its own: a server that hangs must not hold up a snapshot."""
+        control = Control(self.control.path, deadline_s=self._deadline_s)
+        while (name := self._sealed.get()) is not None:
+            with suppress(queue.Empty):
+                while True:
+                    later = self._sealed.get_nowait()
+                    if later is None:
+                        return
+                    name = later
+            try:
+                control.ask("sealed", file=name)
+                self.notice = ""
+            except VaultError as error:
+                self.notice = str(error)  # a server that comes back finds the file by itself
+        control.close()
 
     def _targets(self, slot: Slot, table: Table, shape: Shape) -> tuple[torch.Tensor, ...]:
         """Tensors over the slot's memory, kept as long as neither the mapping nor the table changes."""
@@ -246,30 +265,66 @@ class Vault:
     def gather(
         self,
         whole: Whole,
-        targets: Sequence[Piece] | None,
+        choose: Callable[[Source], Sequence[Piece]] | None = None,
         *,
         timeout_s: float = 60.0,
-        also: dict[str, str] | None = None,
+        also: Mapping[str, str] | None = None,
     ) -> Source:
-        """The shards of `whole`: this node's from its memory, of the others only the blocks that `targets` need (None: all)."""
+        """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
+
+        `choose` is shown the outline (all pieces and values, the data of remote ones not yet there) and says which pieces it
+        will read; None reads everything. `also` gives addresses of vaults that are not in the present ring.
+        """
+        name = f"step {whole.version} of generation {whole.generation}"
+        fetch = partial(self._fetch, whole, timeout_s=timeout_s, also=dict(also or {}))
+        with ExitStack() as outlines:
+            outline = [
+                shard_of(outlines.enter_context(self._outline(whole, number, fetch))) for number in range(whole.world)
+            ]
+            everything = Source(outline, name=name)
+            wanted = None if choose is None else choose(everything)
         with ExitStack() as pins:
             shards = [
-                shard_of(pins.enter_context(self._obtain(whole, number, targets, timeout_s, also or {})))
+                shard_of(pins.enter_context(self._obtain(whole, number, wanted, fetch)))
                 for number in range(whole.world)
             ]
-            name = f"step {whole.version} of generation {whole.generation}"
             return Source(shards, name=name, pins=pins.pop_all())
 
+    def _outline(self, whole: Whole, number: int, fetch: Callable[..., Pinned]) -> Pinned:
+        """Header, table and values of one shard."""
+
+        def attempt(node: str) -> Pinned:
+            return self._local(whole, number) if node == self.node else fetch(number, node, [])
+
+        return self._nearest(whole, number, attempt)
+
     def _obtain(
-        self, whole: Whole, number: int, targets: Sequence[Piece] | None, timeout_s: float, also: dict[str, str]
+        self, whole: Whole, number: int, wanted: Sequence[Piece] | None, fetch: Callable[..., Pinned]
     ) -> Pinned:
-        """One shard, from the nearest vault that has it undamaged."""
+        """One shard, with the data of the wanted pieces, checked."""
+
+        def attempt(node: str) -> Pinned:
+            found = self._local(whole, number) if node == self.node else fetch(number, node, [])
+            try:
+                blocks = _blocks(found, wanted)
+                if node != self.node:
+                    found.close()
+                    found = fetch(number, node, None if wanted is None else blocks)
+                if bad := layout.damage(found.memory, found.sealed, blocks):
+                    raise VaultError(f"{found.path} has {len(bad)} blocks that changed after they were sealed")
+            except BaseException:
+                found.close()
+                raise
+            return found
+
+        return self._nearest(whole, number, attempt)
+
+    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], Pinned]) -> Pinned:
+        """The first of the vaults that hold a shard from which the attempt succeeds."""
         failures: list[str] = []
         for node in whole.sources[number]:
             try:
-                if node == self.node:
-                    return self._local(whole, number)
-                return self._remote(whole, number, node, targets, timeout_s, also)
+                return attempt(node)
             except VaultError as error:
                 failures.append(str(error))
         raise VaultError(
@@ -278,44 +333,16 @@ class Vault:
 
     def _local(self, whole: Whole, number: int) -> Pinned:
         for path, name in files(self.directory):
-            if name.writer.startswith("part-"):
-                continue
-            found = pin(path)
-            if isinstance(found, Torn):
+            found = None if name.writer.startswith("part-") else pin(path)
+            if not isinstance(found, Pinned):
                 continue
             if _is(found.sealed.stamp, whole, number):
-                try:
-                    found.verify()
-                except VaultError:
-                    found.close()
-                    raise
                 return found
             found.close()
         raise VaultError(f"{self.directory} does not hold it any more")
 
-    def _remote(
-        self,
-        whole: Whole,
-        number: int,
-        node: str,
-        targets: Sequence[Piece] | None,
-        timeout_s: float,
-        also: dict[str, str],
-    ) -> Pinned:
-        blocks: list[int] | None = None
-        if targets is not None:
-            with self._fetch(whole, number, node, [], timeout_s, also) as outline:
-                table = outline.sealed.table
-                needed = {read.source for read in reads(targets, table.pieces).reads}
-                blocks = sorted({block for piece in needed for block in layout.blocks_of(outline.sealed, piece)})
-        fetched = self._fetch(whole, number, node, blocks, timeout_s, also)
-        if bad := layout.damage(fetched.memory, fetched.sealed, blocks):
-            fetched.close()
-            raise VaultError(f"{fetched.path}: {len(bad)} blocks changed between vaults (first: block {bad[0]}).")
-        return fetched
-
     def _fetch(
-        self, whole: Whole, number: int, node: str, blocks: list[int] | None, timeout_s: float, also: dict[str, str]
+        self, whole: Whole, number: int, node: str, blocks: list[int] | None, *, timeout_s: float, also: dict[str, str]
     ) -> Pinned:
         answer = self.control.ask(
             "fetch",
@@ -327,6 +354,7 @@ class Vault:
             shard=number,
             world=whole.world,
             blocks=blocks,
+            by=self.writer,
             also=also,
         )
         found = pin(self.directory / str(answer["file"]))
@@ -335,12 +363,23 @@ class Vault:
         return found
 
     def close(self) -> None:
-        """End the thread; the files stay."""
-        self._queue.put(None)
-        self._thread.join(self._deadline_s)
+        """End the threads; the files stay."""
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=self._deadline_s)
+        self._threads[0].join(self._deadline_s)
+        self._sealed.put(None)
+        self._threads[1].join(self._deadline_s)
         self.control.close()
         self._views.clear()
         self._slots.close()
+
+
+def _blocks(shard: Pinned, wanted: Sequence[Piece] | None) -> list[int]:
+    """The blocks of a shard that hold wanted pieces."""
+    if wanted is None:
+        return list(range(shard.sealed.shape.blocks))
+    needed = {read.source for read in reads(wanted, shard.sealed.table.pieces).reads}
+    return sorted({block for piece in needed for block in layout.blocks_of(shard.sealed, piece)})
 
 
 def _is(stamp: Stamp, whole: Whole, number: int) -> bool:

@@ -25,7 +25,7 @@ from elasticrl.runtime.vault.holdings import Holding, buddies
 from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
 from elasticrl.runtime.vault.rate import Rate
-from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep
+from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep, word
 from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
 from elasticrl.runtime.vault.version import Version
 
@@ -360,13 +360,14 @@ class Server:
             raise VaultError(f"node {node} is not in the ring of generation {self._ring.generation}")
         wanted = {k: int(request[k]) for k in ("step", "update", "generation", "shard", "world")}
         blocks = request.get("blocks")
+        by = word(str(request["by"]))  # workers of one node may fetch different blocks of one shard at the same time
         channel = await self._caller.call(address)
         try:
             answer, size = await channel.ask({"op": "get", **wanted, "blocks": blocks})
             offered = await promised(channel, answer, size)
             chosen = _blocks(blocks, offered.shape.blocks)
             prefix = FETCHED if blocks is None else PART
-            path = await self._take(channel, offered, prefix + offered.stamp.writer, chosen)
+            path = await self._take(channel, offered, f"{prefix}{by}-{offered.stamp.writer}", chosen)
         finally:
             channel.close()
         return {"file": path.name, "nbytes": sum(b - a for a, b in map(offered.shape.block, chosen))}
