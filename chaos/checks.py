@@ -12,6 +12,7 @@ from itertools import pairwise
 from chaos.faults import KINDS
 from chaos.history import (
     Asked,
+    Began,
     Bug,
     Committed,
     Confined,
@@ -93,7 +94,10 @@ def a_plan_never_forgets_a_commit(case: Case) -> Iterator[Complaint]:
     """A plan resumes from the newest commit there is."""
     for fact in case.plans:
         if fact.plan.resume != fact.committed:
-            yield fact.at, f"generation {fact.plan.generation} resumes {fact.plan.resume}, committed was {fact.committed}"
+            yield (
+                fact.at,
+                f"generation {fact.plan.generation} resumes {fact.plan.resume}, committed was {fact.committed}",
+            )
 
 
 def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
@@ -118,7 +122,10 @@ def plans_are_sound(case: Case) -> Iterator[Complaint]:
             node, _, life = fact.member.partition("/")
             lives[node] = int(life)
         elif isinstance(fact, Planned) and fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
-            yield from ((fact.at, f"generation {fact.plan.generation}: {fault}") for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes))
+            yield from (
+                (fact.at, f"generation {fact.plan.generation}: {fault}")
+                for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes)
+            )
 
 
 def _unsound(fact: Planned, min_nodes: int, max_nodes: int, lanes: int) -> Iterator[str]:
@@ -203,12 +210,23 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
             for seat in before.seats:
                 member = str(seat.member)
                 if member not in here and not guilty.touched(member):
-                    yield fact.at, f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}"
-                elif plan.phase is Phase.TRAIN and plan.rung in (Rung.START, Rung.REFORM, Rung.REPLACE):
-                    if here.get(member, 0) == plan.generation and not guilty.touched(member) and before.phase is Phase.TRAIN and not guilty.slow:
-                        yield fact.at, f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}"
+                    yield (
+                        fact.at,
+                        f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}",
+                    )
+                elif _restarts(before, plan, here.get(member)) and not (guilty.touched(member) or guilty.slow):
+                    yield (
+                        fact.at,
+                        f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}",
+                    )
         before = plan
         guilty.see(fact)
+
+
+def _restarts(before: Plan, plan: Plan, born: int | None) -> bool:
+    """Does this plan give a running seat fresh workers, on a rung that has no need of that?"""
+    running = before.phase is Phase.TRAIN and plan.phase is Phase.TRAIN
+    return running and plan.rung <= Rung.REPLACE and born == plan.generation
 
 
 class _Guilt:
@@ -235,7 +253,7 @@ class _Guilt:
             self.gone.add(fact.member)
 
     def touched(self, member: str) -> bool:
-        """Has anything befallen this member or its links? Of two nodes that do not hear each other, either may be the deaf one."""
+        """Has anything befallen this member or its links? Of two that do not hear each other, either may be the deaf one."""
         if self.pair and self.cut:
             return True
         return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
@@ -285,7 +303,7 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             continue
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
-        deaths = defaultdict(int)
+        deaths: dict[tuple[str, int], int] = defaultdict(int)
         for died in case.history:
             if isinstance(died, Died) and died.own and died.at <= fact.at:
                 deaths[died.cause, died.step] += 1
@@ -308,6 +326,16 @@ def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
             deaths[fact.cause, fact.step] += 1
             if deaths[fact.cause, fact.step] == limit + 2:
                 yield fact.at, f"{fact.cause} at step {fact.step} for the {limit + 2}th time, the limit is {limit}"
+
+
+def a_seat_is_filled_as_planned(case: Case) -> Iterator[Complaint]:
+    """Where a plan asks for fresh workers, living ones do not go on: they, or their state, are what it distrusts."""
+    born: dict[tuple[str, int], int] = {}
+    for fact in case.history:
+        if isinstance(fact, Planned):
+            born.update({(seat.member.node, fact.plan.generation): seat.born for seat in fact.plan.seats})
+        elif isinstance(fact, Began) and not fact.fresh and born.get((fact.node, fact.generation)) == fact.generation:
+            yield fact.at, f"{fact.node} reformed for generation {fact.generation}, which asked for fresh workers"
 
 
 # ---- commits and versions
@@ -343,7 +371,10 @@ def no_sample_is_lost_or_used_twice(case: Case) -> Iterator[Complaint]:
             version[fact.generation] = fact.version
         elif isinstance(fact, Sealed):
             if fact.version != version.get(fact.generation, -2) + 1:
-                yield fact.at, f"generation {fact.generation} sealed {fact.version} after {version.get(fact.generation)}"
+                yield (
+                    fact.at,
+                    f"generation {fact.generation} sealed {fact.version} after {version.get(fact.generation)}",
+                )
             version[fact.generation] = fact.version
 
 
@@ -356,7 +387,10 @@ def the_bits_are_the_same(case: Case) -> Iterator[Complaint]:
             while len(digests) <= fact.version:
                 digests.append(chain_whole(digests[-1], len(digests), lanes))
             if fact.digest != digests[fact.version]:
-                yield fact.at, f"version {fact.version} has digest {fact.digest}, undisturbed it is {digests[fact.version]}"
+                yield (
+                    fact.at,
+                    f"version {fact.version} has digest {fact.digest}, undisturbed it is {digests[fact.version]}",
+                )
 
 
 def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
@@ -370,7 +404,10 @@ def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
         elif isinstance(fact, Struck):
             rotten = rotten or fact.kind == "corrupt_save"
         elif isinstance(fact, Resumed) and fact.version < resume[fact.generation] * updates and not rotten:
-            yield fact.at, f"generation {fact.generation} goes back to {fact.version}, step {resume[fact.generation]} was committed"
+            yield (
+                fact.at,
+                f"generation {fact.generation} goes back to {fact.version}, step {resume[fact.generation]} was committed",
+            )
 
 
 def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
@@ -393,7 +430,10 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
             missing = {node for node in holders if node in lost or node not in fact.nodes}
             reload = plans[fact.generation].rung is Rung.RELOAD
             if fact.version < newest and len(missing) <= min(copies, len(holders) - 1) and not reload:
-                yield fact.at, f"generation {fact.generation} goes back from {newest} to {fact.version}; missing {sorted(missing)}"
+                yield (
+                    fact.at,
+                    f"generation {fact.generation} goes back from {newest} to {fact.version}; missing {sorted(missing)}",
+                )
             newest, holders, lost = fact.version, frozenset(fact.nodes), set()
 
 
@@ -417,7 +457,9 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
     struck = [fact for fact in case.history if isinstance(fact, Struck)]
     settings = case.scenario.shape.settings
     for fact in struck:
-        if fact.kind != "hang_worker" or any(f.kind not in ("hang_worker", "slow_worker", "kill_worker") for f in struck):
+        if fact.kind != "hang_worker" or any(
+            f.kind not in ("hang_worker", "slow_worker", "kill_worker") for f in struck
+        ):
             continue
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
@@ -442,9 +484,11 @@ def nobody_spins(case: Case) -> Iterator[Complaint]:
     for fact in case.history:
         if isinstance(fact, Spun):
             yield fact.at, f"{fact.node} made {fact.steps} steps in one second"
-    budget = 6 + 8 * sum(isinstance(f, Struck | Eased) for f in case.history) + sum(
-        isinstance(f, Died | Started | Asked) for f in case.history
-    ) * 4
+    budget = (
+        6
+        + 8 * sum(isinstance(f, Struck | Eased) for f in case.history)
+        + sum(isinstance(f, Died | Started | Asked) for f in case.history) * 4
+    )
     if len(case.plans) > budget:
         yield case.plans[-1].at, f"{len(case.plans)} generations; what happened explains {budget}"
 
@@ -521,10 +565,27 @@ def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:
 
 def _store_trouble(case: Case, until: float) -> float:
     """Seconds before `until` in which the store or some node's way to it was troubled: decisions may rest on older views."""
-    trouble = ("store_outage", "store_failover", "store_loss", "store_delay", "cut_store", "stale_view", "pause_daemon", "pause_node", "store_repeat")
-    begun = {fact.number: fact for fact in case.history if isinstance(fact, Struck) and fact.kind in trouble and fact.at <= until}
+    trouble = (
+        "store_outage",
+        "store_failover",
+        "store_loss",
+        "store_delay",
+        "cut_store",
+        "stale_view",
+        "pause_daemon",
+        "pause_node",
+        "store_repeat",
+    )
+    begun = {
+        fact.number: fact
+        for fact in case.history
+        if isinstance(fact, Struck) and fact.kind in trouble and fact.at <= until
+    }
     ended = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
-    return sum(min(ended.get(n, fact.at + 2.0 if KINDS[fact.kind].for_s is None else until) + 2.0, until) - fact.at for n, fact in begun.items())
+    return sum(
+        min(ended.get(n, fact.at + 2.0 if KINDS[fact.kind].for_s is None else until) + 2.0, until) - fact.at
+        for n, fact in begun.items()
+    )
 
 
 CHECKS: tuple[Check, ...] = (
@@ -541,6 +602,7 @@ CHECKS: tuple[Check, ...] = (
     nothing_happens_after_the_end,
     a_job_ends_for_a_reason,
     a_crash_loop_ends,
+    a_seat_is_filled_as_planned,
     commits_only_rise,
     no_sample_is_lost_or_used_twice,
     the_bits_are_the_same,
@@ -560,9 +622,7 @@ CHECKS: tuple[Check, ...] = (
 def judge(scenario: Scenario, history: History) -> list[Violation]:
     """Every violation in this history, in the order of time."""
     case = Case(scenario, history)
-    found = [
-        Violation(check=check.__name__, at=at, what=what) for check in CHECKS for at, what in check(case)
-    ]
+    found = [Violation(check=check.__name__, at=at, what=what) for check in CHECKS for at, what in check(case)]
     return sorted(found, key=lambda violation: violation.at)
 
 

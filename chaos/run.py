@@ -180,7 +180,9 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("scenarios", nargs="*", help="scenario files; without any, seeds draw theirs")
     simulate.add_argument("--seeds", type=int, help="so many seeds, over all cores")
     simulate.add_argument("--start", type=int, default=0, help="the first of them")
-    simulate.add_argument("--seconds", type=float, default=60.0, help="as many seeds as fit into this time (default 60)")
+    simulate.add_argument(
+        "--seconds", type=float, default=60.0, help="as many seeds as fit into this time (default 60)"
+    )
     simulate.add_argument("--seed", type=int, help="this one seed, with its trace")
     simulate.add_argument("--nodes", type=int, help="so many nodes, whatever the seed or scenario says")
     simulate.add_argument("--save", help="write the seed's scenario to this file")

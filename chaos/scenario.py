@@ -131,7 +131,9 @@ def _shape(chance: Random, nodes: int | None) -> Shape:
         late=chance.choice((0, 0, 0, 1)) if nodes > 3 else 0,
         slots=slots,
         settings=Settings(
-            lanes=max(slots * min_nodes, chance.choice((wanted, wanted, wanted + chance.randint(0, wanted), wanted - slots))),
+            lanes=max(
+                slots * min_nodes, chance.choice((wanted, wanted, wanted + chance.randint(0, wanted), wanted - slots))
+            ),
             steps=chance.choice((0, 0, 0, 0, 60)),
             copies=min(chance.choice((1, 1, 2)), min_nodes - 1),
             retry_s=chance.choice((0.3, 0.5, 1.0, 2.0)),

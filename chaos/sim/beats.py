@@ -61,7 +61,11 @@ class Beats:
     def refresh(self, node: "Node") -> None:
         """Bring the detector up to the newest beat of each neighbour that is audible."""
         for peer, heard in node.detector.peers.items():
-            if (peer, node.name) in self.silent or self._by_message(peer, node.name) or not self.audible(peer, node.name):
+            if (
+                (peer, node.name) in self.silent
+                or self._by_message(peer, node.name)
+                or not self.audible(peer, node.name)
+            ):
                 continue
             last = self._local(node, self._last_beat(peer))
             if last > heard.last and (heard.doubted is None or last > heard.doubted):
@@ -85,7 +89,7 @@ class Beats:
 
     def _by_message(self, sender: str, receiver: str) -> bool:
         lossy = self.cluster.net.lossy
-        return self.each or bool(lossy) and (sender in lossy or receiver in lossy)
+        return self.each or (bool(lossy) and (sender in lossy or receiver in lossy))
 
     def _compare(self, sender: str, receiver: str) -> None:
         pair = (sender, receiver)

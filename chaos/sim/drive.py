@@ -109,13 +109,21 @@ class Run:
             return "there is no plan"
         if plan.phase is not Phase.TRAIN:
             return f"generation {plan.generation} is {plan.phase.value}: {plan.reason}"
+        seated = {seat.member.node for seat in plan.seats}
+        idle = [
+            n for n, node in sorted(self.cluster.nodes.items()) if node.alive and node.daemon_up and n not in seated
+        ]
+        if idle:
+            return f"{', '.join(idle)} still work without a seat"
         out = sorted(set(self._fit()) - {seat.member.node for seat in plan.seats})
         if out and len(plan.seats) < self._want():
             return f"{', '.join(out)} fit and not seated: {plan.reason}"
         return ""
 
     def _fit(self) -> list[str]:
-        return [n for n, node in sorted(self.cluster.nodes.items()) if node.daemon_up and n not in self.scenario.shape.alien]
+        return [
+            n for n, node in sorted(self.cluster.nodes.items()) if node.daemon_up and n not in self.scenario.shape.alien
+        ]
 
     def _want(self) -> int:
         """How many seats the configuration gives to the nodes that are there."""

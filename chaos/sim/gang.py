@@ -156,8 +156,8 @@ class Gang:
         if turn != self.turn or self.broken:
             return
         self._program_fails()
-        if self.broken:
-            return
+        if turn != self.turn:
+            return  # the group is broken
         if self._hindered():
             self._wait(turn)
             return
@@ -277,7 +277,7 @@ class Gang:
                     node.work = Work.TRAINING
                 node.tell()
 
-    # ---- breaking
+    # ---- how a group ends
 
     def lost(self, node: "Node", *, silent: bool) -> None:
         """A member's processes have left or died. Unless its whole node went silent, its peers' sockets tell."""
@@ -321,4 +321,3 @@ class Gang:
                 return
             node.work, node.stall = Work.PARKED, None
             node.tell()
-

@@ -3,7 +3,8 @@
 The one idea: a fault knows how to be undone, or needs no undoing; healing is undoing all that is left.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from chaos.faults import Fault
@@ -13,7 +14,7 @@ from chaos.sim.gang import Gang
 from chaos.sim.node import Node
 from elasticrl.core.model import Phase, Verb, Work
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 Done = tuple[tuple[str, ...], Undo | None]  # whom it touched, and how to take it out
 
 
@@ -65,9 +66,7 @@ class Nemesis:
             return False
         nodes, undo = done
         self.struck.append(fault.kind)
-        self.world.note(
-            Struck(at=self.world.now, number=number, kind=fault.kind, nodes=nodes, detail=_detail(fault))
-        )
+        self.world.note(Struck(at=self.world.now, number=number, kind=fault.kind, nodes=nodes, detail=_detail(fault)))
         if undo is not None:
             self.active[number] = (fault, undo)
             if fault.for_s is not None:
@@ -177,7 +176,7 @@ class Nemesis:
                 return None
         return touched, None
 
-    def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:
+    def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901 - a table of cases
         touched = (node.name,)
         match kind:
             case "join_node" if not node.powered:
@@ -253,7 +252,7 @@ class Nemesis:
                 ways = [c for c, way in ((net.to_store, "out"), (net.from_store, "in")) if fault.way in (way, "both")]
                 for counter in ways:
                     counter[node.name] += 1
-                return (node.name,), lambda: [counter.subtract([node.name]) for counter in ways] and None
+                return (node.name,), lambda: [counter.subtract([node.name]) for counter in ways]
             case "cut_link":
                 peer = self._whom(fault.peer, "")
                 if peer is None or peer is node:
@@ -271,8 +270,8 @@ class Nemesis:
                 return tuple(names), self._cut([(a, b, s) for a, b in both for s in scopes])
             case "isolate":
                 counters = [c for c, way in ((net.dumb, "out"), (net.deaf, "in")) if fault.way in (way, "both")]
-                for counter in counters:
-                    counter.update((node.name, scope) for scope in scopes)
+                for hearing in counters:
+                    hearing.update((node.name, scope) for scope in scopes)
                 net.cut_nodes[node.name] += 1
                 self.cluster.beats.changed(node.name)
                 return (node.name,), partial(self._rejoin, node, counters, scopes)
@@ -281,12 +280,12 @@ class Nemesis:
                     return None
                 net.lossy[node.name] = fault.value
                 self.cluster.beats.lossy(node.name)
-                return (node.name,), lambda: net.lossy.pop(node.name, None) and None
+                return (node.name,), lambda: net.lossy.pop(node.name, None)
         return None
 
-    def _rejoin(self, node: Node, counters: "list[object]", scopes: tuple[str, ...]) -> None:
+    def _rejoin(self, node: Node, counters: Sequence[Counter[tuple[str, str]]], scopes: tuple[str, ...]) -> None:
         for counter in counters:
-            counter.subtract((node.name, scope) for scope in scopes)  # type: ignore[attr-defined]
+            counter.subtract((node.name, scope) for scope in scopes)
         self._uncut_node(node.name)
         self.cluster.beats.changed(node.name)
 
@@ -364,9 +363,12 @@ class Nemesis:
         return None
 
     def _by_operator(self, kind: str, fault: Fault, node: Node) -> Done | None:
+        del fault
         if kind not in ("drain", "admit", "pause", "stop"):
             return None
-        via = next((self.cluster.nodes[name] for name in sorted(self.cluster.nodes) if self.cluster.nodes[name].awake), None)
+        via = next(
+            (self.cluster.nodes[name] for name in sorted(self.cluster.nodes) if self.cluster.nodes[name].awake), None
+        )
         if via is None or self.cluster.store.shared.plan is None:
             return None
         if kind == "drain" and not node.awake:

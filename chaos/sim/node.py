@@ -162,12 +162,12 @@ class Node:
         """The daemon runs on: first what has come in, then what is due."""
         if not self.awake:
             return
-        waiting, self.inbox = self.inbox, []
+        (waiting, self.inbox), life = (self.inbox, []), self.life
         seen = [event for event in waiting if isinstance(event, events.Seen)][-1:]
         for event in waiting:
             if not isinstance(event, events.Seen) or event in seen:
                 self._take(replace(event, now=self.clock.now()))
-            if not self.awake:
+            if life != self.life:
                 return
         self._take(events.Tick(now=self.clock.now()))
 
@@ -192,9 +192,10 @@ class Node:
         self.wake_at = decision.wake_at
         if self.wake_at < self.wake_due:
             self._alarm()
+        life = self.life
         for action in decision.actions:
             self.perform(action)
-            if not self.daemon_up:
+            if life != self.life:
                 return
 
     def _alarm(self) -> None:
@@ -239,7 +240,10 @@ class Node:
             case events.Watch(everyone=everyone):
                 me = self._me
                 self.world.later(
-                    0.002, self._now, self.life, lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone)
+                    0.002,
+                    self._now,
+                    self.life,
+                    lambda: self.cluster.store.watch(me, self._seen(self.life), everyone=everyone),
                 )
             case events.Launch() | events.Reform() | events.Park() | events.Halt() | events.Kill():
                 self.world.later(0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action)
@@ -280,7 +284,7 @@ class Node:
 
     # ---- the store
 
-    def _send(self, action: Action) -> None:
+    def _send(self, action: Action) -> None:  # noqa: C901 - one request: what it does, what its answer and its silence do
         """One request to the store; its answer, if it comes, only ends the waiting for it, but for the lease's."""
         about = subject(action)
         if about in self.running:
@@ -392,7 +396,7 @@ class Node:
             self.tell()
 
     def kill_agent(self) -> None:
-        """kill -9 of the agent: its workers die with it, the vault stays; systemd starts it again."""
+        """Kill -9 of the agent: its workers die with it, the vault stays; systemd starts it again."""
         self._end_agent(silent=False)
         self.tell()
         self.world.later(1.0, self._agent_again, self.agent_life)
@@ -538,7 +542,13 @@ class Node:
         """The agent finds a worker standing still outside a collective."""
         slot = min(self.hung | self.stopped, default=0)
         self.stall = Stall(
-            slot=slot, step=self.step, phase=phase, for_s=for_s, budget_s=budget_s, waiting=False, stopped=bool(self.stopped)
+            slot=slot,
+            step=self.step,
+            phase=phase,
+            for_s=for_s,
+            budget_s=budget_s,
+            waiting=False,
+            stopped=bool(self.stopped),
         )
         self.tell()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from chaos.history import Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.core import events
-from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, Verb, View
+from elasticrl.core.model import Commit, Intent, Member, Quarantine, Record, Verb, View
 
 INTENTS = {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
 
@@ -290,4 +290,3 @@ class Store:
             records={name: entry[0] for name, entry in self.records.items()} if watcher.everyone else None,
             quarantines=dict(self.quarantines) if watcher.everyone else None,
         )
-

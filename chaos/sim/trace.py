@@ -33,7 +33,9 @@ class Trace:
         self.cluster.world.onlooker = look
         names = list(self.cluster.nodes)[:WIDE]
         print("    time  " + "".join(f"{name:<9}" for name in names) + " what")
-        print("          T training  j joining  p parked  S stalled  x failed  . none  + warm  * leader  ! down  z frozen")
+        print(
+            "          T training  j joining  p parked  S stalled  x failed  . none  + warm  * leader  ! down  z frozen"
+        )
 
     def see(self, fact: Fact) -> None:
         """One more fact."""
@@ -72,7 +74,7 @@ class Trace:
         return f"{work}{node.generation or ''}{warm}{led}{daemon}"
 
 
-def describe(fact: Fact) -> str:
+def describe(fact: Fact) -> str:  # noqa: C901, PLR0912 - a table of sentences
     """A fact as a sentence; empty for those that show in the columns anyway."""
     match fact:
         case history.Planned(plan=plan):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import count
 from math import inf
 from random import Random
-from typing import TypeVarTuple, Unpack
+from typing import TypeVarTuple
 
 from chaos.history import Fact, History
 
@@ -27,7 +27,7 @@ class World:
         self.events = 0
         self.halted = False  # a run that spins would never end: what there is, is judged
         self.onlooker: Callable[[Fact], None] | None = None
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._order = count()
         self._chance: dict[str, Random] = {}
 
@@ -37,7 +37,7 @@ class World:
             self._chance[name] = Random(f"{self.seed}:{name}")
         return self._chance[name]
 
-    def later(self, delay: float, what: Callable[[Unpack[Args]], None], *args: Unpack[Args]) -> None:
+    def later(self, delay: float, what: Callable[[*Args], object], *args: *Args) -> None:
         """Do this after `delay` seconds of true time."""
         heapq.heappush(self._heap, (self.now + delay, next(self._order), what, args))
 

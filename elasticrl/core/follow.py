@@ -132,7 +132,9 @@ def belong(state: State, now: float) -> Wish:
         record = record_of(state, now)
         if record != state.view.own:
             actions.append(Publish(record=record))
-        elif record.step != workers_of(state).step:  # found by seed 0: waking for a step that has not changed is spinning
+        elif (
+            record.step != workers_of(state).step
+        ):  # found by seed 0: waking for a step that has not changed is spinning
             report_at = state.reported + state.settings.membership.report_s
     silent = state.leased > -inf and not lease_held(state, now)
     reason = "the store is silent: training goes on under the present plan, changes wait" if silent else ""

@@ -21,7 +21,9 @@ def check_plan(view: View, plan: Plan) -> None:
     assert plan.world <= plan.lanes, f"generation {number} has {plan.world} ranks for {plan.lanes} lanes"
     assert all(seat.born <= number for seat in plan.seats), f"generation {number} has workers from the future"
     assert plan.seats or plan.phase is not Phase.TRAIN, f"generation {number} trains nobody"
-    assert (plan.exit_code is None) == (plan.phase is not Phase.STOP), f"generation {number}: an exit code belongs to a stop"
+    assert (plan.exit_code is None) == (plan.phase is not Phase.STOP), (
+        f"generation {number}: an exit code belongs to a stop"
+    )
     if view.plan is not None:
         places = {seat.member: place for place, seat in enumerate(view.plan.seats)}
         kept = [places[seat.member] for seat in plan.seats if seat.member in places]
@@ -36,4 +38,6 @@ def check_commit(view: View, commit: Commit) -> None:
 
 def check_wake(now: float, wake_at: float) -> None:
     """To be woken in the past is to spin."""
-    assert wake_at > now or not isfinite(wake_at), f"asked to be woken at {wake_at}, which was {now - wake_at:.3f} s ago"
+    assert wake_at > now or not isfinite(wake_at), (
+        f"asked to be woken at {wake_at}, which was {now - wake_at:.3f} s ago"
+    )

@@ -279,7 +279,7 @@ def seat_for(record: Record, born: int) -> Seat:
     return Seat(member=record.member, born=born, slots=record.slots, beat=record.beat, echo=record.echo)
 
 
-# What a Scene derives without its timers. (`candidates` asks who is doubted, but newly doubted are the convicted, who are none.)
+# What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
 TIMELESS = frozenset({"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates"})
 
 

@@ -111,7 +111,12 @@ def test_every_kind_of_fault_can_strike():
     struck = set()
     for kind in KINDS:
         fault = Fault(
-            kind=kind, at=9.0, node="n01", peer="n02", for_s=2.0 if KINDS[kind].for_s else None, value=max(KINDS[kind].value)
+            kind=kind,
+            at=9.0,
+            node="n01",
+            peer="n02",
+            for_s=2.0 if KINDS[kind].for_s else None,
+            value=max(KINDS[kind].value),
         )
         late = 1 if kind == "join_node" else 0
         fault = replace(fault, node="n04") if late else fault
