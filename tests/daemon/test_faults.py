@@ -38,6 +38,14 @@ def job(whole: Job) -> Iterator[Job]:
     assert min(again) >= before - 1, "sealed steps were lost"
 
 
+def restarted(job: Job, node: str) -> bool:
+    """Start a daemon again and wait until it is up; did it adopt the workers that ran?"""
+    before = len(job.events(node, "daemon.started"))
+    job.start(node)
+    job.until(lambda: len(job.events(node, "daemon.started")) > before, 30.0, f"the new daemon of {node} is up")
+    return bool(job.events(node, "daemon.started")[-1]["adopted"])
+
+
 def generation(job: Job) -> int:
     return max(line.generation for line in job.sealed())
 
@@ -67,10 +75,7 @@ def test_a_daemon_that_dies_or_restarts_costs_no_step_and_adopts_its_workers(job
     job.kill_daemon(follower, number)
     died_at = time.monotonic()
     job.until_steps(3, after=died_at, count=10)
-    job.start(follower)
-    job.until(
-        lambda: bool(job.events(follower, "daemon.started")[-1]["adopted"]), 10.0, "the new daemon adopts the workers"
-    )
+    assert restarted(job, follower)
     job.until_steps(3, count=10)
     assert (generation(job), job.worker(follower)) == (before, worker)
 
@@ -84,7 +89,7 @@ def test_the_leader_daemons_death_costs_no_step_and_another_leads(job: Job) -> N
         20.0,
         "another node leads",
     )
-    job.start(leader)
+    restarted(job, leader)
     job.until_steps(3, count=10)
     assert generation(job) <= before + 2
 
@@ -136,19 +141,22 @@ def test_pause_holds_and_resume_goes_on_with_the_same_processes(job: Job) -> Non
     assert [job.worker(node) for node in NODES] == workers
 
 
+def test_sighup_takes_up_what_may_change(job: Job) -> None:
+    conf = job.folder / "job.yaml"
+    conf.write_text(conf.read_text(encoding="utf-8").replace("settle: 500ms", "settle: 400ms"), encoding="utf-8")
+    job.daemons["n0"].send_signal(signal.SIGHUP)
+    job.until(lambda: bool(job.events("n0", "daemon.reloaded")), 10.0, "the configuration is read again")
+    assert job.events("n0", "daemon.reloaded")[-1]["changed"] == ["membership.settle: 500ms -> 400ms"]
+
+
 def test_all_of_etcd_can_be_away_for_a_minute(job: Job) -> None:
     before = generation(job)
     for index in range(3):
         job.etcd.kill(index)
     gone_at = time.monotonic()
-    job.until(
-        lambda: len(list(job.full_steps(3, gone_at))) > 300 or time.monotonic() > gone_at + 60.0,
-        70.0,
-        "training goes on",
-    )
-    away_s = time.monotonic() - gone_at
+    job.until(lambda: time.monotonic() > gone_at + 60.0, 70.0, "a minute passes")
+    assert len(list(job.full_steps(3, gone_at))) > 300
     for index in range(3):
         job.run(job.etcd.revive(index, serves=False))
     job.until_steps(3, count=40)
     assert generation(job) == before
-    assert away_s > 15.0
