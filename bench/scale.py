@@ -2,7 +2,7 @@
 
     python bench/scale.py [--members 4096] [--rounds 3] [--steady-s 20] [--json]
 
-round    every member takes a lease and publishes its record; when the leader has seen all of them it writes a plan; the round is
+round    every member takes a lease and publishes its record; when the leader has seen all it writes a plan; the round is
          over when every member has seen the plan. Requests are counted by etcd itself.
 steady   nobody does anything but renew its lease (TTL 10 s, every 3 s): what etcd needs of a core.
 death    one member stops renewing: from the end of its lease until every other member has seen the plan without it.
