@@ -4,7 +4,9 @@
 
 Both train the same model on the same samples in the same two processes and take turns, step by step, so that a noisy machine is
 noisy for both. A step is everything from the first forward pass to parameters that the next one can use: forward, backward,
-reduction, clipping, AdamW. Each pair of neighbouring steps gives one ratio; shown are their median and its 95 % interval.
+reduction, clipping, AdamW.
+Each pair of neighbouring steps gives one ratio; shown are their median and its 95 % interval. CPU time, of all threads of rank
+0, is shown beside it, since it suffers less from what else the machine is doing.
 DDP runs its share of the batch in one pass, the faster way for it; with 4 lanes ours runs two passes of half the size. `ddp x2`
 is DDP made to do the same two passes (no_sync for the first), which shows how much of the price is the smaller passes alone.
 """
@@ -115,17 +117,20 @@ def worker(rank: int, port: int, model: str, steps: int, out) -> None:
         "exact, 4 lanes": exact_side(4, rank, tokens, shape),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
     order = random.Random(0)
     for step in range(steps + 5):
         for name in order.sample(sorted(sides), len(sides)):
             dist.barrier()
-            begin = time.perf_counter()
+            begin, busy = time.perf_counter(), time.process_time()
             sides[name]()
+            busy = time.process_time() - busy
             dist.barrier()  # a step is as long as the slower rank's
             if step >= 5:
                 times[name].append(time.perf_counter() - begin)
+                cpu[name].append(busy)
     if rank == 0:
-        out.put((sum(p.numel() for p in build(*shape).parameters()), times))
+        out.put((sum(p.numel() for p in build(*shape).parameters()), times, cpu))
     gang.leave()
 
 
@@ -144,7 +149,7 @@ def measure(model: str, steps: int) -> dict:
     running = mp.spawn(worker, args=(port, model, steps, out), nprocs=WORLD, join=False)
     while not running.join(timeout=1) and out.empty():
         pass
-    parameters, times = out.get()
+    parameters, times, cpu = out.get()
     while not running.join(timeout=30):
         pass
     rows = {}
@@ -157,6 +162,8 @@ def measure(model: str, steps: int) -> dict:
             "count": len(mine),
             "ratio": statistics.median(ratios),
             "ratio_95": [low, high],
+            "cpu_ms": 1e3 * statistics.median(cpu[name]),
+            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu[name], cpu["ddp"], strict=True)),
         }
     return {"model": model, "parameters": parameters, "rows": rows}
 
@@ -195,13 +202,15 @@ def main() -> None:
         return
     for result in results:
         print(f"\n{result['model']}: {result['parameters'] / 1e6:.2f} M parameters, {WORLD} ranks, 1 thread each")
-        print(f"  {'':16} {'median':>9}  {'range':>19}  {'n':>4}  {'of ddp':>6}  95 % of the median")
+        print(
+            f"  {'':16} {'median':>9}  {'range':>19}  {'n':>4}  {'of ddp':>6}  {'95 % of it':>14}  {'cpu of ddp':>10}"
+        )
         for name, row in result["rows"].items():
             low, high = row["range_ms"]
             a, b = row["ratio_95"]
             print(
                 f"  {name:16} {row['median_ms']:6.1f} ms  {low:6.1f} to {high:6.1f} ms  {row['count']:4}  {row['ratio']:6.3f}"
-                f"  {a:.3f} to {b:.3f}  {verdict(name, row)}"
+                f"  {a:.3f} to {b:.3f}  {row['cpu_ratio']:10.3f}  {verdict(name, row)}"
             )
     print(f"\n{machine['cores']} cores, load {load:.1f} before, torch {machine['torch']}")
 

@@ -45,7 +45,9 @@ class _Unit(NamedTuple):
     name: str
     module: FSDPModule
     params: tuple[tuple[str, torch.nn.Parameter], ...]  # the trainable ones, in FSDP2's order
-    place: slice  # in the shard
+    places: tuple[
+        slice, ...
+    ]  # of their slices in the shard; in what FSDP2 reduces these follow each other without gaps
 
 
 class _Arrival(NamedTuple):
@@ -143,7 +145,8 @@ class Fsdp(Strategy):
             lane = self.deal.carried[rank][len(self._done)]
             fold.put(Node(lane, lane + 1), leaf)
         if list(fold.parts) == [(0, self.deal.lanes)]:
-            self._shard.grad[self._units[arrival.unit].place] = fold.total()
+            slices = [self._shard.grad[place] for place in self._units[arrival.unit].places]
+            torch._foreach_copy_(slices, list(torch.split(fold.total(), [part.numel() for part in slices])))
             fold.parts.clear()
         elif self.deal.world > 1:
             # A sum that lives on in one of many leaves' rows would keep them all in memory.
@@ -222,7 +225,7 @@ class _Leaves(ReduceScatter):
 
 def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
     """FSDP2's units and where each rank's slices lie. FSDP2 cuts every parameter along its first dimension into `world` chunks
-    of equal height, the last ones shorter or empty, and a unit's slice is its parameters' chunks, padded, one after the other.
+    of equal height, the last ones shorter or empty; a rank's slice is one such chunk, padded.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     units: list[_Unit] = []
@@ -232,7 +235,7 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
         mine = tuple((names[id(param)], param) for param in sharded if param.requires_grad)
         if not mine:
             continue
-        begin = at
+        places: list[slice] = []
         for param_name, param in mine:
             shape = tuple(param.shape)
             height, row = -(-shape[0] // world), prod(shape[1:])
@@ -240,9 +243,9 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
                 start, stop = min(rank * height, shape[0]) * row, min((rank + 1) * height, shape[0]) * row
                 if start < stop:
                     ranks[rank].append(Piece(name=param_name, shape=shape, start=start, stop=stop, at=at))
-            at += height * row
-        units.append(_Unit(name=name or "the root", module=module, params=mine, place=slice(begin, at)))
-        at = up(at)
+            places.append(slice(at, at + height * row))
+            at = up(at + height * row)
+        units.append(_Unit(name=name or "the root", module=module, params=mine, places=tuple(places)))
     return units, Layout(size=at, pieces=tuple(tuple(mine) for mine in ranks))
 
 

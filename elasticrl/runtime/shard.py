@@ -140,15 +140,15 @@ class Shard:
         }
 
     def _runs(self) -> list[tuple[Rule, int, int]]:
-        """The shard, cut only where the rule changes. Padding goes along: of zeros it makes zeros."""
-        runs: list[tuple[Rule, int, int]] = []
+        """The shard, cut only where the rule changes. Runs begin at whole units and take padding along: zeros stay zero."""
+        starts: list[tuple[Rule, int]] = []
         for piece in sorted(self.pieces, key=lambda piece: piece.at):
             rule = self._rule_of(piece.name)
-            if runs and runs[-1][0] == rule:
-                runs[-1] = (rule, runs[-1][1], piece.there.stop)
-            else:
-                runs.append((rule, piece.at, piece.there.stop))
-        return runs
+            assert piece.at % UNIT == 0, piece
+            if not starts or starts[-1][0] != rule:
+                starts.append((rule, piece.at))
+        stops = [*(start for _, start in starts[1:]), self.layout.size]
+        return [(rule, start, stop) for (rule, start), stop in zip(starts, stops, strict=True)]
 
 
 def _unit_sums(values: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from elasticrl.runtime.bits import Bits, bits, difference
 from elasticrl.runtime.digest import MASK, digest_of
 from elasticrl.runtime.lanes import Deal, Turn
-from elasticrl.runtime.layout import Layout, Piece, up
+from elasticrl.runtime.layout import UNIT, Layout, Piece, up
 from elasticrl.runtime.optim import CHUNK, SGD, AdamW, apply, follow
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
@@ -29,7 +29,7 @@ def one_thread():
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_rule_does_not_care_where_an_element_lies_nor_how_many_threads_there_are(rule):
-    size = CHUNK + 12_345
+    size = CHUNK + 193 * UNIT
     old = torch.rand(1 + len(rule.slots), size)
     grad = torch.randn(size)
     expected = torch.empty_like(old)
@@ -37,7 +37,7 @@ def test_a_rule_does_not_care_where_an_element_lies_nor_how_many_threads_there_a
     chance = random.Random(1)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        edges = sorted({0, size, *(chance.randrange(size) for _ in range(5)), 1, 17, size - 3})
+        edges = sorted({0, size, *(chance.randrange(0, size, UNIT) for _ in range(9)), UNIT, size - UNIT})
         new = torch.empty_like(old)
         for lo, hi in pairwise(edges):
             apply(rule, old[:, lo:hi], new[:, lo:hi], grad[lo:hi], scale=0.3, count=7)
