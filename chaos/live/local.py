@@ -150,6 +150,13 @@ class Job:
         """The pid of a node's agent, as its daemon remembers it."""
         return int(json.loads((self.home(node) / "life.json").read_text(encoding="utf-8"))["agent_pid"])
 
+    def agent_runs(self, node: str) -> bool:
+        """Does the node's daemon know a running agent?"""
+        try:
+            return self.agent(node) > 0
+        except (OSError, ValueError, KeyError):
+            return False
+
     def worker(self, node: str) -> int:
         """The pid of a node's first worker."""
         return int(self.ask(node, "logs")[0]["pid"])

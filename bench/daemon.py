@@ -1,0 +1,93 @@
+"""What the daemon itself costs: start-up, processor and memory, without workers and with eight.
+
+python bench/daemon.py [--seconds 20] [--starts 5] [--json]
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.report import dump, machine, noisy, show, summary
+from chaos.live.local import Job
+
+GOALS = {"idle_core_share": 0.01, "eight_workers_core_share": 0.03, "memory_mb": 80.0, "start_s": 0.5}
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def share(pid: int, seconds: float) -> float:
+    used, begun = cpu_s(pid), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_s(pid) - used) / (time.monotonic() - begun)
+
+
+def starts(job: Job, count: int) -> list[float]:
+    """From the start of the process until its loop runs. It adopts an agent that is there, as after a restart."""
+    found = []
+    for _ in range(count):
+        job.kill_daemon("n0", signal.SIGTERM)
+        before = len(job.events("n0", "daemon.started"))
+        begun = time.monotonic()
+        job.start("n0")
+        while len(job.events("n0", "daemon.started")) == before:
+            time.sleep(0.002)
+        found.append(time.monotonic() - begun)
+    return found
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    waiting = {"membership": {"min_nodes": 2}}
+    with Job(name="idle", conf=waiting) as job:
+        job.start("n0")
+        job.until(lambda: job.agent_runs("n0"), 60.0, "the agent runs")
+        time.sleep(5.0)
+        pid = job.daemons["n0"].pid
+        idle, memory = share(pid, options.seconds), memory_mb(pid)
+        begun = starts(job, options.starts)
+    eight = {"membership": {"min_nodes": 1}, "node": {"workers": 8}, "lanes": {"count": 32}, "vault": {"copies": 0}}
+    with Job(name="eight", conf=eight) as job:
+        job.start("n0")
+        job.until_steps(8, within_s=120.0, count=3)
+        time.sleep(3.0)
+        busy = share(job.daemons["n0"].pid, options.seconds)
+    return {"idle_core_share": idle, "eight_workers_core_share": busy, "memory_mb": memory, "start_s": summary(begun)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    found = measure(options)
+    noise = noisy(load, os.getloadavg()[0])
+    values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in GOALS}
+    met = {name: values[name] <= goal for name, goal in GOALS.items()}
+    if options.json:
+        dump({"bench": "daemon", "results": found, "goals": GOALS, "met": met, "noise": noise, "machine": machine()})
+    else:
+        rows = [
+            (name, f"{values[name]:.4g}", f"at most {goal:g}", "yes" if met[name] else "no")
+            for name, goal in GOALS.items()
+        ]
+        show("the daemon", ("what", "measured", "goal", "met"), rows, [noise] if noise else [])
+    return 0 if all(met.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
