@@ -555,9 +555,14 @@ RULES: tuple[Rule, ...] = (
 
 
 def strike_of(before: Strike | None, cause: str, step: int) -> Strike:
-    """The same failure at the same step again, or a first one."""
+    """The same failure at the same step again, or a first one.
+
+    Found by seed 1188: a worker that failed of something else in between must not make a crash loop look new.
+    """
     if before and (before.cause, before.step) == (cause, step):
         return replace(before, count=before.count + 1)
+    if before and before.count > 1 and step <= before.step:
+        return before
     return Strike(cause=cause, step=step, count=1)
 
 
