@@ -162,6 +162,7 @@ def test_everything_is_flushed_before_it_is_named_and_named_before_it_is_committ
     points(lambda: save(place(root / "rehearsal"), paths), root / "trace")
     flushed: set[str] = set()
     renamed: list[str] = []
+    before_publishing: list[str] = []
     order: list[str] = []
     for line in (root / "trace").read_text().splitlines():
         name, detail = line.split("\t")
@@ -172,6 +173,9 @@ def test_everything_is_flushed_before_it_is_named_and_named_before_it_is_committ
             old, new = detail.split()
             assert old in flushed, f"{new} got its name before it was flushed"
             renamed.append(Path(new).name)
+        elif name == "checkpoint.publish":
+            before_publishing = list(renamed)
+    assert before_publishing[-1] == "manifest.json"
     assert renamed[-2:] == ["manifest.json", "COMMITTED"]
     publish = order.index("checkpoint.publish")
     assert order[publish - 1] == "checkpoint.fsync_dir"

@@ -226,6 +226,22 @@ def test_state_that_could_only_be_pickled_is_refused_by_name():
         Parts(thing=object())  # type: ignore[arg-type]
 
 
+def test_a_tensor_that_was_replaced_is_kept_and_not_the_one_that_was_there_before():
+    """Shares are cut once and remembered: by address, because a name and a shape are not a tensor."""
+    model = torch.nn.Linear(30, 10)
+    parts = Parts(model=model)
+    first = parts.capture(0, 2)
+    model.weight.data = torch.full((10, 30), 7.0)
+    second = parts.capture(0, 2)
+    assert not torch.equal(first.tensors[0], second.tensors[0])
+    assert second.tensors[0].unique().tolist() == [7.0]
+    assert second.table is first.table
+    with torch.no_grad():
+        model.weight.fill_(8.0)
+    assert second.tensors[0].unique().tolist() == [8.0]  # a live view: the vault's thread reads it later
+    assert parts.capture(1, 2).table.pieces != first.table.pieces
+
+
 def test_pieces_that_contradict_their_tensors_are_refused():
     class Wrong(Rollout):
         def pieces(self):

@@ -1,5 +1,6 @@
 """The vault server as a real process: copies, fetches, deaths, strangers."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,16 +9,19 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vault_nodes import Node, cluster, pattern, ring, until
+from vault_nodes import KEY, Node, cluster, pattern, ring, until
 
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import load_key
+from elasticrl.runtime.vault.channel import Channel, load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
+from elasticrl.runtime.vault.push import Caller
 from elasticrl.runtime.vault.slots import Pinned, files, pin
+from elasticrl.runtime.vault.transfer import offer
 from elasticrl.runtime.vault.version import Version
 
 BIG = 20 << 20  # more blocks than may be in flight
@@ -209,6 +213,71 @@ def test_a_node_with_another_key_gets_and_gives_nothing(tmp_path: Path):
     finally:
         good.stop()
         stranger.stop()
+
+
+def wire(body: dict[str, object]) -> bytes:
+    """An unsigned frame, as before the handshake has ended."""
+    text = json.dumps({**body, "raw": 0}).encode()
+    return len(text).to_bytes(4, "big") + bytes(16) + text
+
+
+def heard(sock: socket.socket) -> dict[str, object]:
+    size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+    sock.recv(16, socket.MSG_WAITALL)
+    return dict(json.loads(sock.recv(size, socket.MSG_WAITALL)))
+
+
+def test_a_caller_without_the_key_is_refused_even_if_it_does_not_care_who_we_are(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,), socket.create_connection((node.host, node.port), timeout=5) as sock:
+        assert heard(sock)["node"] == "n0"
+        sock.sendall(wire({"v": 1, "node": "n1", "nonce": "00", "mac": "00"}))
+        assert heard(sock)["ok"] is False
+        until(lambda: "'n1' does not know the job's key" in node.control.ask("status")["complaint"], "it is noted")
+
+
+def test_a_frame_with_another_signature_or_sent_twice_ends_the_conversation(tmp_path: Path):
+    async def converse(address: str, spoil: Callable[[Channel], None]) -> bool:
+        caller = Caller(job="job", node="n1", key=KEY.encode(), source="", deadline_s=2.0)
+        channel = await caller.call(address)
+        await channel.ask({"op": "list"})
+        spoil(channel)
+        try:
+            await channel.ask({"op": "list"})
+        except (OSError, VaultError, TimeoutError):
+            return False
+        else:
+            return True
+        finally:
+            channel.close()
+
+    def other_key(channel: Channel) -> None:
+        channel._key = b"x" * 32
+
+    def again(channel: Channel) -> None:
+        channel._sent -= 1
+
+    with cluster(tmp_path, 1) as (node,):
+        assert asyncio.run(converse(node.address, lambda _: None))
+        for spoil in (other_key, again):
+            assert not asyncio.run(converse(node.address, spoil))
+            until(lambda: "not signed" in node.control.ask("status")["complaint"], "it is noted")
+
+
+def test_a_node_can_only_leave_its_own_shards(tmp_path: Path):
+    async def leave(address: str, shard: Pinned) -> dict[str, object]:
+        channel = await Caller(job="job", node="n5", key=KEY.encode(), source="", deadline_s=2.0).call(address)
+        await offer(channel, {"op": "put"}, shard.sealed)
+        answer, _ = await channel.receive()
+        channel.close()
+        return answer
+
+    with cluster(tmp_path, 2) as nodes:
+        shard = pin(nodes[1].keep(3))
+        assert isinstance(shard, Pinned)
+        with shard:
+            answer = asyncio.run(leave(nodes[0].address, shard))
+        assert answer["why"] == "n5 may not leave a shard of n1 of job job here"
+        assert held(nodes[0]) == []
 
 
 def test_two_jobs_on_one_host_do_not_meet(tmp_path: Path):
