@@ -178,20 +178,28 @@ class Endpoint:
     def _post(self, body: bytes, start: float) -> Any:
         left = max(self.deadline_s - (time.monotonic() - start), 0.001)
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked by config
-        with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
-            text = b""
-            while part := reply.read1(1 << 16):  # piece by piece: a timeout is per read, and one may drip for ever
-                text += part
-                if time.monotonic() - start > self.deadline_s or len(text) > MAX_REPLY:
-                    raise RewardError(
-                        f"reward endpoint {self.url} sent {len(text)} bytes in {time.monotonic() - start:.1f} s and no end"
-                    )
+        try:
+            with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
+                text = self._read(reply, start)
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection, and would for as long as somebody remembers the error
+            raise
         try:
             return json.loads(text)
         except ValueError as error:
             raise RewardError(
                 f"reward endpoint {self.url} answered something that is not JSON: {text[:200]!r}"
             ) from error
+
+    def _read(self, reply: Any, start: float) -> bytes:
+        """Piece by piece: a timeout is per read, and an endpoint may drip for ever."""
+        text = b""
+        while part := reply.read1(1 << 16):
+            text += part
+            spent = time.monotonic() - start
+            if spent > self.deadline_s or len(text) > MAX_REPLY:
+                raise RewardError(f"reward endpoint {self.url} sent {len(text)} bytes in {spent:.1f} s and no end")
+        return text
 
 
 def _may_heal(error: BaseException) -> bool:

@@ -1,0 +1,86 @@
+"""Prompts from files, and the synthetic tasks."""
+
+import json
+
+import pytest
+
+from elasticrl.config.training import Data
+from elasticrl.ppo import prompts, tiny
+from elasticrl.ppo.fixed import InOrder
+from elasticrl.ppo.prompts import DataError
+from elasticrl.ppo.tasks import Digits
+
+TOKENIZER = tiny.tokenizer()
+
+
+def write(path, *lines):
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_records_become_prompts_through_the_chat_template(tmp_path):
+    chat = [{"role": "user", "content": "12"}]
+    path = write(tmp_path / "a.jsonl", {"q": "123", "answer": 6}, "\n", {"q": chat, "answer": 3})
+    found = prompts.load(Data(path=path, prompt="q"), TOKENIZER)
+    assert [p.tokens for p in found] == [(12, 1, 2, 3, 13), (12, 1, 2, 13)]
+    assert [p.text for p in found] == ["123", "12"]
+    assert found[0].record["answer"] == 6
+    plain = prompts.load(Data(path=write(tmp_path / "b.jsonl", {"prompt": "123"}), chat_template=False), TOKENIZER)
+    assert plain[0].tokens == (1, 2, 3)
+
+
+def test_too_long_prompts_are_left_out_and_counted_and_the_others_keep_their_places(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"prompt": "1"}, {"prompt": "123456"}, {"prompt": "2"})
+    found = prompts.load(Data(path=path, max_prompt=4), TOKENIZER)
+    assert ([p.place for p in found], found.left_out) == ([0, 2], 1)
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
+    write(tmp_path / "2.jsonl", {"prompt": "2"})
+    write(tmp_path / "1.jsonl", {"prompt": "1"})
+    assert [p.text for p in prompts.load(Data(path=str(tmp_path)), TOKENIZER)] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "data", "sentence"),
+    [
+        (['{"prompt": "1"}\n', "{nonsense\n"], {}, r"a.jsonl:2 is not JSON"),
+        (["[1]\n"], {}, r"a.jsonl:1 is a list"),
+        ([{"question": "1"}], {}, r"record 0 of .* has no field 'prompt', only \['question'\]"),
+        ([{"prompt": "123456"}], {"max_prompt": 2}, r"no prompt of 1 to 2 tokens \(1 were left out\)"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path, lines, data, sentence):
+    with pytest.raises(DataError, match=sentence):
+        prompts.load(Data(path=write(tmp_path / "a.jsonl", *lines), **data), TOKENIZER)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"does not exist; check data\.path"):
+        prompts.load(Data(path=str(tmp_path / "none.jsonl")), TOKENIZER)
+    with pytest.raises(DataError, match=r"data\.path is not set"):
+        prompts.load(Data(), TOKENIZER)
+    bare = tiny.tokenizer()
+    bare.chat_template = None
+    with pytest.raises(DataError, match=r"no chat template; set data\.chat_template to false"):
+        prompts.load(Data(path=write(tmp_path / "a.jsonl", {"prompt": "1"})), bare)
+
+
+def test_a_synthetic_prompt_is_a_function_of_its_place():
+    a, b = Digits(TOKENIZER, 4), Digits(TOKENIZER, 4)
+    assert [a[i] for i in range(50)] == [b[i] for i in range(50)]
+    assert len({a[i].text for i in range(50)}) > 45
+    assert all(len(a[i].tokens) == 6 for i in range(50))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_in_order_gives_every_prompt_once_an_epoch_whatever_lane_asks_first(shuffle):
+    data = Digits(TOKENIZER, 4, size=24)
+    feed = InOrder(data, per_lane=3, lanes=4, seed=1, shuffle=shuffle)
+    epoch = [name for step in range(2) for lane in range(4) for name, _ in feed(step, lane)]
+    assert sorted(epoch) == sorted(f"0/{i}" for i in range(24))
+    again = InOrder(data, per_lane=3, lanes=4, seed=1, shuffle=shuffle)
+    assert [name for lane in (3, 1) for name, _ in again(3, lane)] == [
+        name for lane in (3, 1) for name, _ in feed(3, lane)
+    ]
+    assert {name.split("/")[0] for name, _ in feed(2, 0)} == {"1"}

@@ -1,0 +1,126 @@
+"""Scorers: a function, a model, an endpoint that fails in the ways endpoints do."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from elasticrl.config.training import Model, Reward
+from elasticrl.ppo import models, rewards
+from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
+
+
+def answer(i, prompt="3141", response="1413"):
+    digits = tuple(int(c) for c in prompt + response)
+    return Answer(id=str(i), prompt=prompt, response=response, pieces=tuple(response), tokens=digits, ended=True)
+
+
+@pytest.fixture
+def endpoint():
+    """A real server that answers with what the test puts into `replies`, in order, then with the lengths of the responses."""
+    replies, asked = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body)
+            status, text = replies.pop(0) if replies else (200, None)
+            if status == "hang":
+                released.wait(10)
+                return
+            scores = [float(len(a["response"])) for a in body["answers"]]
+            payload = (json.dumps({"scores": scores}) if text is None else text).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *_):
+            pass
+
+    released = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/score", replies, asked
+    released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def test_a_function_is_found_by_name_and_scores_each_answer():
+    scorer = rewards.of(Reward(function="elasticrl.ppo.tasks:reverse"), deadline_s=1, load=None)
+    assert scorer.score([answer(0, response="1413"), answer(1, response="14")]) == [[0.25] * 4, [0.25, 0.25]]
+    sort = Function.named("elasticrl.ppo.tasks:sort")
+    assert sort.score([answer(0, response="11349")]) == [[0.25, 0.25, 0.25, 0.25, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ([1.0], "returned 1 scores for 2 answers"),
+        ([1.0, float("nan")], "scored sample 1 with nan"),
+        ([1.0, [0.1, 0.2]], "gave 2 scores to the 4 tokens of sample 1"),
+        (["good", 1], "must return 2 scores"),
+        (None, "must return 2 scores"),
+    ],
+)
+def test_scores_that_would_poison_the_batch_are_refused(scores, sentence):
+    with pytest.raises(RewardError, match=sentence):
+        Function("mine", lambda _answers: scores).score([answer(0), answer(1)])
+
+
+def test_a_function_that_does_not_exist_is_named():
+    with pytest.raises(RewardError, match=r"'elasticrl\.ppo\.tasks:nothing' cannot be found"):
+        Function.named("elasticrl.ppo.tasks:nothing")
+    with pytest.raises(RewardError, match="nothing scores the samples"):
+        rewards.of(Reward(), deadline_s=1, load=None)
+
+
+def test_a_reward_model_scores_an_answer_alike_in_any_batch(folders):
+    model = models.reward_model(Model(), folders["reward"])
+    scorer = RewardModel(model=model, width=12, rows=8, pad=10)
+    answers = [answer(i, prompt="12345"[: 1 + i % 5], response="678"[: i % 4]) for i in range(19)]
+    whole = scorer.score(answers)
+    assert len(set(whole)) > 5
+    assert scorer.score(answers[::-1]) == whole[::-1]
+    assert scorer.score(answers[3:4]) == whole[3:4]
+    assert scorer.score([]) == []
+
+
+def test_an_endpoint_is_asked_again_after_what_may_heal(endpoint):
+    url, replies, asked = endpoint
+    replies += [(503, "busy"), (429, "slow down")]
+    scorer = Endpoint(url=url, retries=3, timeout_s=5, deadline_s=20)
+    assert scorer.score([answer(0), answer(1, response="1")]) == [4.0, 1.0]
+    assert len(asked) == 3
+    assert asked[0]["answers"][0]["prompt"] == "3141"
+    assert asked[0] == asked[2]
+
+
+def test_an_endpoint_is_not_asked_again_after_what_will_not_heal(endpoint):
+    url, replies, asked = endpoint
+    for reply in [(400, "no"), (200, '{"scores": [1]}'), (200, "[]"), (200, "<html>")]:
+        replies.append(reply)
+        asked.clear()
+        with pytest.raises(RewardError):
+            Endpoint(url=url, retries=3).score([answer(0), answer(1)])
+        assert len(asked) == 1
+
+
+def test_an_endpoint_that_hangs_is_given_up_in_time_with_a_sentence(endpoint):
+    url, replies, asked = endpoint
+    replies += [("hang", None)] * 3
+    with pytest.raises(RewardError, match=r"did not answer \(2 tries in .*; see that it runs, or raise reward.timeout"):
+        Endpoint(url=url, retries=1, timeout_s=0.2, deadline_s=5).score([answer(0)])
+    assert len(asked) == 2
+    with pytest.raises(RewardError, match="did not answer"):
+        Endpoint(url="http://127.0.0.1:1/", retries=100, timeout_s=1, deadline_s=0.5).score([answer(0)])
+
+
+def test_scores_reach_the_rewards_as_numbers():
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    assert rewards.placed([2.5], mask).tolist() == [[0, 0, 0, 2.5]]

@@ -1,0 +1,271 @@
+"""The trainer over real models: the same bits however its lanes are dealt, a step cut short goes on as if it had not been."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from ppo_job import job, settings
+
+from elasticrl.config.training import Kl, Model
+from elasticrl.ppo import models
+from elasticrl.ppo.fixed import FixedRun
+from elasticrl.ppo.preferences import Given, PreferenceTrainer
+from elasticrl.ppo.report import lr_factor
+from elasticrl.ppo.rewards import Function
+from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.trainer import parts_of
+from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.optim import AdamW
+
+STEPS = 2
+
+
+def finish(trainer, run, steps=STEPS):
+    reports = [trainer.step(i) for i in range(steps)]
+    return run.digest(), [dict(report.metrics) for report in reports]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folders):
+    return finish(*job(folders["qwen2"]))
+
+
+def test_two_runs_have_the_same_digest_and_another_seed_another(folders, undisturbed):
+    assert finish(*job(folders["qwen2"])) == undisturbed
+    assert finish(*job(folders["qwen2"], seed=1))[0] != undisturbed[0]
+
+
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 3, 0, 2)])
+def test_lanes_in_any_order_give_the_same_digest_and_metrics(folders, undisturbed, order):
+    assert finish(*job(folders["qwen2"], carried=(order,))) == undisturbed
+
+
+def _rank(rank, path, folder, carried, out):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder), len(carried))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(carried))
+    try:
+        trainer, run = job(path, carried=carried, rank=rank, group=dist.group.WORLD)
+        out.put((rank, finish(trainer, run), run.ledger))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("carried", [((0, 1, 2), (3,))])
+def test_two_workers_have_the_bits_of_one(folders, undisturbed, tmp_path, carried):
+    context = mp.get_context("spawn")
+    out = context.Queue()
+    workers = [
+        context.Process(target=_rank, args=(rank, folders["qwen2"], tmp_path / "store", carried, out))
+        for rank in range(len(carried))
+    ]
+    for worker in workers:
+        worker.start()
+    found = [out.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    for _, result, _ in found:
+        assert result == undisturbed
+    _each_sample_once([entry for _, _, ledger in found for entry in ledger])
+
+
+def _each_sample_once(ledger, epochs=2, batch=32):
+    uses = Counter((step, epoch, sample) for step, _, epoch, _, sample in ledger)
+    assert set(uses.values()) == {1}
+    assert len(uses) == STEPS * epochs * batch
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("phase", ["rollout", "ref", "values", "advantage", "update", "sync"])
+def test_a_step_cut_short_in_any_phase_goes_on_with_the_same_samples_and_bits(folders, undisturbed, phase):
+    left, generated = [1], []
+
+    def kill(name):
+        if name == phase and run.streams.step == 1 and left:
+            left.pop()
+            raise Killed
+
+    trainer, run = job(folders["qwen2"], on_phase=kill)
+    generate = trainer.engine.generate
+    trainer.engine.generate = lambda requests, *, version: (
+        generated.extend(r.id for r in requests) or generate(requests, version=version)
+    )
+    trainer.step(0)
+    with pytest.raises(Killed):
+        trainer.step(1)
+    report = trainer.step(1)
+    assert not left, "the fault did not fire"
+    assert (run.digest(), dict(report.metrics)) == (undisturbed[0], undisturbed[1][1])
+    assert max(Counter(generated).values()) == 1, "something was generated twice"
+    _each_sample_once(run.ledger)
+
+
+def test_a_step_cut_short_in_the_middle_of_an_update_goes_on_from_that_update(folders, undisturbed):
+    trainer, run = job(folders["qwen2"])
+    trainer.step(0)
+    whole, calls = trainer.losses["critic"], []
+
+    def loss(rows, entries, tally):
+        calls.append(1)
+        if len(calls) == 21:  # 4 lanes of 2 parts: in the third update, after the actor's gradients
+            raise Killed
+        return whole(rows, entries, tally)
+
+    trainer.losses["critic"] = loss
+    with pytest.raises(Killed):
+        trainer.step(1)
+    assert run.streams.update == 2
+    for strategy in run.strategies.values():  # what a reform does
+        strategy.forget()
+    trainer.step(1)
+    assert run.digest() == undisturbed[0]
+    _each_sample_once(run.ledger)
+
+
+def test_the_buffer_survives_a_new_process(folders, undisturbed):
+    """Stages and rows saved after `values` go on in a trainer that has never seen them."""
+    trainer, run = job(folders["qwen2"], on_phase=lambda name: _stop(name, "advantage"))
+    with pytest.raises(Killed):
+        trainer.step(0)
+    saved, coefficient = run.buffer.state_dict(), trainer.coefficient.state_dict()
+    other, again = job(folders["qwen2"])
+    again.buffer.load_state_dict(saved)
+    other.coefficient.load_state_dict(coefficient)
+    other.engine = None  # nothing is left to generate; sync needs one
+    other.flow = dataclasses.replace(other.flow, stages=other.flow.stages[:-1])
+    report = other.step(0)
+    assert dict(report.metrics) == undisturbed[1][0]
+
+
+def _stop(name, at):
+    if name == at:
+        raise Killed
+
+
+def test_the_first_ratio_of_a_step_is_exactly_one(folders):
+    """Old log-probabilities are made in the shapes of the update, so before anything was applied they are the same bits."""
+    trainer, _ = job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1))
+    metrics = trainer.step(0).metrics
+    assert metrics["approx_kl"] == 0.0
+    assert metrics["clip_fraction"] == 0.0
+    assert abs(metrics["rollout_gap"]) < 1e-5
+    assert metrics["kl"] == 0.0  # the reference is the actor of the start
+    assert {
+        "reward",
+        "reward_std",
+        "length",
+        "entropy",
+        "explained_variance",
+        "actor_norm",
+        "critic_norm",
+    } <= metrics.keys()
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_micro_batches_change_the_gradient_only_by_rounding(folders):
+    norms = [
+        job(folders["qwen2"], ppo=settings(mini_batch=32, epochs=1, micro_batch=micro))[0].step(0).metrics["actor_norm"]
+        for micro in (8, 4, 3)  # 3 does not divide 8: the last block is filled up
+    ]
+    assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("head", "ppo"),
+    [
+        ("tied", {}),
+        ("separate", {"algorithm": "grpo", "group": 4, "kl": Kl(where="loss", coef=0.01)}),
+        ("separate", {"kl": Kl(where="off"), "entropy_coef": 0.01, "dual_clip": 3.0, "importance_limit": 2.0}),
+        ("separate", {"kl": Kl(coef=0.1, target=0.5, horizon=100), "missing_eos_penalty": 0.5, "schedule": "cosine"}),
+    ],
+)
+def test_variants_run_and_are_alike_in_any_order_of_lanes(folders, head, ppo):
+    results = [
+        finish(*job(folders["llama"], head=head, ppo=settings(**ppo), carried=(order,)))
+        for order in ((0, 1, 2, 3), (2, 0, 3, 1))
+    ]
+    assert results[0] == results[1]
+    assert all(math.isfinite(value) for value in results[0][1][-1].values())
+
+
+def test_an_adaptive_coefficient_moves(folders):
+    trainer, run = job(folders["llama"], ppo=settings(kl=Kl(coef=0.1, target=0.5, horizon=100)))
+    _, metrics = finish(trainer, run, steps=3)
+    assert metrics[0]["kl_coef"] == 0.1
+    assert metrics[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 32 / 100))
+    assert trainer.coefficient.of(3) != metrics[2]["kl_coef"]
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_preferences_are_learned_in_any_order_of_lanes(folders, algorithm):
+    path = folders["qwen2"]
+
+    def answers(step, lane):
+        found = []
+        for n in range(4):
+            digits = [(7 * step + 3 * lane + n + k) % 10 for k in range(3)]
+            prompt = (12, *digits, 13)
+            found.append(Given(id=f"{step}.{lane}.{n}+", prompt=prompt, answer=(*digits[::-1], 11), good=True))
+            found.append(Given(id=f"{step}.{lane}.{n}-", prompt=prompt, answer=(digits[0], 11), good=False))
+        return found
+
+    results = []
+    for order in ((0, 1), (1, 0)):
+        ppo = settings(algorithm=algorithm, batch=16, mini_batch=8, micro_batch=4, epochs=1, lr=3e-3)
+        model = Model(path=path)
+        actor = models.actor(model, path, seed=0)
+        run = FixedRun(
+            {"actor": (actor, lambda _name: AdamW(lr=3e-3))},
+            deal=Deal(lanes=2, carried=(order,)),
+            seed=0,
+            parts=parts_of(ppo, 2),
+        )
+        roles = Roles(model=model, actor=actor, ref=models.reference(model, path))
+        trainer = PreferenceTrainer(
+            run, roles, ppo=ppo, lanes=2, steps=8, answers=answers, prompt_tokens=6, answer_tokens=5, pad=10
+        )
+        results.append(finish(trainer, run, steps=8))
+    assert results[0] == results[1]
+    first, last = results[0][1][0], results[0][1][-1]
+    assert last["preference_loss"] < 0.95 * first["preference_loss"]
+    assert last["right"] == 1.0
+
+
+def test_a_scorer_is_asked_once_for_a_sample_that_is_run_again(folders):
+    asked = Counter()
+
+    def once(answers):
+        asked.update(a.id for a in answers)
+        return [asked[a.id] * 1.0 for a in answers]
+
+    trainer, _ = job(folders["llama"], on_phase=_once("update"))
+    trainer.scorer = Function("once", once)
+    with pytest.raises(Killed):
+        trainer.step(0)
+    assert trainer.step(0).metrics["reward"] == 1.0
+    assert set(asked.values()) == {1}
+
+
+def _once(phase):
+    left = [1]
+
+    def kill(name):
+        if name == phase and left:
+            left.clear()
+            raise Killed
+
+    return kill
+
+
+def test_schedules():
+    assert [lr_factor("linear", s, warmup=1, steps=5) for s in range(6)] == [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    assert lr_factor("cosine", 5, warmup=0, steps=10) == pytest.approx(0.5)
+    assert lr_factor("constant", 99, warmup=3, steps=10) == 1.0
