@@ -82,7 +82,9 @@ class Disk:
                 save.head.saved, save.head.manifest = save.step, save.manifest
                 save.head.tell()
         elif self.cluster.finished(save.version) and all(node.alive for node, _ in save.sources):
-            self._begin([node for node, _ in save.sources], save.version, save.digest)  # nothing comes after the last one
+            self._begin(
+                [node for node, _ in save.sources], save.version, save.digest
+            )  # nothing comes after the last one
         self.cluster.saved([node for node, _ in save.sources])
 
     def newest(self) -> Save | None:
