@@ -10,20 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from state_jobs import FACTS, LANES, Job, Rollout, pinned, same, snapshots, write
 
 from elasticrl.runtime.checkpoint import tree
 from elasticrl.runtime.checkpoint.export import export
+from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, resume
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
 from elasticrl.runtime.checkpoint.shelf import mark_committed, verify
+from elasticrl.runtime.layout import buckets, striped
+from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.shard import Shard
+from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused, StateError
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import Source, shard_of
 from elasticrl.runtime.vault.version import Version
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +87,6 @@ def test_odd_dtypes_and_shapes_survive(tmp_path: Path, dtype: str, shape: tuple[
 
         def load_state_dict(self, state: dict[str, Any], /) -> None:
             self.tensor, self.view = state["t"], state["view"]
-
-    from elasticrl.runtime.vault.client import Vault
 
     paths = []
     for rank in range(2):
@@ -240,6 +246,50 @@ def test_a_tensor_that_was_replaced_is_kept_and_not_the_one_that_was_there_befor
         model.weight.fill_(8.0)
     assert second.tensors[0].unique().tolist() == [8.0]  # a live view: the vault's thread reads it later
     assert parts.capture(1, 2).table.pieces != first.table.pieces
+
+
+def flat_shards(world: int, fill: bool) -> list[Shard]:
+    """What a strategy has on each rank: parameters of odd shapes in buckets, cut into two-version shards."""
+    shapes = [("a", (33, 7)), ("b", (5,)), ("c", (3, 4, 11)), ("d", (300,)), ("e", ())]
+    layout = striped(buckets(shapes, 256), world)
+    made = []
+    for rank in range(world):
+        shard = Shard(layout, rank, lambda _: AdamW(), dtype=torch.float32, device=torch.device("cpu"))
+        if fill:
+            shard.version = 41
+            for row in range(3):
+                for piece in shard.pieces:
+                    shard.state[row, piece.there] = torch.arange(piece.start, piece.stop) + 1000.0 * row
+        made.append(shard)
+    return made
+
+
+@pytest.mark.parametrize(("old", "new"), list(product(range(1, 5), repeat=2)))
+def test_a_strategys_shards_are_cut_anew_for_another_world(tmp_path: Path, old: int, new: int):
+    paths = []
+    for rank, shard in enumerate(flat_shards(old, fill=True)):
+        vault = Vault(tmp_path / f"n{rank}", job="j", node=f"n{rank}")
+        content = Parts(shard=FlatShard(shard)).capture(rank, old)
+        ticket = vault.snapshot(content, version=Version(1), generation=1, shard=rank, world=old)
+        ticket.wait_sealed(5)
+        assert ticket.path is not None
+        paths.append(ticket.path)
+        vault.close()
+    source = Source([shard_of(pinned(path)) for path in paths], name="vault")
+    for shard in flat_shards(new, fill=False):
+        Parts(shard=FlatShard(shard)).restore(source)
+        assert shard.version == 41
+        for row in range(3):
+            for piece in shard.pieces:
+                expected = torch.arange(piece.start, piece.stop) + 1000.0 * row
+                assert torch.equal(shard.state[row, piece.there], expected)
+    if old == 3 and new == 1:
+        where = place(tmp_path / "ck")
+        manifest = write(where, paths)
+        state = {"model": {"a": torch.zeros(33, 7)}, "optimizer": {"state": {"c": {"exp_avg": torch.zeros(3, 4, 11)}}}}
+        dcp.load(state, checkpoint_id=str(tmp_path / "ck" / manifest.name))
+        assert state["model"]["a"].flatten().tolist() == list(range(231))
+        assert state["optimizer"]["state"]["c"]["exp_avg"].flatten().tolist() == [1000 + i for i in range(132)]
 
 
 def test_pieces_that_contradict_their_tensors_are_refused():

@@ -1,0 +1,93 @@
+"""A strategy's shard as a part of the state: ranges of flattened parameters, in two versions of which one stays unchanged.
+
+The one idea: a range of a flattened parameter is a few boxes of it, so whatever a strategy cuts, a checkpoint holds whole named
+tensors in their own shapes, and any other strategy or world size can read them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from elasticrl.runtime.vault.piece import Piece, boxes
+from elasticrl.runtime.vault.source import name_of
+
+
+class Range(Protocol):
+    """Elements start <= i < stop of a flattened parameter, at `at` in the shard's rows."""
+
+    @property
+    def name(self) -> str:
+        """The parameter."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole parameter."""
+
+    @property
+    def start(self) -> int:
+        """First element."""
+
+    @property
+    def stop(self) -> int:
+        """After the last element."""
+
+    @property
+    def at(self) -> int:
+        """Place in a row."""
+
+
+class TwoVersions(Protocol):
+    """What `elasticrl.runtime.shard.Shard` is: rows (parameters first, then each optimizer slot) of equal length."""
+
+    rows: tuple[str, ...]
+    version: int
+    applied: bool
+
+    @property
+    def pieces(self) -> Sequence[Range]:
+        """What this rank has."""
+
+    @property
+    def state(self) -> torch.Tensor:
+        """[rows, size] of `version`."""
+
+
+class FlatShard:
+    """A `Sharded` part: parameters are called `model.NAME`, optimizer slots `optimizer.state.NAME.SLOT`, as torch's are.
+
+    Restoring fills the shard in place; publishing its parameters to the model is the strategy's business.
+    """
+
+    def __init__(self, shard: TwoVersions, *, model: str = "model", optimizer: str = "optimizer") -> None:
+        self._shard = shard
+        self._model = model
+        self._optimizer = optimizer
+        self._cut: dict[int, list[tuple[Piece, torch.Tensor]]] = {}  # by version in memory: there are two, used in turn
+
+    def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """The unchanged version's boxes, as views."""
+        state = self._shard.state
+        address = state.data_ptr()
+        if address not in self._cut:
+            self._cut[address] = list(self._boxes(state))
+        return iter(self._cut[address])
+
+    def values(self) -> Mapping[str, Any]:
+        """How many updates it has had; the same on all ranks."""
+        return {"version": self._shard.version}
+
+    def restored(self, values: Mapping[str, Any], /) -> None:
+        """The unchanged version is now that one."""
+        self._shard.version, self._shard.applied = int(values["version"]), False
+
+    def _boxes(self, state: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+        dtype = name_of(state.dtype)
+        for number, row in enumerate(self._shard.rows):
+            for part in self._shard.pieces:
+                name = f"{self._model}.{part.name}" if number == 0 else f"{self._optimizer}.state.{part.name}.{row}"
+                at = part.at
+                for offset, lengths in boxes(part.shape, part.start, part.stop):
+                    piece = Piece(name, dtype, part.shape, offset, lengths)
+                    yield piece, state[number, at : at + piece.numel].view(lengths)
+                    at += piece.numel
