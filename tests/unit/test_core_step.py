@@ -11,7 +11,21 @@ import pytest
 
 from elasticrl.core import events
 from elasticrl.core.events import Asked, Leased, Probed, Seen, Suspected, Tick, Workers
-from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Stall, Verb, View, Work
+from elasticrl.core.model import (
+    Commit,
+    Exit,
+    Intent,
+    Member,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Seat,
+    Stall,
+    Verb,
+    View,
+    Work,
+)
 from elasticrl.core.settings import Membership, Recovery, Settings
 from elasticrl.core.state import State
 from elasticrl.core.step import step
@@ -30,7 +44,9 @@ def seat(name, born=1):
 
 
 def plan(generation, *names, phase=Phase.TRAIN, **more):
-    return Plan(generation=generation, phase=phase, seats=tuple(seat(n) for n in names), lanes=6, reason="as told", **more)
+    return Plan(
+        generation=generation, phase=phase, seats=tuple(seat(n) for n in names), lanes=6, reason="as told", **more
+    )
 
 
 def record(name, **more):
@@ -43,7 +59,9 @@ class Life:
     """One node's core and the store as it sees it; every line is an event and what was decided."""
 
     def __init__(self, name="n00/1", settings=SETTINGS):
-        self.state = State(settings=settings, me=member(name), card=Record(member=member(name), beat=f"{name[:3]}:7461", bits="x"))
+        self.state = State(
+            settings=settings, me=member(name), card=Record(member=member(name), beat=f"{name[:3]}:7461", bits="x")
+        )
         self.view = View(revision=1)
         self.lines = []
         self.now = 0.0
@@ -53,11 +71,17 @@ class Life:
         decision = step(self.state, replace(event, now=now))
         self.state = decision.state
         self.lines.append(f"{now:7.2f} {label or self.name(event)}")
-        self.lines += [f"            {self.show(action)}" for action in decision.actions if not isinstance(action, events.Say)]
+        self.lines += [
+            f"            {self.show(action)}" for action in decision.actions if not isinstance(action, events.Say)
+        ]
         for action in decision.actions:
-            if isinstance(action, events.Publish):  # the store answers at once, so that the next line is about the next thing
+            if isinstance(
+                action, events.Publish
+            ):  # the store answers at once, so that the next line is about the next thing
                 records = {**(self.view.records or {}), self.state.me.node: action.record}
-                self.view = replace(self.view, own=action.record, records=records if self.view.records is not None else None)
+                self.view = replace(
+                    self.view, own=action.record, records=records if self.view.records is not None else None
+                )
         return decision
 
     def leased(self, now):
@@ -117,7 +141,9 @@ def a_followers_life():
     life.leased(0.1)
     life.seen(0.2, "empty store")
     life.at(2.0, Workers(now=0, warm=True, endpoint="n01:29500"))
-    life.seen(3.0, "plan 1", leader=member("n00"), leader_revision=3, plan=plan(1, "n00", "n01", "n02"), plan_revision=4)
+    life.seen(
+        3.0, "plan 1", leader=member("n00"), leader_revision=3, plan=plan(1, "n00", "n01", "n02"), plan_revision=4
+    )
     life.at(3.1, Workers(now=0, work=Work.JOINING, generation=1, born=1, endpoint="n01:29500"))
     life.leased(3.2)
     life.at(4.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, endpoint="n01:29500"))
@@ -169,7 +195,9 @@ def leads(life, now=0.0):
 
 def trains(life, now, generation, *names, **more):
     life.seen(now, f"plan {generation} written", plan=plan(generation, *names, **more), plan_revision=10 * generation)
-    life.at(now + 0.1, Workers(now=0, work=Work.TRAINING, generation=generation, born=1, warm=True, endpoint="n00:29500"))
+    life.at(
+        now + 0.1, Workers(now=0, work=Work.TRAINING, generation=generation, born=1, warm=True, endpoint="n00:29500")
+    )
     rows = [record(n, work=Work.TRAINING, generation=generation, born=1) for n in names if n != "n00"]
     life.told(now + 0.2, life.view.own, *rows)
 
