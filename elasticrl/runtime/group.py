@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -153,24 +153,78 @@ def form(
     _live = gang.flag
     doing = f"forming generation {generation} ({world} ranks)"
     gang.flag.check(doing)
+    asking = _Asking(store, gang.flag, timedelta(seconds=form_s))
+    _asking.append(asking)  # torch keeps only the C++ half of a store written in Python
+    # torch numbers its groups, the number is part of the keys in the store, and forming that fails uses one up: who has tried
+    # once more than the others would wait for them under another key.
+    c10d._world.group_count = 0
     try:
         dist.init_process_group(
             backend,
-            # A connection of its own: gloo's waits hold theirs, and one that is given up would hold it on.
-            store=c10d.PrefixStore(f"g{generation}/", store.clone()),  # type: ignore[attr-defined] # not in the stubs
+            store=c10d.PrefixStore(f"g{generation}/", asking),
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=form_s),
         )
     except GangError:
         raise
-    except (RuntimeError, ValueError) as error:  # torch's DistError and gloo's exceptions are RuntimeErrors
+    except (RuntimeError, ValueError, TimeoutError) as error:  # torch's and gloo's own are RuntimeErrors
         raise Broken(f"{doing} failed after at most {form_s:g} s: {error}") from error
     gang.group.set_timeout(timedelta(seconds=timeout_s))
     return gang
 
 
 _live = Interrupt()
+_asking: deque[_Asking] = deque(maxlen=2)
+
+
+class _Asking(Store):
+    """A store on which no wait blocks: it asks until the key is there, or the flag says to stop asking.
+
+    A TCPStore's own wait holds its one connection for all of its timeout, so a wait for a peer that died would bar the next
+    generation from the store. And a second connection is not free: torch resolves the peer's name for each, in the client
+    and in the server's only thread, so a name server that does not answer costs everybody 5 seconds.
+    """
+
+    def __init__(self, store: Store, flag: Interrupt, limit: timedelta) -> None:
+        super().__init__()
+        self._store, self._flag, self._limit = store, flag, limit
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """As torch's."""
+        deadline = time.monotonic() + min(timeout or self._limit, self._limit).total_seconds()
+        pause_s = 0.0005
+        while not self._store.check(keys):
+            self._flag.check(f"waiting for {keys[0]}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{keys[0]} did not appear in time")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.005)
+
+    def get(self, key: str) -> bytes:
+        """As torch's: waits for the key."""
+        self.wait([key])
+        return self._store.get(key)
+
+    def set(self, key: str, value: str) -> None:
+        """As torch's."""
+        self._store.set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        """As torch's."""
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        """As torch's."""
+        return self._store.check(keys)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """As torch's."""
+        return self._store.compare_set(key, expected_value, desired_value)
+
+    def delete_key(self, key: str) -> bool:
+        """As torch's."""
+        return self._store.delete_key(key)
 
 
 class Wait(dist.Work):

@@ -191,23 +191,26 @@ def fsdp_and_dcp(
     return found
 
 
-def forms_alone(_rank: int, _world: int, store: dist.Store, *, generation: int) -> tuple[str, float, float]:
-    """A plan's peer that never comes: forming is interruptible too, and the next generation is not harmed."""
-    flag = Interrupt()
-    threading.Timer(0.2, flag.set, ["n03/1 died (lease)"]).start()
-    begin = time.monotonic()
-    try:
-        form(generation=generation, rank=0, world=2, store=store, flag=flag)
-        words = "formed"
-    except Interrupted as error:
-        words = str(error)
-    waited = time.monotonic() - begin
-    try:
-        form(generation=generation + 1, rank=0, world=2, store=store, form_s=0.3)
-    except Broken as error:
-        words += " / " + str(error).split(":")[0]
-    late = time.monotonic() - begin - waited
-    gang = form(generation=generation + 2, rank=0, world=1, store=store)
+def forms_at_the_third_try(rank: int, _world: int, store: dist.Store, *, generation: int) -> tuple[str, float, float]:
+    """Rank 0's first two plans have a peer that never comes: forming is interruptible, has a deadline, and does not harm the
+    third, to which rank 1 comes without that past.
+    """
+    words, waited, late = "", 0.0, 0.0
+    if rank == 0:
+        flag = Interrupt()
+        threading.Timer(0.2, flag.set, ["n03/1 died (lease)"]).start()
+        begin = time.monotonic()
+        try:
+            form(generation=generation, rank=0, world=2, store=store, flag=flag)
+        except Interrupted as error:
+            words = str(error)
+        waited = time.monotonic() - begin
+        try:
+            form(generation=generation + 1, rank=0, world=2, store=store, form_s=0.3)
+        except Broken as error:
+            words += " / " + str(error).split(":")[0]
+        late = time.monotonic() - begin - waited
+    gang = form(generation=generation + 2, rank=rank, world=2, store=store)
     dist.all_reduce(torch.ones(1))
     gang.leave()
     return words, waited, late
@@ -250,6 +253,7 @@ def many_generations(rank: int, world: int, store: dist.Store, *, generation: in
                     work.wait()
             except Interrupted:
                 pass
+            del work  # whoever keeps a work keeps its group's connections
         gang.leave()
         if n == 3:
             before = measure()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PRELOAD = [
     "torch",
+    "torch._dynamo",  # which FSDP2 imports at its first use
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "elasticrl.runtime.group",
