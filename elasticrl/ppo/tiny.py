@@ -44,6 +44,9 @@ def write(
         "eos_token_id": words.index(EOS),
         "bos_token_id": None,
         "num_labels": 1,
+        # Both for learning fast from nothing: attention that is not flat, and positions that differ within a few tokens.
+        "initializer_range": 0.1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 20.0},
     }
     config = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}[arch](**shape)
     auto: Any = {
