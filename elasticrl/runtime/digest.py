@@ -81,6 +81,11 @@ def digest_of(flat: torch.Tensor, start: int, *names: str) -> int:
     return total * _odd(*names) & MASK
 
 
+def signed(word: int) -> int:
+    """A 64-bit word as the int64 that travels in tensors; `& MASK` is the way back."""
+    return word - (1 << 64) if word >> 63 else word
+
+
 def _odd(*names: str | int) -> int:
     return int.from_bytes(blake2b(repr(names).encode(), digest_size=8).digest(), "little") | 1
 

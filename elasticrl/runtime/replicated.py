@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from elasticrl.runtime.digest import MASK, digest_of, outliers, signed
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import UNIT, buckets, striped, up
 from elasticrl.runtime.shard import Shard
-from elasticrl.runtime.strategy import Point, Strategy
+from elasticrl.runtime.strategy import Point, Strategy, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +108,13 @@ class Replicated(Strategy):
 
     def replica(self) -> int:
         """A digest of the parameters that this rank computes with; all ranks' should be equal at any sealed version."""
-        from elasticrl.runtime.digest import MASK, digest_of
-
         each = zip(self.params, (name for bucket in self.buckets for name, _, _ in bucket.params), strict=True)
         return sum(digest_of(param.detach().view(-1), 0, "param", name) for param, name in each) & MASK
+
+    def diverged(self) -> tuple[int, ...]:
+        """The ranks whose parameters are not what most ranks compute with: silent corruption. Collective."""
+        mine = torch.tensor([signed(self.replica())], dtype=torch.int64, device=self._shard.grad.device)
+        return outliers([int(part) for part in gather(mine, [1] * self.deal.world, self.group)])
 
     def close(self) -> None:
         """Takes the hooks out of the model, for the next generation's strategy to put in its own."""

@@ -13,13 +13,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, digest_of
-from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, SumPlan, blocks, halving, sum_plan
+from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, Move, SumPlan, blocks, halving, moves, sum_plan
 from elasticrl.runtime.optim import Rule, apply, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    # (row, parameter, first element, where to): fills the tensor from wherever the state is, a vault, a neighbour or a file.
+    Read = Callable[[str, str, int, torch.Tensor], None]
 
 FOLD = 262_144  # elements whose squares are added up at a time, so that they stay in cache
 
@@ -41,11 +45,19 @@ class Shard:
         self._rule_of = rule_of
         self._both = torch.zeros(2, len(self.rows), layout.size, dtype=dtype, device=device)
         self._now = 0
+        self._other: int | None = None  # the version that the other row holds whole
 
     @property
     def state(self) -> torch.Tensor:
         """[rows, size] of `version`: unchanged until the update after the next one is applied."""
         return self._both[self._now]
+
+    @property
+    def held(self) -> dict[int, torch.Tensor]:
+        """The versions that are whole here, as [rows, size]: this one, and its predecessor or successor unless an update was
+        cut short in the middle of writing it. A gang that reforms agrees on the newest that is whole everywhere.
+        """
+        return {self.version: self.state} | ({} if self._other is None else {self._other: self.next})
 
     @property
     def next(self) -> torch.Tensor:
@@ -97,39 +109,68 @@ class Shard:
         """Writes the next version from this one and scale * gradient."""
         assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor rolled back"
         runs = self._runs()
+        self._other = None
         for i, (rule, start, stop) in enumerate(runs):
             if i == len(runs) // 2:
                 halfway()
             part = (slice(None), slice(start, stop))
             rule = scaled(rule, lr_factor)  # noqa: PLW2901 - the run's rule, at this moment
             apply(rule, self.state[part], self.next[part], self.grad[start:stop], scale=scale, count=self.version + 1)
-        self.applied = True
+        self.applied, self._other = True, self.version + 1
 
     def seal(self) -> None:
         """The next version is whole everywhere: it becomes this one, and this one's memory is free for the one after."""
         assert self.applied, "nothing was applied"
-        self._now, self.version, self.applied = 1 - self._now, self.version + 1, False
+        self._now, self._other, self.version, self.applied = 1 - self._now, self.version, self.version + 1, False
 
     def roll_back(self) -> None:
         """Gives up the next version, wherever it got to."""
         self.applied = False
 
-    def load(self, version: int, read: Callable[[str, str, int, torch.Tensor], None]) -> None:
+    def load(self, version: int, read: Read) -> None:
         """Fills this version from `read(row, parameter, first element, out)`."""
         for i, row in enumerate(self.rows):
             for piece in self.pieces:
                 read(row, piece.name, piece.start, self.state[i, piece.there])
-        self.version, self.applied = version, False
+        self.version, self.applied, self._other = version, False, None
 
-    def read(self, row: str, name: str, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """What this shard has of elements start <= i < stop of a parameter: (first element, values), a view of this version."""
-        state = self.state[self.rows.index(row)]
-        found: list[tuple[int, torch.Tensor]] = []
-        for piece in self.pieces:
-            lo, hi = max(start, piece.start), min(stop, piece.stop)
-            if piece.name == name and lo < hi:
-                found.append((lo, state[piece.at + lo - piece.start : piece.at + hi - piece.start]))
-        return found
+    def carry(
+        self,
+        version: int,
+        state: torch.Tensor | None,
+        *,
+        old: Layout,
+        homes: Mapping[int, int],
+        rank: int,
+        group: dist.ProcessGroup | None,
+        read: Read,
+    ) -> None:
+        """Fills this version from the survivors' memory, in one all-to-all over the new group of what changes hands; `read`
+        gives what only the dead had. `state` is this rank's shard of the old layout at that version (from `held`), None for
+        who has just joined. `homes` maps the survivors' old ranks to new ones. Collective.
+        """
+        ranks = range(len(self.layout.pieces))
+        rows = len(self.rows)
+        plan: dict[tuple[int | None, int], list[Move]] = {}
+        for move in moves(old, self.layout, homes):
+            plan.setdefault((move.source, move.target), []).append(move)
+        for move in plan.get((None, rank), []):
+            for i, row in enumerate(self.rows):
+                read(row, move.name, move.start, self.state[i, move.here])
+        for move in plan.get((rank, rank), []):
+            assert state is not None, f"rank {rank} is said to have been in the old gang"
+            self.state[:, move.here] = state[:, move.there]
+        if group is not None:
+            comes = [plan.get((source, rank), []) if source != rank else [] for source in ranks]
+            goes = [plan.get((rank, target), []) if target != rank else [] for target in ranks]
+            out = [state[:, move.there].reshape(-1) for part in goes for move in part if state is not None]
+            inbox = self.state.new_empty(rows * sum(move.length for part in comes for move in part))
+            lengths, sizes = ([rows * sum(move.length for move in part) for part in parts] for parts in (comes, goes))
+            dist.all_to_all_single(inbox, torch.cat([inbox[:0], *out]), lengths, sizes, group=group)
+            got = [move for part in comes for move in part]
+            for move, values in zip(got, torch.split(inbox, [rows * move.length for move in got]), strict=True):
+                self.state[:, move.here] = values.view(rows, -1)
+        self.version, self.applied, self._other = version, False, None
 
     def digest(self) -> dict[str, int]:
         """This rank's part of the state's digest, per row; parts are added modulo 2**64."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from elasticrl.runtime.digest import MASK, Digest
+from elasticrl.runtime.digest import MASK, Digest, signed
 from elasticrl.runtime.scalars import Tally, total
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Strategy(ABC):
         """Of the newest version, over all ranks. Collective."""
         mine = self.shard.digest()
         rows = torch.tensor(
-            [_signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.shard.grad.device
+            [signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.shard.grad.device
         )
         everyone = gather(rows, [len(rows)] * self.deal.world, self.group)
         sums = dict.fromkeys(self.shard.rows, 0)
@@ -244,7 +244,3 @@ def gather(mine: torch.Tensor, lengths: list[int], group: dist.ProcessGroup | No
     dist.all_gather_single(everyone, padded, group=group)
     rows = everyone.cpu().view(len(lengths), longest)
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word

@@ -25,8 +25,10 @@ from elasticrl.runtime.optim import SGD, AdamW, Rule
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Strategy
 
+Whole = dict[tuple[str, str], torch.Tensor]
 ROWS = 9  # of a lane's batch: odd, and above the five below which matrix products take other paths
 
 
@@ -126,15 +128,29 @@ def newest(vault: str) -> int:
     return max((version for (version, world), count in found.items() if count == world), default=0)
 
 
-def load(strategy: Strategy, vault: str, version: int) -> None:
-    """Any world's shards into this one's, whichever strategy wrote them."""
-    whole: dict[tuple[str, str], torch.Tensor] = {}
+def agree(shard: Shard, vault: str, gang: Gang) -> int:
+    """The newest version that every survivor holds in memory and the vault has whole, for the sake of the dead one's part."""
+    mine = torch.tensor([version in shard.held and version <= newest(vault) for version in range(99)])
+    everyone = mine.to(torch.int64)
+    dist.all_reduce(everyone, group=gang.group)
+    return int(max((everyone == gang.world).nonzero()))
+
+
+def everything(vault: str, version: int) -> Whole:
+    """Any world's shards put together, whichever strategy wrote them."""
+    whole: Whole = {}
     for path in sorted(Path(vault).glob(f"{version}.*of*")):
         rows, pieces, state = pickle.loads(path.read_bytes())
         for i, row in enumerate(rows):
             for piece in pieces:
                 values = whole.setdefault((row, piece.name), torch.full((piece.size,), torch.nan))
                 values[piece.start : piece.stop] = torch.from_numpy(state[i, piece.there])
+    return whole
+
+
+def load(strategy: Strategy, vault: str, version: int) -> None:
+    """From files alone."""
+    whole = everything(vault, version)
 
     def read(row: str, name: str, start: int, out: torch.Tensor) -> None:
         out.copy_(whole[row, name][start : start + out.numel()])
@@ -216,7 +232,9 @@ def through_a_death(
     at_step: int,
     point: str,
 ) -> dict[str, object]:
-    """As `segment`, but the victim is killed at a point of one update; the others go on without it, in place."""
+    """As `segment`, but the victim is killed at a point of one update; the others go on without it, in place, with what they
+    have in memory and, from the vault, what only the victim had.
+    """
     gang = form(generation=generation, rank=rank, world=world, store=store)
     now = [0]
 
@@ -226,7 +244,7 @@ def through_a_death(
 
     strategy, model = make(kind, lanes, gang, point=fire)
     keep(strategy, vault)
-    reformed = 0
+    result: dict[str, object] = {}
     while strategy.shard.version < until:
         now[0] = strategy.shard.version
         try:
@@ -237,13 +255,41 @@ def through_a_death(
         except GangError:
             gang.leave()
             strategy.close()
-            survivors = [r for r in range(world) if r != victim]
-            gang = form(generation=generation + 1, rank=survivors.index(rank), world=len(survivors), store=store)
-            version = newest(vault)
+            homes = {old: new for new, old in enumerate(r for r in range(world) if r != victim)}
+            gang = form(generation=generation + 1, rank=homes[rank], world=len(homes), store=store)
+            before = strategy.shard
+            version = agree(before, vault, gang)
             strategy, model = make(kind, lanes, gang, point=fire)
-            load(strategy, vault, version)
-            reformed += 1
-    result = {"sha256": fingerprint(strategy), "reformed": reformed, "resumed": version if reformed else None}
+            whole = everything(vault, version)
+            foreign = [0]
+
+            def read(
+                row: str,
+                name: str,
+                start: int,
+                out: torch.Tensor,
+                *,
+                whole: Whole = whole,
+                foreign: list[int] = foreign,
+            ):
+                foreign[0] += out.numel()
+                out.copy_(whole[row, name][start : start + out.numel()])
+
+            strategy.shard.carry(
+                version,
+                before.held[version],
+                old=before.layout,
+                homes=homes,
+                rank=gang.rank,
+                group=gang.group,
+                read=read,
+            )
+            strategy.publish()
+            lost = len(before.rows) * sum(piece.count for piece in before.layout.pieces[victim])
+            said = torch.tensor([foreign[0]])
+            dist.all_reduce(said)
+            result = {"resumed": version, "read": said.item(), "lost": lost}
+    result["sha256"] = fingerprint(strategy)
     gang.leave()
     return result
 
@@ -298,3 +344,19 @@ def count_lanes(
         good &= torch.equal(strategy.shard.grad[piece.there].to(torch.int64), exact)
     gang.leave()
     return good
+
+
+def corrupt(
+    rank: int, world: int, store: dist.Store, *, generation: int, victim: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which ranks are said to have diverged before and after one bit flips in the victim's copy of the parameters."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    strategy, model = make("replicated", 4, gang)
+    update(strategy, model, 0)
+    assert isinstance(strategy, Replicated)
+    before = strategy.diverged()
+    if rank == victim:
+        model.second[0].weight.data.view(-1).view(torch.int32)[77] ^= 1
+    after = strategy.diverged()
+    gang.leave()
+    return before, after
