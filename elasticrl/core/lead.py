@@ -32,7 +32,7 @@ from elasticrl.core.model import (
 )
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Failures, Lead, State, Wish
-from elasticrl.core.suspect import Conviction, convict, split
+from elasticrl.core.suspect import Conviction, conviction, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Scene:
     @cached_property
     def conviction(self) -> Conviction:
         """Whom the neighbours hold to be dead or cut off."""
-        return conviction_in(self.view)
+        return conviction(self.view, self.settings.membership.neighbours)
 
     @cached_property
     def held(self) -> Mapping[str, Quarantine]:
@@ -283,20 +283,13 @@ def seat_for(record: Record, born: int) -> Seat:
 TIMELESS = frozenset({"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates"})
 
 
-def conviction_in(view: View) -> Conviction:
-    """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them."""
-    place = view.plan.place if view.plan else {}
-    pairs = ((node, other) for node, r in (view.records or {}).items() if r.suspects for other in r.suspects)
-    return convict((accuser, accused) for accuser, accused in pairs if accused in place)
-
-
 def lead(state: State, now: float) -> tuple[State, Wish]:
     """The leader's wishes, and its timers after this moment."""
     assert state.lead is not None
     if state.view.records is None or state.view.quarantines is None:
         return state, Wish(reason="leading; waiting to see all records")
     scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now)
-    memory = remember(scene)
+    memory = remember(scene, deaf=deaf(state, now))
     scene = scene.recalling(memory)
     move = next((move for rule in RULES if (move := rule(scene)) is not None), Move())
     release, wake_at = guard(scene)
@@ -318,8 +311,17 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     return replace(state, lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced), move.why)
 
 
-def remember(scene: Scene) -> Lead:
-    """The leader's timers, brought up to this moment."""
+def deaf(state: State, now: float) -> bool:
+    """Is an answer of the store overdue? Then the members' silence says nothing about them."""
+    return now > state.leased + state.settings.membership.keepalive_s + state.settings.retry_s
+
+
+def remember(scene: Scene, *, deaf: bool) -> Lead:
+    """The leader's timers, brought up to this moment.
+
+    A leader that is deaf begins to wait anew. Found by seed 1305: after an outage a gang that had trained all along was put
+    out for not having joined in time, because its records had not come through.
+    """
     lead, plan, now = scene.lead, scene.plan, scene.now
     ready = frozenset(record.member for record in scene.candidates)
     stalled = plan is not None and any(scene.at_work(seat, Work.STALLED, Work.PARKED) for seat in plan.seats)
@@ -342,10 +344,10 @@ def remember(scene: Scene) -> Lead:
     return Lead(
         since=lead.since,
         generation=scene.view.generation,
-        planned_at=now if new_plan else lead.planned_at,
+        planned_at=now if new_plan or deaf else lead.planned_at,
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,
-        stalled_at=None if not stalled else now if lead.stalled_at is None or new_plan else lead.stalled_at,
+        stalled_at=None if not stalled else now if lead.stalled_at is None or new_plan or deaf else lead.stalled_at,
         doubted=doubted,
         confined={node: lead.confined.get(node, now) for node in scene.held},
         failures=failures,

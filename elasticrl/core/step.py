@@ -35,7 +35,7 @@ from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Verb, View
 from elasticrl.core.state import Decision, Lead, State, Wish
-from elasticrl.core.suspect import NOBODY, Conviction, convict, neighbours
+from elasticrl.core.suspect import conviction, neighbours
 
 
 def step(state: State, event: Event) -> Decision:
@@ -116,19 +116,10 @@ def attend(state: State, now: float) -> State:
     return state
 
 
-def accusations(state: State) -> Conviction:
-    """What the neighbours' suspicions amount to, as far as this node sees them."""
-    records = state.view.records
-    if not records or state.view.plan is None:
-        return NOBODY
-    place = state.view.plan.place
-    return convict((node, other) for node, r in records.items() if r.suspects for other in r.suspects if other in place)
-
-
 def leader_convicted(state: State) -> bool:
     """Do its neighbours agree that the leader is gone? Only those who watch all records can say."""
-    leader = state.view.leader
-    return leader is not None and leader != state.me and leader.node in accusations(state).guilty
+    leader, reach = state.view.leader, state.settings.membership.neighbours
+    return leader is not None and leader != state.me and leader.node in conviction(state.view, reach).guilty
 
 
 def leader_reborn(state: State) -> bool:

@@ -5,10 +5,10 @@ accusers that are not convicted themselves, and where the accusations point both
 and the plan goes to PROBE.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticrl.core.model import Plan, Stall
+from elasticrl.core.model import Plan, Stall, View
 from elasticrl.core.settings import Membership, Timeouts
 
 
@@ -95,8 +95,13 @@ class Conviction:
 NOBODY = Conviction()
 
 
-def convict(accusations: Iterable[tuple[str, str]]) -> Conviction:
+def convict(
+    accusations: Iterable[tuple[str, str]], watchers: Callable[[str], Iterable[str]] = lambda _: ()
+) -> Conviction:
     """Judge (accuser, accused) pairs: the most accused first, whose own word then counts no more.
+
+    Two must accuse, and they must be more than half of the accused's `watchers` that are not guilty themselves: those who
+    hear it speak for it. Found by seed 1556: two neighbours that were deaf at once put out the node between them.
 
     >>> convict([("b", "a"), ("c", "a"), ("a", "b"), ("a", "c")]).guilty   # a is deaf and dumb, b and c are fine
     {'a': ('b', 'c')}
@@ -108,16 +113,30 @@ def convict(accusations: Iterable[tuple[str, str]]) -> Conviction:
         return NOBODY
     guilty: dict[str, tuple[str, ...]] = {}
     while True:
-        most = max((len(accusers) for accusers in against.values()), default=0)
-        if most < 2:
+        proven = {
+            node: accusers
+            for node, accusers in against.items()
+            if len(accusers) > max(1, sum(watcher not in guilty for watcher in watchers(node)) / 2)
+        }
+        most = max((len(accusers) for accusers in proven.values()), default=0)
+        if not most:
             return Conviction(guilty=guilty)
-        top = sorted(node for node, accusers in against.items() if len(accusers) == most)
+        top = sorted(node for node, accusers in proven.items() if len(accusers) == most)
         if any(other in against[node] for node in top for other in top):
             return Conviction(guilty=guilty, unsure=True)
         for node in top:
             guilty[node] = tuple(sorted(against.pop(node)))
         for accusers in against.values():
             accusers.difference_update(top)
+
+
+def conviction(view: View, reach: int) -> Conviction:
+    """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them."""
+    plan, records = view.plan, view.records
+    if plan is None or not records:
+        return NOBODY
+    pairs = ((node, other) for node, r in records.items() if r.suspects for other in r.suspects if other in plan.place)
+    return convict(pairs, lambda node: neighbours(plan, node, reach))
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
