@@ -1,6 +1,6 @@
 """What exactness costs: the whole training step of `replicated` against DistributedDataParallel, on 2 ranks.
 
-    python bench/reduce.py [--json] [--steps 60] [--models small,medium]
+    python bench/reduce.py [--json] [--steps 60] [--models small,medium] [--fsdp]
 
 Both train the same model on the same samples in the same two processes and take turns, step by step, so that a noisy machine is
 noisy for both. A step is everything from the first forward pass to parameters that the next one can use: forward, backward,
@@ -9,6 +9,11 @@ Each pair of neighbouring steps gives one ratio; shown are their median and its 
 0, is shown beside it, since it suffers less from what else the machine is doing.
 DDP runs its share of the batch in one pass, the faster way for it; with 4 lanes ours runs two passes of half the size. `ddp x2`
 is DDP made to do the same two passes (no_sync for the first), which shows how much of the price is the smaller passes alone.
+
+With --fsdp the other strategy is measured against plain FSDP2, which also reduces after each of its two passes; and, in
+processes of their own, how much memory each side's training takes at its peak (ours keeps two versions of the state). Bytes sent
+are the same by construction: an all-to-all of a pass's gradient is what its reduce-scatter sends, and gloo's reduce-scatter,
+which is an all-reduce, sends twice that.
 """
 
 import argparse
@@ -16,17 +21,22 @@ import json
 import os
 import platform
 import random
+import resource
 import statistics
 import sys
 import time
+import warnings
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
+from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import form
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
@@ -102,20 +112,71 @@ def ddp_side(passes: int, rank: int, tokens: torch.Tensor, shape: tuple[int, int
     return step
 
 
-def worker(rank: int, port: int, model: str, steps: int, out) -> None:
+def shard(model: nn.Module, mesh) -> nn.Module:
+    for part in model:
+        if isinstance(part, Block):
+            fully_shard(part, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def fsdp_side(kind: str, rank: int, tokens: torch.Tensor, shape: tuple[int, int, int]):
+    """Four lanes, or plain FSDP2 with two passes per rank."""
+    parts = tokens.chunk(4)
+    if kind == "plain":
+        model = shard(build(*shape), init_device_mesh("cpu", (WORLD,)))
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            for part in (parts[2 * rank], parts[2 * rank + 1]):
+                (loss_of(model, part) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+    deal = Deal.interleaved(4, WORLD) if kind == "interleaved" else Deal.contiguous(4, WORLD)
+    strategy = Fsdp(
+        lambda mesh: shard(build(*shape), mesh), lambda _name: AdamW(), deal=deal, rank=rank, group=dist.group.WORLD
+    )
+
+    def exact_step() -> None:
+        for turn in strategy.turns:
+            strategy.begin(turn)
+            loss_of(strategy.model, parts[turn.lane]).backward()
+            strategy.done()
+        strategy.update(scale=1 / 4, max_norm=1.0)
+
+    return exact_step
+
+
+def sides_of(suite: str, rank: int, tokens: torch.Tensor, shape: tuple[int, int, int]) -> dict:
+    if suite == "ddp":
+        return {
+            "ddp": lambda: ddp_side(1, rank, tokens, shape, fused=False),
+            "ddp fused": lambda: ddp_side(1, rank, tokens, shape, fused=True),
+            "ddp x2": lambda: ddp_side(2, rank, tokens, shape, fused=False),
+            "exact, 2 lanes": lambda: exact_side(2, rank, tokens, shape),
+            "exact, 4 lanes": lambda: exact_side(4, rank, tokens, shape),
+        }
+    return {
+        "fsdp2": lambda: fsdp_side("plain", rank, tokens, shape),
+        "exact, by round": lambda: fsdp_side("interleaved", rank, tokens, shape),
+        "exact, by rank": lambda: fsdp_side("contiguous", rank, tokens, shape),
+    }
+
+
+def worker(rank: int, port: int, suite: str, model: str, steps: int, only: str | None, out) -> None:
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")  # of a model whose output nobody writes to
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     gang = form(generation=1, rank=rank, world=WORLD, store=store)
     width, layers, vocabulary, batch, length = MODELS[model]
     tokens = torch.randint(vocabulary, (batch, length + 1), generator=torch.Generator().manual_seed(1))
     shape = (width, layers, vocabulary)
-    sides = {
-        "ddp": ddp_side(1, rank, tokens, shape, fused=False),
-        "ddp fused": ddp_side(1, rank, tokens, shape, fused=True),
-        "ddp x2": ddp_side(2, rank, tokens, shape, fused=False),
-        "exact, 2 lanes": exact_side(2, rank, tokens, shape),
-        "exact, 4 lanes": exact_side(4, rank, tokens, shape),
-    }
+    makers = sides_of(suite, rank, tokens, shape)
+    build(*shape)  # what every side allocates once does not count for any
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sides = {name: make() for name, make in makers.items() if only in (None, name)}
     times: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     order = random.Random(0)
@@ -129,9 +190,23 @@ def worker(rank: int, port: int, model: str, steps: int, out) -> None:
             if step >= 5:
                 times[name].append(time.perf_counter() - begin)
                 cpu[name].append(busy)
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     if rank == 0:
-        out.put((sum(p.numel() for p in build(*shape).parameters()), times, cpu))
+        out.put((sum(p.numel() for p in build(*shape).parameters()), times, cpu, peak))
     gang.leave()
+
+
+def together(suite: str, model: str, steps: int, only: str | None = None):
+    context = mp.get_context("spawn")
+    out = context.SimpleQueue()
+    port = random.SystemRandom().randrange(20000, 30000)
+    running = mp.spawn(worker, args=(port, suite, model, steps, only, out), nprocs=WORLD, join=False)
+    while not running.join(timeout=1) and out.empty():
+        pass
+    found = out.get()
+    while not running.join(timeout=30):
+        pass
+    return found
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -142,19 +217,12 @@ def interval(values: list[float]) -> tuple[float, float]:
     return values[max(0, int(n / 2 - half))], values[min(n - 1, int(n / 2 + half))]
 
 
-def measure(model: str, steps: int) -> dict:
-    context = mp.get_context("spawn")
-    out = context.SimpleQueue()
-    port = random.SystemRandom().randrange(20000, 30000)
-    running = mp.spawn(worker, args=(port, model, steps, out), nprocs=WORLD, join=False)
-    while not running.join(timeout=1) and out.empty():
-        pass
-    parameters, times, cpu = out.get()
-    while not running.join(timeout=30):
-        pass
+def measure(suite: str, model: str, steps: int) -> dict:
+    parameters, times, cpu, _ = together(suite, model, steps)
+    base = next(iter(times))
     rows = {}
     for name, mine in times.items():
-        ratios = [a / b for a, b in zip(mine, times["ddp"], strict=True)]
+        ratios = [a / b for a, b in zip(mine, times[base], strict=True)]
         low, high = interval(ratios)
         rows[name] = {
             "median_ms": 1e3 * statistics.median(mine),
@@ -163,15 +231,19 @@ def measure(model: str, steps: int) -> dict:
             "ratio": statistics.median(ratios),
             "ratio_95": [low, high],
             "cpu_ms": 1e3 * statistics.median(cpu[name]),
-            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu[name], cpu["ddp"], strict=True)),
+            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu[name], cpu[base], strict=True)),
         }
-    return {"model": model, "parameters": parameters, "rows": rows}
+        if suite == "fsdp":
+            rows[name]["peak_mb"] = together(suite, model, 3, only=name)[3]
+    return {"suite": suite, "model": model, "parameters": parameters, "rows": rows}
 
 
 TARGETS = {"exact, 2 lanes": 1.05, "exact, 4 lanes": 1.15}
 
 
 def verdict(name: str, row: dict) -> str:
+    if "peak_mb" in row:
+        return f"peak {row['peak_mb']:.0f} MB"
     if name not in TARGETS:
         return ""
     low, high = row["ratio_95"]
@@ -185,10 +257,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--models", default="small,medium")
+    parser.add_argument("--fsdp", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     load = os.getloadavg()[0]
-    results = [measure(model, options.steps) for model in options.models.split(",")]
+    results = [measure("fsdp" if options.fsdp else "ddp", model, options.steps) for model in options.models.split(",")]
     machine = {
         "cores": os.cpu_count(),
         "load_before": load,
@@ -202,15 +275,13 @@ def main() -> None:
         return
     for result in results:
         print(f"\n{result['model']}: {result['parameters'] / 1e6:.2f} M parameters, {WORLD} ranks, 1 thread each")
-        print(
-            f"  {'':16} {'median':>9}  {'range':>19}  {'n':>4}  {'of ddp':>6}  {'95 % of it':>14}  {'cpu of ddp':>10}"
-        )
+        print(f"  {'':16} {'median':>9}  {'range':>19}  {'n':>4}  {'ratio':>6}  {'95 % of it':>14}  {'of cpu':>6}")
         for name, row in result["rows"].items():
             low, high = row["range_ms"]
             a, b = row["ratio_95"]
             print(
                 f"  {name:16} {row['median_ms']:6.1f} ms  {low:6.1f} to {high:6.1f} ms  {row['count']:4}  {row['ratio']:6.3f}"
-                f"  {a:.3f} to {b:.3f}  {row['cpu_ratio']:10.3f}  {verdict(name, row)}"
+                f"  {a:.3f} to {b:.3f}  {row['cpu_ratio']:6.3f}  {verdict(name, row)}"
             )
     print(f"\n{machine['cores']} cores, load {load:.1f} before, torch {machine['torch']}")
 
