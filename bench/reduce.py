@@ -11,9 +11,9 @@ DDP runs its share of the batch in one pass, the faster way for it; with 4 lanes
 is DDP made to do the same two passes (no_sync for the first), which shows how much of the price is the smaller passes alone.
 
 With --fsdp the other strategy is measured against plain FSDP2, which also reduces after each of its two passes; and, in
-processes of their own, how much memory each side's training takes at its peak (ours keeps two versions of the state). Bytes sent
-are the same by construction: an all-to-all of a pass's gradient is what its reduce-scatter sends, and gloo's reduce-scatter,
-which is an all-reduce, sends twice that.
+processes of their own, how much memory each side's training takes at its peak (ours keeps two versions of the state). Bytes
+sent are the same by construction: an all-to-all of a pass's gradient is what its reduce-scatter sends; gloo's reduce-scatter,
+an all-reduce, sends twice that.
 """
 
 import argparse

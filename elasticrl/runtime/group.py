@@ -240,7 +240,9 @@ class Wait(dist.Work):
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         while True:
             try:
-                self._over = self._inner.wait(SLICE) if self._sliced else _bounded(self._inner.wait, self._flag)
+                self._over = (
+                    self._inner.wait(SLICE) if self._sliced else _bounded(self._inner.wait, self._doing, self._flag)
+                )
             except RuntimeError as error:
                 # When we leave, the others' connections break: then our decision is the cause, not what gloo says of it.
                 self._flag.check(self._doing)
@@ -286,7 +288,7 @@ class ElasticGroup(dist.ProcessGroup):
         self._pending: list[Wait] = []
         self._number, self._op = 0, "none"
         self._name = self._desc = ""
-        self._gloo: dist.ProcessGroup | None = _bounded(lambda: _gloo(store, rank, size, timeout), flag)
+        self._gloo: dist.ProcessGroup | None = _bounded(lambda: _gloo(store, rank, size, timeout), "connecting", flag)
 
     @property
     def collective(self) -> Collective:
@@ -299,12 +301,8 @@ class ElasticGroup(dist.ProcessGroup):
         assert self._gloo is not None, f"{op} on a group that was left"
         self._pending = [work for work in self._pending if not work.is_completed()]
         self._number, self._op = self._number + 1, op
-        doing = f"{op} {self._number} of rank {self.rank()}"
-        try:
-            work = getattr(self._gloo, op)(*args, **options)
-        except RuntimeError as error:  # a connection known to be gone may refuse at once
-            raise Broken(f"{doing} could not start: {error}") from error
-        wait = Wait(work, doing, self._flag, sliced=op not in UNSLICED)
+        work = getattr(self._gloo, op)(*args, **options)
+        wait = Wait(work, f"{op} {self._number} of rank {self.rank()}", self._flag, sliced=op not in UNSLICED)
         self._pending.append(wait)
         return wait
 
@@ -399,7 +397,7 @@ def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> dist.Proces
     return group
 
 
-def _bounded(make: Callable[[], T], flag: Interrupt) -> T:
+def _bounded(make: Callable[[], T], doing: str, flag: Interrupt) -> T:
     """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done."""
     made: list[T] = []
     failed: list[Exception] = []
@@ -412,9 +410,9 @@ def _bounded(make: Callable[[], T], flag: Interrupt) -> T:
             failed.append(error)
         done.set()
 
-    threading.Thread(target=run, name="elasticrl-form", daemon=True).start()
+    threading.Thread(target=run, name="elasticrl-blocked", daemon=True).start()
     while not done.wait(SLICE.total_seconds()):
-        flag.check("forming the group")
+        flag.check(doing)
     if failed:
         raise failed[0]
     return made[0]

@@ -55,18 +55,21 @@ def whole(lo: int, hi: int, leaves: int) -> tuple[Node, ...]:
 
 
 def family(node: Node, leaves: int) -> tuple[Node, Node] | None:
-    """(parent, sibling) of a subtree; None for the root."""
+    """(parent, sibling) of a subtree; None for the root. By arithmetic: a subtree of 2**k leaves begins at a multiple of it,
+    and only one that ends with the last leaf is smaller than its place allows.
+    """
+    lo, hi = node
+    size = 1 << (hi - lo - 1).bit_length()
+    assert lo % size == 0, f"{node} is not a subtree of the tree over {leaves} leaves"
+    assert hi == min(lo + size, leaves), f"{node} is not a subtree of the tree over {leaves} leaves"
     if node == (0, leaves):
         return None
-    parent = Node(0, leaves)
-    while True:
-        left, right = cut(parent)
-        if node == left:
-            return parent, right
-        if node == right:
-            return parent, left
-        parent = left if node.hi <= left.hi else right
-        assert parent.hi - parent.lo > 1, f"{node} is not a subtree of the tree over {leaves} leaves"
+    while not lo & size:
+        end = min(lo + 2 * size, leaves)
+        if hi < end:
+            return Node(lo, end), Node(hi, end)
+        size *= 2
+    return Node(lo - size, hi), Node(lo - size, lo)
 
 
 class Fold(Generic[T]):

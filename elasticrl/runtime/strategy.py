@@ -9,6 +9,8 @@ the gang can go back to the newest version that is whole everywhere, whoever die
         strategy.begin(turn); loss(turn).backward(); strategy.done()
     result = strategy.update(max_norm=1.0)
 
+A GangError may come out of any of these. The strategy is then spent, as late peers may still write to its buffers: leave the
+group, close() it, form the next one, make a new strategy, and let its shard `carry` over the newest version that is whole.
 How gradients become this rank's shard of their sum, and how parameters get back into the model, is the subclasses' part.
 """
 
@@ -67,7 +69,6 @@ class Strategy(ABC):
         self._tallies: dict[int, Tally] = {}
         self._done: list[int] = []
         self._reduced: Reduced | None = None
-        self._published = True
 
     @property
     @abstractmethod
@@ -123,7 +124,6 @@ class Strategy(ABC):
         self.point("before_apply")
         self.shard.apply(scale=factor, lr_factor=lr_factor, halfway=lambda: self.point("apply"))
         self._reduced = None
-        self._published = False
         self.point("after_apply")
         return factor
 
@@ -131,7 +131,6 @@ class Strategy(ABC):
         """Puts the newest parameters, applied or loaded, into the model on every rank. Collective."""
         self.point("before_gather")
         self._publish((self.shard.next if self.shard.applied else self.shard.state)[0])
-        self._published = True
         self.point("after_gather")
 
     def seal(self) -> None:
@@ -143,7 +142,6 @@ class Strategy(ABC):
         """Back to the last sealed version, on this rank. The model has it again after `publish` (over a group that works)."""
         self.shard.roll_back()
         self.forget()
-        self._published = False
 
     def update(
         self,

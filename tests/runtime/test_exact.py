@@ -6,7 +6,7 @@ from pathlib import Path
 
 import exact_job
 import pytest
-from workers import Workers
+from forked_workers import Workers
 
 from elasticrl.runtime.strategy import POINTS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import group_job
 import pytest
-from workers import Workers
+from forked_workers import Workers
 
 GENERATION = count(1, 100)
 

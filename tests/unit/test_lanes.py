@@ -57,6 +57,19 @@ def test_whole_is_exact_and_cannot_be_said_with_fewer(lanes: int):
                 assert kin is None or not (lo <= kin[0].lo and kin[0].hi <= hi), "its parent is whole too"
 
 
+@pytest.mark.parametrize("leaves", [*range(1, 40), 127, 130])
+def test_families_are_those_of_the_tree(leaves: int):
+    todo = [Node(0, leaves)]
+    assert family(todo[0], leaves) is None
+    while todo:
+        parent = todo.pop()
+        if parent.hi - parent.lo > 1:
+            left, right = cut(parent)
+            assert family(left, leaves) == (parent, right)
+            assert family(right, leaves) == (parent, left)
+            todo += [left, right]
+
+
 def test_the_largest_power_of_two_stands_left():
     assert cut(Node(0, 5)) == (Node(0, 4), Node(4, 5))
     assert cut(Node(0, 8)) == (Node(0, 4), Node(4, 8))
