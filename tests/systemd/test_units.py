@@ -37,15 +37,22 @@ CONF = {
 def machine() -> Iterator[Machine]:
     assert not missing(), f"this test must run where it can be run: {missing()} (make test installs it)"
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    # A machine has a /tmp of its own, and so has each unit in it: a checkout below ours must be shown to both.
+    binds = [place for place in {ROOT, Path(sys.prefix)} if place.is_relative_to("/tmp")]
+    for place in binds:
+        place.chmod(place.stat().st_mode | 0o055)
+    private = "no" if binds else "yes"
     machine = Machine(
+        binds=binds,
         prepare=lambda upper: subprocess.run(
             ["make", "-s", "install-systemd", f"DESTDIR={upper}"], cwd=ROOT, check=True
         ),
         files={
             "/etc/elasticrl/elasticrl.yaml": yaml.safe_dump(CONF),
             "/etc/elasticrl/environment": f"PATH={path}\nPYTHONDONTWRITEBYTECODE=1\n",
+            "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\nPrivateTmp={private}\nReadWritePaths=/tmp\n",
             # A short watchdog, so that the test of a hung daemon is short too.
-            "/etc/systemd/system/elasticrl.service.d/test.conf": "[Service]\nWatchdogSec=3\n",
+            "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\nPrivateTmp={private}\nReadWritePaths=/tmp\n",
         },
     )
     with machine:
