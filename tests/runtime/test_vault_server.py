@@ -333,6 +333,21 @@ def test_a_server_that_does_not_answer_is_an_error_with_a_sentence(tmp_path: Pat
         node.control.ask("status")
 
 
+def test_copies_that_could_not_be_made_are_refused_when_the_ring_is_told(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        with pytest.raises(VaultError, match="is to keep 1 copies elsewhere and has no address of n1"):
+            node.control.ring(generation=1, nodes=["n0", "n1"], addresses={"n0": node.address}, copies=1)
+        node.control.ring(generation=1, nodes=["n0"], addresses={"n0": node.address}, copies=1)  # nobody else is in
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_a_sentence(tmp_path: Path):
+    command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "job", "--node", "n0"]
+    long = tmp_path / ("x" * 100)
+    done = subprocess.run([*command, "--dir", str(long)], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "too long for a socket (107 characters at most): shorten vault.dir" in done.stderr
+
+
 def test_one_directory_has_one_server(tmp_path: Path):
     with cluster(tmp_path, 1) as (node,):
         command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "job", "--node", "n0"]

@@ -155,6 +155,16 @@ def test_a_larger_state_gets_a_larger_file_and_keeps_the_others(home: Path):
     assert max(path.stat().st_size for path, _ in files(home)) >= 1 << 20
 
 
+def test_a_much_smaller_state_gives_memory_back_one_file_at_a_time(home: Path):
+    slots = make(home)
+    for _ in range(3):
+        slots.take(100 << 20).unlock()
+    for step in range(4):
+        keep(slots, step)
+        assert versions(home)[-2:] == [(s, 1) for s in range(max(step - 1, 0), step + 1)]
+    assert sum(path.stat().st_size for path, _ in files(home)) < 1 << 20
+
+
 def test_a_file_removed_under_a_writer_is_not_written_into(home: Path):
     """A restarting server removes torn files: a worker that went on writing into a removed one would lose the version."""
     slots = make(home)

@@ -12,11 +12,13 @@ from pathlib import Path
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server
+from elasticrl.runtime.vault.slots import word
 
 
 def default_directory(job: str, node: str) -> Path:
     """Where a vault is unless it is told otherwise."""
-    return Path(f"/dev/shm/elasticrl-{job}-{os.getuid()}") / node  # noqa: S108 - tmpfs is the point; `prepare` checks owner and mode
+    # Tmpfs is the point; `prepare` checks who owns it.
+    return Path(f"/dev/shm/elasticrl-{word(job)}-{os.getuid()}") / word(node)  # noqa: S108
 
 
 def options_of(argv: list[str]) -> Options:

@@ -33,6 +33,7 @@ PART = "part-"  # files that hold only the blocks one worker asked for
 FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
 RING = "ring.json"
+SOCKET_PATH = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,10 @@ class Server:
         """Take the directory over; the torn files that were dropped are returned."""
         options = self.options
         prepare(options.directory)
+        if len(str(self.socket_path)) > SOCKET_PATH:
+            raise VaultError(
+                f"{self.socket_path} is too long for a socket ({SOCKET_PATH} characters at most): shorten vault.dir."
+            )
         self._lock_fd = os.open(options.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,6 +256,12 @@ class Server:
 
     async def _set_ring(self, request: Mapping[str, Any]) -> dict[str, Any]:
         ring = _ring(request)
+        unknown = [n for n in buddies(ring.nodes, self.options.node, ring.copies) if n not in dict(ring.addresses)]
+        if unknown or (ring.copies and len(set(ring.nodes)) > 1 and self._caller is None):
+            why = (
+                f"has no address of {', '.join(unknown)}" if unknown else "was started without an address to listen on"
+            )
+            raise VaultError(f"The vault of {self.options.node} is to keep {ring.copies} copies elsewhere and {why}.")
         if ring.generation < self._ring.generation:
             raise VaultError(f"ring of generation {ring.generation} is older than that of {self._ring.generation}")
         await self._follow(ring, remember=True)
@@ -283,6 +294,8 @@ class Server:
                 newest[holding.writer] = (path, holding)
         for writer, (path, holding) in newest.items():
             self._push(writer, path, holding)
+        async with self._moved:  # whoever waits for copies may wait for other buddies now
+            self._moved.notify_all()
 
     def _push(self, writer: str, path: Path, holding: Holding) -> None:
         for buddy in self._buddies.values():

@@ -27,13 +27,19 @@ SUFFIX = ".shard"
 _NAME = re.compile(r"(?P<origin>[A-Za-z0-9_.-]+)\+(?P<writer>[A-Za-z0-9_-]+)\+(?P<number>\d+)\.shard")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python has no name for it
+SLACK = 16 << 20  # a file may be this much larger than twice what it holds
 MAX_FILES = 12  # of one writer; more means that pins are never released
 
 
 def prepare(directory: Path) -> Path:
     """The directory, made if need be; refused unless it is ours alone (tmpfs is open to everyone on the machine)."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.lstat()
+    above, status = directory.parent.stat(), directory.lstat()
+    if above.st_uid not in (0, os.getuid()):
+        raise VaultError(
+            f"{directory.parent} belongs to user {above.st_uid}, who could put another {directory.name} in its place. "
+            "Set vault.dir to another place."
+        )
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise VaultError(
             f"{directory} is not a directory that only user {os.getuid()} can enter "
@@ -105,8 +111,13 @@ class Slot:
         The memory is taken here, where a full tmpfs is an error with a name; a store into a page that tmpfs can't give
         would be a SIGBUS that ends the worker.
         """
-        if self._map is not None and len(self._map) >= nbytes:
+        if self._map is not None and nbytes <= len(self._map) <= 2 * nbytes + SLACK:
             return False
+        if self._map is not None and len(self._map) > nbytes:
+            # The world has grown and shards are smaller now: memory of the larger ones goes back to the machine.
+            os.ftruncate(self._fd, nbytes)
+            self._map_open()
+            return True
         try:
             faults.reach("vault.reserve", self.path.name)
             os.posix_fallocate(self._fd, 0, nbytes)
