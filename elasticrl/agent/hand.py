@@ -198,7 +198,7 @@ class Hand(LocalElasticAgent):
         match order:
             case wire.Launch(gang=gang) if gang.generation > self._generation:
                 self._enter(gang.generation, gang.endpoint)
-                self._spawn(self._launch(gang))
+                self._begin_launch(gang)
             case wire.Reform(gang=gang) if gang.generation > self._generation:
                 self._enter(gang.generation, gang.endpoint)
                 self._reform(gang)
@@ -224,9 +224,13 @@ class Hand(LocalElasticAgent):
         self._halting = self._launching = None
         self._stores.plan_uses(endpoint)
 
+    def _begin_launch(self, gang: Gang) -> None:
+        # Marked at once: a report that goes out before the launch has run must not show the old workers in the new generation.
+        self._gang = self._launching = gang
+        self._spawn(self._launch(gang))
+
     async def _launch(self, gang: Gang) -> None:
         """End whoever is seated, and seat warm processes. Torch's own agent does the books on the way."""
-        self._gang = self._launching = gang
         self._exit, self._last = None, Look(step=gang.resume)
         self._dismiss(self._seated.values(), "fresh processes take over")
 
@@ -254,7 +258,7 @@ class Hand(LocalElasticAgent):
     def _reform(self, gang: Gang) -> None:
         """Tell the living; a program that cannot be told is started afresh."""
         if self._spec.speaks == "env" or not self._seated or any(p.finished for p in self._seated.values()):
-            self._spawn(self._launch(replace(gang, born=gang.generation)))
+            self._begin_launch(replace(gang, born=gang.generation))
             return
         self._gang = self._told.gang = gang
         self._rendezvous(self._group)
@@ -549,8 +553,10 @@ class Hand(LocalElasticAgent):
         work = here.work
         if self._exit is not None:
             work = Work.FAILED
+        elif self._launching:
+            work = Work.JOINING
         elif not self._seated:
-            work = Work.JOINING if self._launching else Work.NONE
+            work = Work.NONE
         gang = self._gang
         return Report(
             work=work,
