@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from chaos import history
-from chaos.scenario import Scenario, Unusable, draw, load, save
+from chaos.scenario import Scenario, Unusable, big, draw, load, save
 from chaos.sim.drive import Run
 from chaos.sim.trace import Trace
 
@@ -165,6 +165,13 @@ def sim(args: argparse.Namespace) -> int:
     return 1 if total.failed else 0
 
 
+def big_one(args: argparse.Namespace) -> int:
+    """The `big` verb."""
+    scenario = big(args.nodes, args.minutes, args.every, args.seed)
+    again = f"python -m chaos.run big --nodes {args.nodes} --minutes {args.minutes:g} --every {args.every:g} --seed {args.seed}"
+    return 1 if one(scenario, str(args.seed), Path(args.out), again, trace=False).failed else 0
+
+
 def mutants(args: argparse.Namespace) -> int:
     """The `mutants` verb."""
     from chaos.mutants import table
@@ -189,6 +196,13 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--out", default="out/chaos", help="where histories go")
     simulate.add_argument("--quiet", action="store_true", help="no trace")
     simulate.set_defaults(act=sim)
+    large = verbs.add_parser("big", help="many nodes for a long time, with a fault every so often")
+    large.add_argument("--nodes", type=int, default=4096)
+    large.add_argument("--minutes", type=float, default=10.0, help="of virtual time")
+    large.add_argument("--every", type=float, default=5.0, help="virtual seconds between faults")
+    large.add_argument("--seed", type=int, default=0)
+    large.add_argument("--out", default="out/chaos", help="where the history goes")
+    large.set_defaults(act=big_one)
     mutate = verbs.add_parser("mutants", help="break each guard of the core in turn; some check must notice")
     mutate.add_argument("--seconds", type=float, help="give up looking after this time")
     mutate.add_argument("--only", help="only the mutant of this name")

@@ -3,7 +3,7 @@
 The one idea: the random nemesis emits nothing but scenarios, so a failing seed becomes a regression by being saved.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -189,6 +189,29 @@ def _membership(chance: Random, nodes: int, min_nodes: int) -> Membership:
         neighbours=chance.choice((1, 2, 2)),
         deputies=chance.choice((1, 2, 2, 3)),
         campaign_spread_s=chance.choice((0.2, 0.5)),
+    )
+
+
+#: What befalls single nodes of a big cluster, and its store.
+EVERYDAY = (
+    "kill_worker", "kill_node", "kill_daemon", "kill_agent", "power_cut", "hang_worker", "stop_worker", "pause",
+    "store_failover", "store_compaction", "store_outage", "isolate",
+)  # fmt: skip
+
+
+def big(nodes: int, minutes: float, every_s: float, seed: int) -> Scenario:
+    """Many nodes for a long time, with an everyday fault every so often."""
+    chance = Random(f"big {nodes} {seed}")
+    names = [f"n{i:0{max(len(str(nodes - 1)), 2)}d}" for i in range(nodes)]
+    trouble_s = minutes * 60.0
+    drawn = (_fault(chance, chance.choice(EVERYDAY), names, trouble_s) for _ in range(int(trouble_s / every_s)))
+    faults = tuple(replace(fault, at=10.0 + every_s * i, when="", nth=1) for i, fault in enumerate(drawn))
+    membership = Membership(min_nodes=nodes // 2, max_nodes=nodes, settle_s=2.0)
+    settings = Settings(lanes=nodes, membership=membership)
+    shape = Shape(nodes=nodes, settings=settings, step_s=2.0, save_every=10)
+    last = tuple(fault for fault in faults if fault.at is not None and fault.at < trouble_s)
+    return Scenario(
+        name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=last, trouble_s=trouble_s, all_must_strike=False
     )
 
 
