@@ -90,6 +90,8 @@ class Trainer:
 class Side:
     """One way to save. The base saves nothing."""
 
+    warm = 2  # steps before it is measured
+
     def __init__(self, trainer: Trainer, root: Path) -> None:
         self.trainer = trainer
         self.root = root
@@ -114,6 +116,8 @@ class Side:
 
 class VaultSide(Side):
     """A snapshot of every step."""
+
+    warm = 5  # until every file here and at the buddy has its memory
 
     def __init__(self, trainer: Trainer, root: Path, *, buddy: bool = False, disk: bool = False) -> None:
         super().__init__(trainer, root)
@@ -273,7 +277,7 @@ def one_side(args: argparse.Namespace, trainer: Trainer, name: str, root: Path) 
     bare: list[float] = []
     try:
         first = run(trainer, side, 1)[0][0]  # pays for memory that later ones use again
-        run(trainer, side, 1)
+        run(trainer, side, side.warm - 1)
         side.drain()
         for _ in range(args.rounds):
             beside = statistics.median(run(trainer, plain, 1)[1])

@@ -24,7 +24,7 @@ from elasticrl.runtime.vault.slots import Pinned, files, pin
 from elasticrl.runtime.vault.transfer import offer
 from elasticrl.runtime.vault.version import Version
 
-BIG = 20 << 20  # more blocks than may be in flight
+BIG = 10 * layout.BLOCK  # more blocks than may be in flight
 
 
 def held(node: Node) -> list[tuple[int, str]]:
@@ -163,7 +163,7 @@ def test_a_shard_changed_after_it_was_sealed_is_not_accepted_as_a_copy(tmp_path:
         ring(nodes)
         path = nodes[0].keep(3, size=BIG)
         with path.open("r+b") as file:
-            file.seek(layout.PAGE + (2 << 20))
+            file.seek(layout.PAGE + 2 * layout.BLOCK)
             file.write(b"\xff")
         nodes[0].announce(path)
         with pytest.raises(VaultError, match=r"block 2 of n0's step 3\.0 does not have its checksum"):
@@ -178,13 +178,14 @@ def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_p
         answer = nodes[1].control.ask(
             "fetch", timeout_s=5.0, at="n0", step=3, update=0, generation=1, shard=0, world=1, blocks=[4, 5], by="w0"
         )
-        assert answer["nbytes"] == 2 << 20
+        assert answer["nbytes"] == 2 * layout.BLOCK
         fetched = pin(nodes[1].directory / answer["file"])
         assert isinstance(fetched, Pinned)
         with fetched:
             assert layout.damage(fetched.memory, fetched.sealed, [4, 5]) == ()
-            assert bytes(fetched.view(0)[4 << 20 : 6 << 20]) == pattern(3, 0, BIG)[4 << 20 : 6 << 20]
-            with pytest.raises(VaultError, match="18 of 20 blocks"):
+            part = slice(4 * layout.BLOCK, 6 * layout.BLOCK)
+            assert bytes(fetched.view(0)[part]) == pattern(3, 0, BIG)[part]
+            with pytest.raises(VaultError, match="8 of 10 blocks"):
                 fetched.verify()
         assert held(nodes[1]) == []
 
@@ -418,13 +419,13 @@ def test_files_of_writers_that_are_gone_are_released_once_all_others_are_beyond(
 def test_the_rate_limit_holds(tmp_path: Path):
     giver, taker = Node(tmp_path, 0), Node(tmp_path, 1)
     try:
-        giver.start("--rate-mb-s", "20")
+        giver.start("--rate-mb-s", "40")
         taker.start()
         ring([giver, taker])
         giver.announce(giver.keep(3, size=BIG))
         began = time.monotonic()
         assert copied(giver, 3, timeout_s=10) == 1
-        assert 0.6 < time.monotonic() - began < 4  # 21 MB at 20 MB/s, a quarter of a second of it at once
+        assert 0.6 < time.monotonic() - began < 4  # 42 MB at 40 MB/s, a quarter of a second of it at once
     finally:
         giver.stop()
         taker.stop()

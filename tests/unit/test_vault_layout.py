@@ -115,7 +115,9 @@ def test_a_flipped_bit_anywhere_is_noticed(bit: int):
 
 
 def test_blocks_of_a_piece_cover_its_bytes():
-    big = Table((Piece("a", "uint8", (3 << 20,), (0,), (3 << 20,)), Piece("b", "uint8", (10,), (0,), (10,))))
+    big = Table(
+        (Piece("a", "uint8", (3 * layout.BLOCK,), (0,), (3 * layout.BLOCK,)), Piece("b", "uint8", (10,), (0,), (10,)))
+    )
     text = layout.header(stamp(), big, {})
     shape = layout.shape_of(text, big.starts[-1])
     assert shape.blocks == 4

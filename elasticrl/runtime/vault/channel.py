@@ -17,7 +17,7 @@ import socket
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from elasticrl.runtime.vault.errors import VaultError
 
@@ -84,12 +84,22 @@ class Channel:
 
     async def send(self, frame: Mapping[str, object], raw: bytes | memoryview = b"") -> None:
         """One frame, and the raw bytes that it announces."""
-        body = json.dumps({**frame, "raw": len(raw)}, separators=(",", ":")).encode()
-        mac = self._mac(self._side, self._sent, body)
-        self._sent += 1
-        await self._put(len(body).to_bytes(4, "big") + mac + body)
+        await self._put(self._frame(frame, len(raw)))
         if raw:
             await self._put(raw)
+
+    async def send_file(self, frame: Mapping[str, object], file: IO[bytes], offset: int, count: int) -> None:
+        """As `send`, with the raw bytes straight from a file's pages: they are copied once, by the receiver."""
+        await self._put(self._frame(frame, count))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.deadline_s):
+            await loop.sock_sendfile(self.sock, file, offset, count, fallback=False)
+
+    def _frame(self, frame: Mapping[str, object], raw: int) -> bytes:
+        body = json.dumps({**frame, "raw": raw}, separators=(",", ":")).encode()
+        mac = self._mac(self._side, self._sent, body)
+        self._sent += 1
+        return len(body).to_bytes(4, "big") + mac + body
 
     async def refuse(self, why: str) -> None:
         """Say why not, and read on until the other side has heard it: closing at once would lose the sentence with a reset."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import VaultError
@@ -280,6 +280,10 @@ class Pinned:
     def memory(self) -> memoryview:
         """The whole file."""
         return memoryview(self.mapping)
+
+    def open(self) -> IO[bytes]:
+        """The file itself, for reading."""
+        return Path(f"/proc/self/fd/{self.fd}").open("rb", buffering=0)
 
     def view(self, piece: int) -> memoryview:
         """The bytes of piece number `piece`."""

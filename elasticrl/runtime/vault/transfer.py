@@ -13,7 +13,7 @@ from elasticrl.runtime.vault.layout import Sealed, Shape, Stamp
 from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slot
 
-WINDOW = 16  # blocks (MiB) in flight
+WINDOW = 4  # blocks in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +48,18 @@ async def promised(channel: Channel, frame: Mapping[str, object], size: int) -> 
 
 
 async def send_blocks(channel: Channel, shard: Pinned, blocks: Sequence[int], rate: Rate) -> None:
-    """Send these blocks; each is acknowledged."""
-    memory = shard.memory
+    """Send these blocks; each is acknowledged. The file is pinned until the last is: its pages are what is on the way."""
     acknowledged = 0
-    for number, index in enumerate(blocks):
-        while number - acknowledged >= WINDOW:
+    with shard.open() as file:
+        for number, index in enumerate(blocks):
+            while number - acknowledged >= WINDOW:
+                acknowledged = await _acknowledge(channel, acknowledged)
+            start, stop = shard.sealed.shape.block(index)
+            await rate.allow(stop - start)
+            await channel.send_file({"block": index}, file, start, stop - start)
+            faults.reach("vault.send.block")
+        while acknowledged < len(blocks):
             acknowledged = await _acknowledge(channel, acknowledged)
-        start, stop = shard.sealed.shape.block(index)
-        await rate.allow(stop - start)
-        await channel.send({"block": index}, memory[start:stop])
-        faults.reach("vault.send.block")
-    while acknowledged < len(blocks):
-        acknowledged = await _acknowledge(channel, acknowledged)
 
 
 async def _acknowledge(channel: Channel, count: int) -> int:
