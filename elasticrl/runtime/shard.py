@@ -40,12 +40,21 @@ class Shard:
         self.layout, self.pieces = layout, layout.pieces[rank]
         self.rows = ("param", *rule_of(next(iter(layout.shapes))).slots)
         self.grad = torch.zeros(layout.size, dtype=dtype, device=device)
-        self.version = 0  # how many updates it has had
+        self._version = 0
         self.applied = False  # the next version has been written, but may yet be given up
         self._rule_of = rule_of
         self._both = torch.zeros(2, len(self.rows), layout.size, dtype=dtype, device=device)
         self._now = 0
         self._other: int | None = None  # the version that the other row holds whole
+
+    @property
+    def version(self) -> int:
+        """How many updates it has had. Whoever fills `state` from elsewhere sets it; the other row is worth nothing then."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version, self._other = version, None
 
     @property
     def state(self) -> torch.Tensor:
@@ -121,7 +130,7 @@ class Shard:
     def seal(self) -> None:
         """The next version is whole everywhere: it becomes this one, and this one's memory is free for the one after."""
         assert self.applied, "nothing was applied"
-        self._now, self._other, self.version, self.applied = 1 - self._now, self.version, self.version + 1, False
+        self._now, self._other, self._version, self.applied = 1 - self._now, self._version, self._version + 1, False
 
     def roll_back(self) -> None:
         """Gives up the next version, wherever it got to."""
@@ -132,7 +141,7 @@ class Shard:
         for i, row in enumerate(self.rows):
             for piece in self.pieces:
                 read(row, piece.name, piece.start, self.state[i, piece.there])
-        self.version, self.applied, self._other = version, False, None
+        self.version, self.applied = version, False
 
     def carry(
         self,
@@ -170,7 +179,7 @@ class Shard:
             got = [move for part in comes for move in part]
             for move, values in zip(got, torch.split(inbox, [rows * move.length for move in got]), strict=True):
                 self.state[:, move.here] = values.view(rows, -1)
-        self.version, self.applied, self._other = version, False, None
+        self.version, self.applied = version, False
 
     def digest(self) -> dict[str, int]:
         """This rank's part of the state's digest, per row; parts are added modulo 2**64."""

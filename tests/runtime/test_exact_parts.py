@@ -202,6 +202,24 @@ def test_a_sealed_version_stays_unchanged_through_the_next_update():
     assert torch.equal(sealed, copy), "the vault may copy it meanwhile"
 
 
+def test_what_is_held_whole_is_known_at_every_moment_of_an_update():
+    model = fresh().eval()
+    held: list[tuple[str, list[int]]] = []
+    strategy = replicated(model, point=lambda name: held.append((name, sorted(strategy.shard.held))))
+    for _ in range(2):
+        for turn in strategy.turns:
+            lane(strategy, turn, model)
+        strategy.update()
+    first, second = dict(held[: len(POINTS)]), dict(held[len(POINTS) :])
+    assert first["before_apply"] == first["apply"] == [0]
+    assert first["after_apply"] == first["before_seal"] == [0, 1]
+    assert second["before_apply"] == [0, 1], "the sealed one and its predecessor"
+    assert second["apply"] == [1], "the predecessor is being written over"
+    assert second["after_gather"] == [1, 2]
+    strategy.shard.version = 7
+    assert sorted(strategy.shard.held) == [7], "restored from elsewhere"
+
+
 def test_a_parameter_that_some_lane_does_not_use_counts_as_zero_there():
     class Picky(nn.Module):
         def __init__(self) -> None:
