@@ -41,7 +41,7 @@ def machine() -> Iterator[Machine]:
     binds = [place for place in {ROOT, Path(sys.prefix)} if place.is_relative_to("/tmp")]
     for place in binds:
         place.chmod(place.stat().st_mode | 0o055)
-    private = "no" if binds else "yes"
+    tmp = f"PrivateTmp={'no' if binds else 'yes'}\nReadWritePaths=/tmp\n"
     machine = Machine(
         binds=binds,
         prepare=lambda upper: subprocess.run(
@@ -50,9 +50,9 @@ def machine() -> Iterator[Machine]:
         files={
             "/etc/elasticrl/elasticrl.yaml": yaml.safe_dump(CONF),
             "/etc/elasticrl/environment": f"PATH={path}\nPYTHONDONTWRITEBYTECODE=1\n",
-            "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\nPrivateTmp={private}\nReadWritePaths=/tmp\n",
+            "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\n{tmp}",
             # A short watchdog, so that the test of a hung daemon is short too.
-            "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\nPrivateTmp={private}\nReadWritePaths=/tmp\n",
+            "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\n{tmp}",
         },
     )
     with machine:
