@@ -230,6 +230,8 @@ class Budgets:
     def stalled(self, progress: Progress, now: float) -> Stall | None:
         """The stall that this worker is in, if it is."""
         budget = self.budget(progress.phase)
+        if progress.stopped:  # the kernel says so: no phase explains it, and its peers must not be suspected first
+            budget = min(budget, self.settings.confirm_s)
         for_s = now - progress.since
         if for_s < budget:
             return None
