@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
-from elasticrl.core.model import Exit, Member, Phase, Record, Verb, Work
+from elasticrl.core.model import Exit, Member, Phase, Plan, Record, Seat, Verb, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys
@@ -237,3 +237,20 @@ def test_a_trace_replays_to_the_same_decisions(tmp_path: Path, capsys: pytest.Ca
         steps = list(replay(tmp_path / f"{name}-1" / "trace-new.jsonl"))
         assert len(steps) > 5
         assert all(step.same for step in steps)
+
+
+def test_a_large_plan_is_written_small_and_read_whole():
+    seats = tuple(
+        Seat(member=Member(node=f"n{n:05d}", incarnation=1), born=3, beat=f"10.0.0.1:{n}") for n in range(4096)
+    )
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=seats, lanes=4096, reason="4096 nodes")
+    written = keys.dump(plan)
+    assert len(written) < 64_000
+    assert keys.load(Plan, written, "plan") == plan
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-40], lambda data: data[:100] + b"?" + data[101:]])
+def test_a_large_value_that_is_cut_or_changed_is_refused_with_its_place(harm):
+    plan = Plan(generation=1, phase=Phase.HOLD, reason="".join(f"{n} " for n in range(9000)))
+    with pytest.raises(keys.Unreadable, match="plan is not JSON"):
+        keys.load(Plan, harm(keys.dump(plan)), "plan")
