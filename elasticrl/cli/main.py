@@ -30,6 +30,9 @@ VERBS: Final = {
     "stop": "elasticrl.cli.operate",
     "replay": "elasticrl.cli.replay",
     "diagnose": "elasticrl.cli.diagnose",
+    "verify": "elasticrl.cli.state",
+    "audit": "elasticrl.cli.state",
+    "checkpoint": "elasticrl.cli.state",
     "config": "elasticrl.cli.config",
     "version": "elasticrl.cli.version",
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticrl.runtime.bits import Bits, difference
-from elasticrl.runtime.data.ledger import SUFFIX, decode, encode
+from elasticrl.runtime.data.ledger import SUFFIX, decode, encode, files_of
 from elasticrl.runtime.digest import parting
 from elasticrl.runtime.vault.errors import DataError
 
@@ -169,13 +169,17 @@ class _Read:
 
 
 def read(run_dir: Path) -> History:
-    """Read everything that a run's processes wrote, and find the steps whose bits differ. DataError if there is nothing."""
+    """Read everything that a run's processes wrote, and find the steps whose bits differ. DataError if there is nothing.
+
+    The nodes' own directories may lie side by side in `run_dir`.
+    """
     found = _Read()
-    directory = run_dir / FOLDER
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in files_of(run_dir, FOLDER):
         _read_file(path, found)
     if not found.kinds and not found.problems:
-        raise DataError(f"There is no chronicle in {directory}: is this the run's directory, and is lanes.digest on?")
+        raise DataError(
+            f"There is no chronicle in {run_dir / FOLDER}: is this the run's directory, and is lanes.digest on?"
+        )
     if len(found.kinds) > 1:
         kinds = " and ".join(f"{kind} ({writer})" for kind, writer in sorted(found.kinds.items()))
         found.problems.append(f"digests of several kinds are mixed: {kinds}; the setting was changed within the run")

@@ -214,26 +214,43 @@ def doomed(
     )
 
 
-def prune(
+def prunable(
     place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
 ) -> tuple[str, ...]:
-    """Remove what `doomed` names, and what saves of generations before `generation` left unfinished; the names that went."""
-    with explained("Pruning checkpoints", place):
+    """What `doomed` names, and what saves of generations before `generation` left unfinished.
+
+    The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
+    if nothing is good: every byte may then be needed for a rescue.
+    """
+    with explained("Looking through checkpoints", place):
         entries = listing(place)
-        # The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken.
-        try:
-            found = newest_good(place, commit=commit)
-        except CheckpointCorrupt:
-            return ()  # nothing is good: every byte may be needed for a rescue
+        found = newest_good(place, commit=commit)
         good = found.manifest.name if found else None
         gone = list(doomed(entries, keep_last=keep_last, keep_every=keep_every, good=good, commit=commit))
         for leftover in place.leftovers():
             parsed = parse_name(leftover.removeprefix(STAGING))
             if leftover.startswith(TRASH) or (generation is not None and parsed is not None and parsed[1] < generation):
                 gone.append(leftover)
-        for name in gone:
+    return tuple(gone)
+
+
+def clear(place: Place, names: Iterable[str]) -> None:
+    """Remove these checkpoints and leftovers."""
+    with explained("Pruning checkpoints", place):
+        for name in names:
             if name.startswith(STAGING):
                 place.abandon(name.removeprefix(STAGING))
             else:
                 place.remove(name)
-    return tuple(gone)
+
+
+def prune(
+    place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
+) -> tuple[str, ...]:
+    """Remove what is `prunable`, and nothing where no checkpoint is good; the names that went."""
+    try:
+        gone = prunable(place, keep_last=keep_last, keep_every=keep_every, generation=generation, commit=commit)
+    except CheckpointCorrupt:
+        return ()
+    clear(place, gone)
+    return gone

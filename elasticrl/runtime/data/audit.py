@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticrl.runtime.data.cursor import SampleId, Segment
-from elasticrl.runtime.data.ledger import FOLDER, SUFFIX, Record, decode
+from elasticrl.runtime.data.ledger import FOLDER, Record, decode, files_of
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.version import Lineage, Version, alive, lineage_from_json
 
@@ -21,6 +21,7 @@ class Audit:
     """What an audit found. `ok` is the proof; otherwise the sentences say what is wrong."""
 
     steps: int
+    last: int  # the last step that is judged
     samples: int  # uses that count, each (step, epoch, turn, sample) once
     generations: int
     superseded: int  # records beyond the version that a later generation went on from
@@ -61,12 +62,12 @@ class _Read:
 
 
 def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
-    """Read the whole ledger of a run and judge it.
+    """Read the whole ledger of a run and judge it. The nodes' own directories may lie side by side in `run_dir`.
 
     `through`: up to this version, the last update of a step (a commit, or the end of a job): that step must be complete.
     Without it, up to the last step that is complete: the one after it may just have been under way.
     """
-    read = _read(run_dir / FOLDER)
+    read = _read(run_dir)
     generation = max(read.lineages)
     lineage, segments = read.lineages[generation], read.segments[generation]
     counted = [r for r in read.records.values() if alive(lineage, r.generation, r.version)]
@@ -93,6 +94,7 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
             problems.append(f"step {step}: {_use((turn, sample))} was used and is not among the step's samples")
     return Audit(
         steps=max(last - first + 1, 0),
+        last=last,
         samples=sum(1 for use in used if use[0] <= last),
         generations=len(read.lineages),
         superseded=superseded,
@@ -104,10 +106,9 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
     )
 
 
-def _read(directory: Path) -> _Read:
-    files = sorted(directory.glob(f"*{SUFFIX}"))
+def _read(run_dir: Path) -> _Read:
     found = _Read()
-    for path in files:
+    for path in files_of(run_dir, FOLDER):
         lines = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line:
@@ -125,7 +126,7 @@ def _read(directory: Path) -> _Read:
                 found.lineages[generation] = lineage_from_json(body["lineage"])
                 found.segments[generation] = tuple(Segment.from_json(row) for row in body["segments"])
     if not found.lineages:
-        raise DataError(f"There is no ledger in {directory}: is this the run's directory?")
+        raise DataError(f"There is no ledger in {run_dir / FOLDER}: is this the run's directory?")
     return found
 
 

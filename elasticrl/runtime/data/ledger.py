@@ -163,6 +163,11 @@ class Ledger:
             ) from error
 
 
+def files_of(run_dir: Path, folder: str) -> tuple[Path, ...]:
+    """All writers' files of a run: in its directory, or in those of its nodes that were put side by side in one."""
+    return tuple(sorted([*run_dir.glob(f"{folder}/*{SUFFIX}"), *run_dir.glob(f"*/{folder}/*{SUFFIX}")]))
+
+
 def encode(body: Mapping[str, Any]) -> bytes:
     """One line."""
     return _line(json.dumps(body, separators=(",", ":")).encode())
