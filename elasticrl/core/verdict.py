@@ -284,6 +284,7 @@ CONSEQUENCES: Mapping[Sign, Meaning] = MappingProxyType({
 
 #: Where a fact comes from decides how far it is believed: what the agent and the kernel saw, before what a log claims.
 HARD = frozenset({Kind.EXIT, Kind.BEAT, Kind.RECORDER, Kind.PROBE, Kind.NODE, Kind.STACK})
+SNAPSHOTS = frozenset({Kind.STACK, Kind.RECORDER})  # taken of all ranks at one moment
 WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 #: Operations in which every rank must bring the same number of elements.
 EVEN = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "ALLGATHER", "COALESCED", "_REDUCE_SCATTER_BASE",
@@ -441,7 +442,10 @@ def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], 
             return (), tuple(peers)  # several cannot reach the same one
         return (), tuple(sorted({name for name in (first.node, first.peer) if name}))
     if first.rank is not None:
-        return (first.rank,), (first.node,) if first.node else ()
+        # One look at all ranks at the same moment: whoever it shows in the same way is in it together.
+        same = [fact for fact in alike if fact.kind is first.kind] if first.kind in SNAPSHOTS else [first]
+        ranks = tuple(sorted({fact.rank for fact in same if fact.rank is not None}))
+        return ranks, tuple(sorted({fact.node for fact in same if fact.node}))
     return (), (first.node,) if first.node else ()
 
 
@@ -730,6 +734,15 @@ def _after(fact: Evidence, other: Evidence, seconds: float) -> bool:
 
 def _detail(fact: Evidence) -> str:
     return f" ({fact.detail})" if fact.detail else ""
+
+
+def rank_names(ranks: Iterable[int]) -> str:
+    """Ranks as people say them.
+
+    >>> rank_names([0, 1, 2, 5])
+    'ranks 0-2, 5'
+    """
+    return _names(ranks, ())
 
 
 def _names(ranks: Iterable[int], nodes: Iterable[str]) -> str:

@@ -1,0 +1,181 @@
+"""Stacks of real processes: one in a `__next__`, others in a collective, one that is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from diagnose_gang import gang, until
+
+from elasticrl.core.evidence import Sign
+from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose import stacks, witness
+from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
+
+
+def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> dict[int, Stack]:
+    """The stacks, once each rank has gone the last few instructions to where it was sent."""
+    seen: dict[int, Stack] = {}
+
+    def there() -> bool:
+        seen.update(collect(folder, workers, within_s=10.0, spy=""))
+        return {rank: place(stack.frames).what for rank, stack in seen.items()} == expected
+
+    until(there, 20.0, f"ranks are at {expected}; seen {seen}")
+    return seen
+
+
+def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_that_is_stopped(tmp_path: Path) -> None:
+    with gang(tmp_path, "wait", "loader", "wait", "wait") as workers:
+        where(tmp_path, workers, {0: "collective", 1: "data", 2: "collective", 3: "collective"})
+        os.kill(workers[2], signal.SIGSTOP)
+        until(lambda: stacks.state(workers[2]) == "T", 5.0, "rank 2 is stopped")
+        began = time.monotonic()
+        seen = collect(tmp_path, workers, within_s=5.0, spy="")
+        took_s = time.monotonic() - began
+    assert took_s < 2.0, "a process that cannot run costs no more than those that can"
+    assert (seen[2].frames, seen[2].absent) == ((), "the process is stopped")
+    text = summary(seen)
+    assert "rank 1 is in its dataloader __next__ (diagnose_job.py:" in text
+    assert "ranks 0, 3 are in all_reduce" in text
+    assert "rank 2 gave no stack (the process is stopped)" in text
+    signs = {fact.rank: fact.sign for fact in evidence(seen)}
+    assert signs == {0: Sign.WAITED, 1: Sign.HOST_STUCK, 2: Sign.STOPPED, 3: Sign.WAITED}
+
+
+def test_the_stacks_of_a_stalled_gang_are_enough_for_a_verdict(tmp_path: Path) -> None:
+    with gang(tmp_path, "wait", "wait", "loader") as workers:
+        seen = where(tmp_path, workers, {0: "collective", 1: "collective", 2: "data"})
+    verdict = judge(evidence(seen, node_of=lambda rank: f"n{rank:02}"))
+    assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, (2,), ("n02",))
+    assert "dataloader" in verdict.cause
+
+
+def test_a_process_that_holds_the_gil_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
+    code = (
+        "import sys, re; from pathlib import Path; from elasticrl.diagnose import witness\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True)\n"
+        "def burn(): re.match('(a+)+$', 'a' * 40 + 'b')\n"  # exponential: hours, without ever giving the GIL away
+        "burn()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at\n"
+        frames: tuple[Frame, ...] = ()
+
+        def burning() -> bool:
+            nonlocal frames
+            frames = collect(tmp_path, {0: process.pid}, within_s=5.0, spy="")[0].frames
+            return any(frame.name == "burn" for frame in frames)
+
+        until(burning, 10.0, "the expression is being matched")
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_nobody_is_killed_by_being_asked_and_a_dead_one_is_said_to_be_dead(tmp_path: Path) -> None:
+    """A real-time signal ends a process that does not expect it."""
+    stranger = subprocess.Popen(["sleep", "60"])
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    try:
+        assert not witness.listens(stranger.pid)
+        seen = collect(tmp_path, {0: stranger.pid, 1: gone.pid}, within_s=1.0, spy="")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert {rank: stack.absent for rank, stack in seen.items()} == {
+        0: "the process has no witness",
+        1: "the process is gone",
+    }
+    assert {fact.sign for fact in evidence(seen)} == {Sign.TOLD}
+
+
+def test_a_witness_leaves_nothing_when_it_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from elasticrl.diagnose import witness\n"
+        "w = witness.stand(Path(sys.argv[1])); n = len(list(Path(sys.argv[1]).iterdir())); w.close()\n"
+        "print(n, len(list(Path(sys.argv[1]).iterdir())), witness.listens(w.pid))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "2 0 False\n"
+
+
+def frames(*listed: str) -> list[Frame]:
+    return [Frame(file=file, line=1, name=name) for file, _, name in (item.partition(" ") for item in listed)]
+
+
+C10D = "/env/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("stack", "what"),
+    [
+        (frames(f"{C10D} all_reduce", "/job/train.py step"), "collective"),
+        (frames("/e/elasticrl/runtime/group.py wait", f"{C10D} broadcast", "/job/train.py step"), "collective"),
+        (frames("/e/elasticrl/runtime/group.py wait", "/job/train.py step"), "collective"),
+        # A save that waits for the others waits: it is not the save that hangs.
+        (frames(f"{C10D} gather_object", "/env/torch/distributed/checkpoint/utils.py reduce_scatter",
+                "/job/train.py save"), "collective"),
+        (frames("/usr/lib/python3.11/threading.py wait", "/usr/lib/python3.11/queue.py get",
+                "/env/torch/utils/data/dataloader.py _try_get_data", "/job/train.py main"), "data"),
+        (frames("/env/torch/serialization.py _save", "/env/torch/serialization.py save", "/job/t.py main"), "save"),
+        (frames("/job/t.py save_checkpoint", "/job/t.py main"), "save"),
+        (frames("/env/torch/cuda/__init__.py synchronize", "/job/t.py step"), "gpu"),
+        (frames("/env/torch/_inductor/compile_fx.py compile", "/job/t.py step"), "compile"),
+        (frames("/usr/lib/python3.11/ssl.py read", "/usr/lib/python3.11/http/client.py readinto", "/job/r.py s"),
+         "network"),
+        (frames("/usr/lib/python3.11/threading.py acquire", "/job/t.py step"), "lock"),
+        (frames(f"{C10D} init_process_group", "/job/t.py main"), "setup"),
+        (frames("/job/t.py step", "/job/t.py main"), "code"),
+        ([], "code"),
+    ],
+)  # fmt: skip
+def test_a_place_is_known_by_its_innermost_telling_frame(stack: list[Frame], what: str) -> None:
+    assert place(stack).what == what
+
+
+def test_who_is_elsewhere_is_named_only_if_the_others_wait() -> None:
+    """A stack says where a rank is, not that it is stuck there."""
+    busy = {rank: Stack(pid=rank, frames=tuple(frames("/job/t.py step")), how="faulthandler") for rank in range(4)}
+    assert {fact.sign for fact in evidence(busy)} == {Sign.TOLD}
+    assert judge(evidence(busy)).ranks == ()
+    waits = Stack(pid=3, frames=tuple(frames(f"{C10D} all_reduce")), how="faulthandler")
+    assert judge(evidence({**busy, 3: waits})).ranks == (), "most are elsewhere: one is merely ahead"
+    assert judge(evidence({**busy, 2: waits, 3: waits})).ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "Thread 0x1\n", '  File "a", line 1 in b', "x" * 100_000, "Thread 0xzz:\n"]
+)
+def test_what_is_no_stack_has_no_frames(text: str) -> None:
+    assert not any(parse(text))
+
+
+def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text(
+        '#!/bin/sh\n[ $1 = dump ] && echo \'[{"thread_name": "other", "frames": []}, {"thread_name": "MainThread",'
+        ' "frames": [{"name": "__next__", "filename": "/job/loader.py", "line": 7}]}]\'\n'
+    )
+    spy.chmod(0o755)
+    stopped = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: stacks.state(stopped.pid) == "T", 5.0, "it is stopped")
+        (seen,) = collect(tmp_path, {5: stopped.pid}, within_s=5.0, spy=str(spy)).values()
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert (seen.how, place(seen.frames).what) == ("py-spy", "data")
+    assert evidence({5: seen})[0].sign is Sign.STOPPED, "where it was stopped matters less than that it was"
