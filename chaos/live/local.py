@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,21 @@ class Job:
         """The pid of a node's first worker."""
         return int(self.ask(node, "logs")[0]["pid"])
 
+    def vault(self, node: str) -> int:
+        """The pid of a node's vault; 0 if none answers."""
+        try:
+            return int(self.ask_vault(node, "status")["pid"])
+        except (OSError, ValueError):
+            return 0
+
+    def ask_vault(self, node: str, op: str, **fields: Any) -> dict[str, Any]:
+        """A question to a node's vault."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(10.0)
+            sock.connect(str(self.folder / "vault" / self.name / node / "control.sock"))
+            sock.sendall(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
+            return dict(json.loads(sock.makefile("rb").readline()))
+
     def ask(self, node: str, verb: str, **fields: Any) -> Any:
         """A question to a node's daemon."""
         return ask(self.home(node) / "control.sock", verb, deadline_s=10.0, **fields)
@@ -173,7 +189,7 @@ class Job:
 
     def kill_node(self, node: str) -> None:
         """Everything of a node dies at once: daemon first, so that it says nothing; its sockets close."""
-        pids = [self.worker(node), self.agent(node)]
+        pids = [pid for pid in (self.worker(node), self.agent(node), self.vault(node)) if pid]
         self.daemons[node].kill()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -182,12 +198,15 @@ class Job:
     def end(self, node: str) -> None:
         """Clean up after a node, however it was left."""
         process = self.daemons.pop(node)
+        vault = self.vault(node)
         try:
             agent = self.agent(node)
         except (OSError, ValueError, KeyError):
             agent = 0
         process.kill()
         process.wait(10.0)
+        if vault:
+            os.kill(vault, signal.SIGKILL)
         if agent and "elasticrl.agent" in command_line(agent):
             os.kill(agent, signal.SIGKILL)  # its workers die with it
         shutil.rmtree(self.home(node), ignore_errors=True)

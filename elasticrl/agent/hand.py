@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,6 +128,8 @@ class Hand(LocalElasticAgent):
         self._pace = Pace(budgets=Budgets(settings=spec.timeouts))
         self._problem = ""
         self._stopping = ""
+        self._committed: seat.Committed | None = None
+        self._bits = ""  # as the first warm process has found out; the others need not
         self._number = 0
         self._starting = 0
         self._pause_s = 0.0  # before the next start, after starts that came to nothing
@@ -210,6 +213,8 @@ class Hand(LocalElasticAgent):
             case wire.Kill(slot=slot, cause=cause):
                 if slot in self._seated:
                     self._seated[slot].end(cause)
+            case wire.Committed():
+                self._inform(seat.Committed(step=order.step, manifest=order.manifest, generation=order.generation))
             case wire.Acknowledge(ended=numbers):
                 self._ended = [end for end in self._ended if end.number not in numbers]
             case wire.Quit(reason=reason):
@@ -218,6 +223,14 @@ class Hand(LocalElasticAgent):
             case _:
                 pass
         self._poke()
+
+    def _inform(self, committed: seat.Committed) -> None:
+        """Commits only rise: an older one is news of yesterday."""
+        if self._committed is None or committed.step > self._committed.step:
+            self._committed = committed
+            for process in self._seated.values():
+                if not process.finished:
+                    process.inform(committed)
 
     def _enter(self, generation: int, endpoint: str) -> None:
         self._generation = generation
@@ -321,6 +334,8 @@ class Hand(LocalElasticAgent):
 
     def _assign(self, process: pool.Process, gang: Gang, slot: int) -> None:
         path = self._logs.ranked(gang.generation, gang.rank + slot)
+        if self._committed is not None and gang.generation == gang.born:
+            process.inform(self._committed)  # first, so that it is there when the program takes its seat
         try:
             process.assign(gang, slot, path)
         except OSError as error:
@@ -404,9 +419,8 @@ class Hand(LocalElasticAgent):
             if self._quit.is_set():
                 return
             loop = asyncio.get_running_loop()
-            process = await loop.run_in_executor(
-                self._contexts, pool.start, self._spec, number, self._runtime, self._logs
-            )
+            start = partial(pool.start, tells_bits=not self._bits)
+            process = await loop.run_in_executor(self._contexts, start, self._spec, number, self._runtime, self._logs)
         except (OSError, EOFError, RuntimeError) as error:
             self._problem = f"no process can be started: {error}"
             log.warning("%s", self._problem)
@@ -430,6 +444,7 @@ class Hand(LocalElasticAgent):
             asyncio.get_running_loop().remove_reader(process.channel)
         elif process.warm and process.slot is None:
             self._pause_s, self._problem = 0.0, ""
+            self._bits = self._bits or process.bits
         self._poke()
 
     def _dismiss(self, processes: Iterable[pool.Process], why: str) -> None:
@@ -570,6 +585,7 @@ class Hand(LocalElasticAgent):
             stall=here.stall if self._seated else None,
             endpoint=self._stores.endpoint,
             echo=self._echo.address,
+            bits=self._bits,
             pid=self._me.pid if self._me else 0,
             started=self._me.started if self._me else 0,
             workers=tuple(

@@ -6,7 +6,6 @@ the core decides lost orders again.
 
 import asyncio
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,14 +73,12 @@ def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:
     """Start an agent that outlives its starter. Its own words go to `agent.log` in its log folder."""
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = runtime / "agent.json"
-    private = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(private, "w", encoding="utf-8") as file:
-        file.write(specs.dump(spec))
+    specs.write_private(told, specs.dump(spec))
     folder = Path(spec.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
     with (folder / "agent.log").open("ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, **specs.common_env(spec)},
+            env=specs.environment(spec),
         )  # fmt: skip

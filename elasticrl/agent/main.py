@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 from elasticrl.agent import warm
-from elasticrl.agent.spec import BadSpec, common_env, load
+from elasticrl.agent.spec import BadSpec, common_env, load, write_private
+
+CONFIG = "config.yaml"  # the effective configuration, for the workers
 
 
 def main() -> int:
@@ -36,6 +38,10 @@ def main() -> int:
             print(f"an agent runs here already ({runtime}); stop it, or use another runtime directory", file=sys.stderr)
             return 2
         os.environ.update(common_env(spec))  # before torch is imported: thread pools read it then
+        if spec.config:
+            # Not the daemon's file: one that changes under a running gang would let its later processes train by other values.
+            write_private(runtime / CONFIG, spec.config)
+            os.environ["ELASTICRL_CONFIG"] = str(runtime / CONFIG)
         if spec.start == "fork":
             warm.start_server(spec.preload)
         from elasticrl.agent.hand import Hand

@@ -43,6 +43,8 @@ class Process:
     first_log: Path  # from before it had a rank
     parent: int = 0  # the fork server that knows how it ends; 0: we do
     warm: bool = False
+    bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
+    said: bytes = b""  # the beginning of its next line
     slot: int | None = None  # None: it has no rank
     rank: int | None = None
     killed: str = ""  # why we ended it
@@ -64,6 +66,11 @@ class Process:
         """Send an order. Raises OSError if it takes none."""
         self._send(seat.write(order))
 
+    def inform(self, committed: seat.Committed) -> None:
+        """Tell it of a commit. One that does not read hears of the next."""
+        with contextlib.suppress(OSError):
+            self._send(seat.news(committed))
+
     def reopen(self) -> None:
         """Its log was renamed."""
         with contextlib.suppress(OSError):
@@ -82,7 +89,11 @@ class Process:
             return True
         except ConnectionError:
             return False
-        self.warm = self.warm or b'"Ready"' in said
+        *lines, self.said = (self.said + said).split(b"\n")
+        for line in lines:
+            plain = json.loads(line)
+            if plain["is"] == "Ready":
+                self.warm, self.bits = True, plain.get("bits", "")
         return bool(said)
 
     def end(self, why: str) -> None:
@@ -129,14 +140,14 @@ class Process:
                 self.first_log.unlink()
 
 
-def start(spec: Spec, number: int, runtime: Path, logs: Logs) -> Process:
-    """Start a process that gets warm and waits for a rank. Blocks until it runs."""
+def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: bool = False) -> Process:
+    """Start a process that gets warm and waits for a rank. Blocks until it runs. `tells_bits`: it finds its fingerprint out."""
     page = Page(runtime / "beats" / f"process_{number}")
     error_file = runtime / "errors" / f"process_{number}.json"
     log = logs.warm(number)
     job = worker.Job(
         program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
-        page=str(page.path), log=str(log),
+        page=str(page.path), log=str(log), fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

@@ -92,6 +92,18 @@ class Halt:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The newest disk checkpoint of the job: what was saved up to its step need not be saved again. It asks for nothing.
+
+    Example: Committed(step=1280, manifest="step-00001280", generation=14)
+    """
+
+    step: int
+    manifest: str
+    generation: int  # that committed it
+
+
 Order = Assignment | Park | Halt
 ORDERS: Final = {kind.__name__: kind for kind in (Assignment, Park, Halt)}
 
@@ -100,6 +112,12 @@ def write(order: Order) -> bytes:
     """An order as a line on the worker's socket."""
     plain = {field.name: getattr(order, field.name) for field in fields(order)}
     return json.dumps({"is": type(order).__name__, **plain}, separators=(",", ":")).encode() + b"\n"
+
+
+def news(committed: Committed) -> bytes:
+    """A commit as a line on the worker's socket."""
+    plain = {field.name: getattr(committed, field.name) for field in fields(committed)}
+    return json.dumps({"is": "Committed", **plain}, separators=(",", ":")).encode() + b"\n"
 
 
 def read(plain: dict[str, Any]) -> Order:
@@ -140,6 +158,7 @@ class Seat:
 
     def __init__(self, channel: socket.socket, beat: Beat) -> None:
         self.beat = beat
+        self.committed: Committed | None = None  # the newest commit that we were told of; read it when you like
         beat.changed = lambda: self._say("Look")
         self._channel = channel
         self._changed = threading.Condition()
@@ -187,9 +206,9 @@ class Seat:
             self._changed.wait_for(lambda: self._order is not None)
             return self._order
 
-    def ready(self) -> None:
-        """Tells the agent that this process is warm."""
-        self._say("Ready")
+    def ready(self, bits: str = "") -> None:
+        """Tells the agent that this process is warm, and what decides the bits it computes, if it was asked to find out."""
+        self._say("Ready", bits=bits)
 
     def poll(self) -> Order | None:
         """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""
@@ -208,9 +227,9 @@ class Seat:
         if told is not None and waiting is not None:
             told(waiting)
 
-    def _say(self, word: str) -> None:
+    def _say(self, word: str, **more: str) -> None:
         with contextlib.suppress(OSError):  # an agent that is gone has no use for it
-            self._channel.sendall(json.dumps({"is": word}).encode() + b"\n")
+            self._channel.sendall(json.dumps({"is": word, **more}).encode() + b"\n")
 
     def _ready(self) -> bool:
         return self._number != self._taken and not isinstance(self._order, Park)
@@ -220,6 +239,10 @@ class Seat:
             plain = json.loads(line)
             if plain.get("is") == "Log":
                 open_log(plain["path"])
+                continue
+            if plain.get("is") == "Committed":
+                del plain["is"]
+                self.committed = Committed(**plain)
                 continue
             order = read(plain)
             with self._changed:

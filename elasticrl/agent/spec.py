@@ -4,6 +4,7 @@ The daemon writes it as JSON (`dump`) into the runtime directory; everything tha
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Final, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core.settings import Timeouts
+
+OVERRIDES: Final = "ELASTICRL__"  # the configuration in the environment; the effective one has them all but the secrets
 
 
 class BadSpec(ValueError):
@@ -35,6 +38,11 @@ class Spec:
     host: str = "127.0.0.1"  # where other nodes reach this one's TCPStore
     interface: str = ""  # for gloo and NCCL; "": theirs to choose
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+    # A worker process computes what decides its bits, once for each agent; by name, as the agent knows nothing of what it runs.
+    fingerprint: str = ""  # the module with `bits()`; "": nobody asks
+    config: str = (
+        ""  # the effective configuration as a file's text, secrets removed; workers find it at ELASTICRL_CONFIG
+    )
     spares: int = 1  # warm processes kept while training; none is kept for 0
     start: Literal["fork", "spawn"] = (
         "fork"  # fork: from a process that has imported all; spawn: each imports for itself
@@ -57,6 +65,20 @@ _SPEC: Final = TypeAdapter(Spec)
 def dump(spec: Spec) -> str:
     """As JSON."""
     return json.dumps(_SPEC.dump_python(spec, mode="json"), indent=1)
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that nobody else can read, whole or not at all."""
+    fresh = path.with_name(f".{path.name}.new")
+    private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(private, "w", encoding="utf-8") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+def environment(spec: Spec) -> dict[str, str]:
+    """What the agent runs in: ours and `common_env`, without the configuration's overrides, of which some are passwords."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)} | common_env(spec)
 
 
 def load(path: Path) -> Spec:

@@ -100,6 +100,15 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The job's newest disk checkpoint, for the workers to know."""
+
+    step: int
+    manifest: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge:
     """These ends have been logged."""
 
@@ -164,6 +173,7 @@ class Report:
     stall: Stall | None = None
     endpoint: str = ""
     echo: str = ""  # where the agent answers neighbours
+    bits: str = ""  # fingerprint of what decides the bits that these processes compute
     pid: int = 0  # the agent's own
     started: int = 0
     workers: tuple[Worker, ...] = ()
@@ -177,13 +187,14 @@ class Report:
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
+            bits=self.bits,
         )  # fmt: skip
 
 
-Order = Launch | Reform | Park | Halt | Kill | Acknowledge | Quit
+Order = Launch | Reform | Park | Halt | Kill | Committed | Acknowledge | Quit
 Message = Order | Report
 KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind for kind in (Launch, Reform, Park, Halt, Kill, Acknowledge, Quit, Report)
+    kind.__name__: kind for kind in (Launch, Reform, Park, Halt, Kill, Committed, Acknowledge, Quit, Report)
 }  # what is not here cannot come in
 
 

@@ -5,6 +5,7 @@ as `__main__`, with its arguments and torchrun's variables. torch's own classes 
 """
 
 import atexit
+import importlib
 import os
 import runpy
 import socket
@@ -31,6 +32,7 @@ class Job:
     agent: int
     page: str
     log: str  # until it has a rank
+    fingerprint: str = ""  # the module whose bits() says what decides the bits computed here; "": nobody asks
 
 
 def main(channel: socket.socket, job: Job) -> None:
@@ -60,7 +62,7 @@ def live(channel: socket.socket, job: Job) -> None:
     warm.load(job.preload)
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
-    seat.ready()
+    seat.ready(str(importlib.import_module(job.fingerprint).bits()) if job.fingerprint else "")
     order = seat.expect()
     if isinstance(order, Assignment):
         open_log(order.log)  # what the program prints before it looks at its seat belongs there too

@@ -61,7 +61,7 @@ def serve(tree: Any, *, keep: bool, reload: Callable[[], Any] | None = None) -> 
     try:
         node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)
-        node.crew.log = node.log
+        node.crew.log = node.vault.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
         return asyncio.run(node.run())
     except (Taken, StoreError, ValueError) as error:
@@ -95,9 +95,9 @@ def agent(config: Config, overrides: Overrides = None) -> None:
         raise typer.Exit(REFUSED_TO_START) from None
     node = Daemon(tree, log=set_up(), history=History())
     told = node.home.folder / "agent.json"
-    told.write_text(specs.dump(node.spec()), encoding="utf-8")
+    specs.write_private(told, specs.dump(node.spec()))
     command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(node.home.folder), "--spec", str(told)]
-    os.execve(sys.executable, command, {**os.environ, **specs.common_env(node.spec())})  # noqa: S606 - it becomes the agent
+    os.execve(sys.executable, command, specs.environment(node.spec()))  # noqa: S606 - it becomes the agent
 
 
 def run(

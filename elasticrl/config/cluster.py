@@ -274,6 +274,9 @@ class Vault(Section):
     timeout_s: Seconds = 20.0
     """Seconds for one copy to arrive, before the buddy counts as lost and the next one gets it. The next update waits for
     the copy, so less stalls shorter; more rides out a congested network."""
+    linger_s: Seconds = 120.0
+    """Seconds that a node's vault stays after the node has left the job, for those who may still fetch from it. Less gives
+    its memory back sooner; too little ends it before the others have formed anew."""
     window_bytes: Bytes = 16 * MiB
     """Bytes in flight of a copy before the sender waits for the receiver. More is faster over long links; less leaves the
     network to training."""

@@ -53,6 +53,8 @@ class Workers(Event):
     stall: Stall | None = None
     endpoint: str = ""
     echo: str = ""  # where the agent answers neighbours
+    vault: str = ""  # where this node's vault listens
+    bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,7 +276,9 @@ class Scene:
 
 def seat_for(record: Record, born: int) -> Seat:
     """A seat for whoever says this of itself."""
-    return Seat(member=record.member, born=born, slots=record.slots, beat=record.beat, echo=record.echo)
+    return Seat(
+        member=record.member, born=born, slots=record.slots, beat=record.beat, echo=record.echo, vault=record.vault
+    )
 
 
 # What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)

@@ -69,6 +69,7 @@ class Seat:
     role: Role = Role.TRAIN
     beat: str = ""  # where the daemon listens for neighbours' beats
     echo: str = ""  # where the agent answers them when the daemon is silent
+    vault: str = ""  # host:port where this node's vault takes copies and gives them back; "": it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,7 @@ class Record:
     role: Role = Role.TRAIN
     beat: str = ""
     echo: str = ""
+    vault: str = ""  # host:port where this node's vault takes copies and gives them back
     endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
     bits: str = ""  # fingerprint of what decides the bits it computes
     warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once

@@ -8,14 +8,15 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.link import Link, start_agent
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
+from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
-from elasticrl.core.model import Member, Verb, Work
+from elasticrl.core.model import Commit, Member, Verb, Work
 from elasticrl.daemon.life import started_at
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs
@@ -37,6 +38,9 @@ class Crew:
         self._link = Link(folder / "agent.sock", self._heard, self._lost)
         self._child: subprocess.Popen[bytes] | None = None
         self._told = Workers(now=0.0)
+        self._vault = ""  # this node's
+        self._bits = ""
+        self._committed: Committed | None = None
         self._logged = 0
 
     async def run(self) -> None:
@@ -62,13 +66,41 @@ class Crew:
         if report.stopping and not (before and before.stopping):
             self.post(Asked(now=now, verb=Verb.DRAIN))  # its unit is being stopped: that asks this node to leave
         self._log_ends(report)
-        workers = report.event(now)
+        if before is None:
+            self._tell_commit()
+        workers = self._event(report)
         self._log_change(workers)
         if workers.work is Work.PARKED and self._told.work in (Work.TRAINING, Work.JOINING):
             self.broken()
         self._told = workers
         self.first.set()
         self.post(workers)
+
+    def _event(self, report: Report) -> Workers:
+        """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
+        self._bits = report.bits or self._bits
+        event = report.event(time.monotonic())
+        return replace(event, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault))
+
+    def settle(self, vault: str) -> None:
+        """The node's vault listens there."""
+        self._vault = vault
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Say again what is so, to a core that has not heard it yet."""
+        if self.report is not None:
+            self.post(self._event(self.report))
+
+    def inform(self, commit: Commit | None) -> None:
+        """The workers shall know of the newest commit; a new agent will be told as well."""
+        if commit is not None:
+            self._committed = Committed(step=commit.step, manifest=commit.manifest, generation=commit.generation)
+            self._tell_commit()
+
+    def _tell_commit(self) -> None:
+        if self._committed is not None:
+            self._link.send(self._committed)
 
     def _log_change(self, workers: Workers) -> None:
         told, stall = self._told, workers.stall
@@ -106,7 +138,10 @@ class Crew:
         """The agent is gone, and with it, by its own construction, its workers."""
         self.log.info("agent.lost", reason="its socket closed")
         self.report, self._logged = None, 0
-        self._told = Workers(now=time.monotonic(), generation=self._told.generation, exit=self._told.exit)
+        told = self._told
+        self._told = Workers(
+            now=time.monotonic(), generation=told.generation, exit=told.exit, vault=self._vault, bits=self._bits
+        )
         self.post(self._told)
 
     async def perform(self, action: Action) -> bool:

@@ -14,15 +14,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
-from elasticrl.config import ConfigError, Tree, changes, reveal, to_core
+from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Suspected
-from elasticrl.core.model import Member, Plan, Quarantine, Record, Role, Verb
+from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.daemon import control
@@ -34,6 +35,7 @@ from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done
 from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import Trace
@@ -44,6 +46,10 @@ from elasticrl.telemetry.metrics import Metrics
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
+# What the fork server imports, so that its children need not; the trainer's own entry brings the rest.
+PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
+FINGERPRINT = "elasticrl.runtime.bits"
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 
@@ -66,13 +72,16 @@ class Daemon:
         self.notify = Notify()
         self.host = tree.node.address or address_of(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
+        self.foreground = not keep
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
+        self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
         self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
         self._plan: Plan | None = None
+        self._commit: Commit | None = None
         self._life: Life | None = None  # as it was saved last
 
     def spec(self) -> Spec:
@@ -85,12 +94,15 @@ class Daemon:
             slots=tree.node.workers,
             program=program,
             args=tree.job.args,
-            log_dir=str(Path(tree.telemetry.log_dir) / tree.job.name / self.name),
+            log_dir=str(self._logs),
             host=self.host,
             interface=tree.node.interface or "",
             spares=tree.agent.spares,
             threads=tree.lanes.threads,
-            env=dict(tree.agent.env),
+            preload=(*PRELOAD, *(name for name in (RUNTIME,) if there(name))),
+            fingerprint=FINGERPRINT,
+            config=dumps(tree),
+            env={"ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)), **tree.agent.env},
             stop_s=tree.agent.stop_timeout_s,
             log_limit_bytes=tree.agent.log_limit_bytes,
             log_keep=tree.agent.log_keep,
@@ -98,11 +110,33 @@ class Daemon:
             timeouts=self.settings.timeouts,
         )
 
+    @property
+    def _logs(self) -> Path:
+        return Path(self.tree.telemetry.log_dir) / self.tree.job.name / self.name
+
+    def _vault_options(self) -> Options:
+        tree = self.tree
+        return Options(
+            job=tree.job.name,
+            node=self.name,
+            folder=folder_of(tree.vault.dir, tree.job.name, self.name),
+            home=self.home.folder,
+            host=self.host,
+            port=tree.vault.port,
+            deadline_s=tree.vault.timeout_s,
+            log=self._logs / "vault.log",
+            dies_with_us=self.foreground,
+        )
+
+    def _vault_moved(self) -> None:
+        self.crew.settle(self.vault.address)
+
     async def run(self) -> int:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
         async with AsyncExitStack() as stack:
             crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
+            vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
             life = last if last and adopted else await self._begin(store, last)
@@ -123,7 +157,7 @@ class Daemon:
                 self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
-            return await self._until_the_end(node, crew)
+            return await self._until_the_end(node, crew, vault)
 
     # ---- beginnings
 
@@ -199,6 +233,7 @@ class Daemon:
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
+        self.vault.know(secret)
         neighbours = Neighbours(
             me,
             secret,
@@ -238,8 +273,7 @@ class Daemon:
         self.crew.me = me
         self.crew.post = node.post
         self.crew.broken = self.neighbours.doubt
-        if self.crew.report is not None:
-            node.post(self.crew.report.event(time.monotonic()))
+        self.crew.repeat()
         return node
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
@@ -252,7 +286,7 @@ class Daemon:
 
     # ---- the middle
 
-    async def _until_the_end(self, node: Node, crew: asyncio.Task[None]) -> int:
+    async def _until_the_end(self, node: Node, crew: asyncio.Task[None], vault: asyncio.Task[None]) -> int:
         """Run the node until it leaves, or until a signal ends this daemon."""
         loop = asyncio.get_running_loop()
         told: asyncio.Future[str] = loop.create_future()
@@ -278,6 +312,7 @@ class Daemon:
             self.notify.stopping(left.reason)
             self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
             await self.crew.quit(left.reason, QUIT_S)
+            await self._part(vault, told=told.done())
             await self._stop_store()
             return left.code
         running.cancel()
@@ -287,8 +322,22 @@ class Daemon:
         self.log.info("daemon.stopped", code=0, reason=reason, workers="kept" if self.keep else "ended")
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
+            await self._part(vault, told=told.done())
             await self._stop_store()
         return 0
+
+    async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
+        """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""
+        assert self.node is not None
+        visits.cancel()
+        await asyncio.gather(visits, return_exceptions=True)
+        plan = self.node.loop.state.view.plan
+        # After a crash loop somebody mends the program and starts it again: the newest steps are in the vaults alone.
+        over = plan is not None and plan.phase is Phase.STOP and plan.exit_code != Outcome.CRASH_LOOP.value
+        if over or (told and self.foreground):
+            await self.vault.end()
+        else:
+            await self.vault.leave(self.tree.vault.linger_s)
 
     async def _stop_store(self) -> None:
         """An embedded etcd ends with the job on this machine; its data stay."""
@@ -343,6 +392,10 @@ class Daemon:
         if view.plan is not self._plan:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
+            self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
+        if view.commit is not self._commit:
+            self._commit = view.commit
+            self.crew.inform(view.commit)
         self._remember()
         self._measure(decision, now)
 
@@ -488,6 +541,14 @@ async def the_secret(store: Store) -> bytes:
     entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     return bytes.fromhex(entry.value.decode())
+
+
+def there(module: str) -> bool:
+    """Can this be imported? (A program of somebody's own may come without the trainer.)"""
+    try:
+        return find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def address_of(interface: str | None) -> str:

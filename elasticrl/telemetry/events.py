@@ -181,6 +181,17 @@ EVENTS: tuple[Declared, ...] = (
         fields={"reason": ""},
     ),
     Declared(
+        name="vault.changed",
+        meaning="This node's vault has come or gone. Training goes on without it, but nothing is copied until it is back.",
+        fields={"state": "up or away", "reason": "started, adopted, or what happened", "pid": "of the vault"},
+    ),
+    Declared(
+        name="vault.refused",
+        meaning="The vault cannot do what a plan asks of it: copies are missing until the next plan.",
+        level="warning",
+        fields={"generation": "of the plan", "reason": "what is wrong"},
+    ),
+    Declared(
         name="control.asked",
         meaning="An operator asked for something.",
         fields={

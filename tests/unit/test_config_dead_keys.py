@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).parents[2] / "elasticrl"
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
 WAITING = {
     "store": """store.tls.server_name""",
-    "runtime": """job.seed node.device lanes.bucket lanes.digest vault.every vault.copies vault.dir vault.port
-        vault.timeout vault.window checkpoint.dir checkpoint.shared checkpoint.every checkpoint.keep_last
+    "runtime": """job.seed node.device lanes.bucket lanes.digest vault.every vault.window
+        checkpoint.dir checkpoint.shared checkpoint.every checkpoint.keep_last
         checkpoint.keep_every checkpoint.timeout timeouts.collective model.strategy comm.backend""",
     "diagnosis": """timeouts.dump timeouts.monitor comm.fallback comm.profile comm.recorder health.sample
         health.straggler_z health.straggler_steps policy.dead_rank policy.dead_node policy.network

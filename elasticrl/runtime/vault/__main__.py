@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -32,7 +33,12 @@ def options_of(argv: list[str]) -> Options:
     parser.add_argument("--keep", type=int, default=2, help="newest versions kept of each shard")
     parser.add_argument("--rate-mb-s", type=float, default=0.0, help="limit on copies; 0: none")
     parser.add_argument("--deadline-s", type=float, default=5.0, help="without progress, before a transfer is given up")
+    parser.add_argument(
+        "--die-with", type=int, default=0, metavar="PID", help="end when this process, which started us, does"
+    )
     args = parser.parse_args(argv)
+    if args.die_with:
+        die_with(args.die_with)
     return Options(
         job=args.job,
         node=args.node,
@@ -42,7 +48,21 @@ def options_of(argv: list[str]) -> Options:
         keep=args.keep,
         rate_mb_s=args.rate_mb_s,
         deadline_s=args.deadline_s,
+        outlive=lambda: on_parents_death(0),
     )
+
+
+def die_with(parent: int) -> None:
+    """The kernel tells us to end when our parent does: a foreground run leaves no process behind, however it ends."""
+    on_parents_death(signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before we could ask
+        sys.exit(0)
+
+
+def on_parents_death(number: int) -> None:
+    """Which signal to be sent then; 0: none."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number, 0, 0, 0)
 
 
 async def serve(options: Options) -> None:

@@ -52,6 +52,7 @@ class Options:
     rate_mb_s: float = 0.0
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
+    outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Server:
         self._listener: socket.socket | None = None
         self._control: asyncio.AbstractServer | None = None
         self._end = False
+        self._leaving: asyncio.TimerHandle | None = None  # when we end, for our node has left
         self._complaint = ""  # why the last conversation with another vault ended badly
         self._born = time.monotonic()
 
@@ -212,6 +214,7 @@ class Server:
             "survey": self._survey,
             "fetch": self._fetch,
             "release": self._release,
+            "leave": self._leave,
             "end": self._end_job,
         }
         try:
@@ -243,6 +246,7 @@ class Server:
             "node": self.options.node,
             "port": self.port,
             "pid": os.getpid(),
+            "leaving": self._leaving is not None,
             "up_s": round(time.monotonic() - self._born, 3),
             "holdings": len(holdings),
             "nbytes": sum(holding.nbytes for holding in holdings),
@@ -408,10 +412,23 @@ class Server:
         self._scan()
         return {"removed": removed}
 
-    async def _end_job(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        self._end = True
-        asyncio.get_running_loop().call_later(0.05, self.stop)  # after the answer has gone out
+    async def _leave(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This node has left the job: stay for those who may still fetch from here, then end. Without a time: it is back."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        if request["within_s"] is not None:
+            self.options.outlive()
+            self._leaving = asyncio.get_running_loop().call_later(float(request["within_s"]), self._end_now)
         return {}
+
+    async def _end_job(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(0.05, self._end_now)  # after the answer has gone out
+        return {}
+
+    def _end_now(self) -> None:
+        self._end = True
+        self.stop()
 
     # -- other vaults
 

@@ -1,0 +1,402 @@
+"""This node's vault, as its daemon knows it: a process that holds the workers' state, and lives without daemon and workers.
+
+The one idea: the daemon only visits. It looks whether a vault answers, starts one where none does, tells it each plan's ring,
+and goes away again; what the vault holds is between it and the workers. So a daemon's death costs no copy, and a vault's
+death costs the time to start one, which finds its files again.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from elasticrl.agent.spec import OVERRIDES, write_private
+from elasticrl.core.model import Plan, Role
+from elasticrl.daemon.life import started_at
+
+PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
+LINE: Final = 64 << 20  # of an answer
+SOCKET: Final = "control.sock"
+SOCKET_PATH: Final = 107  # characters, says the kernel
+LOOK_S: Final = 0.02  # between looks whether a vault that was started answers
+ALIVE_S: Final = 2.0  # between signs of life that are asked for
+PAUSE_S: Final = 0.1  # before the first new start; each further one doubles it
+PAUSE_MAX_S: Final = 10.0
+STEADY_S: Final = 30.0  # a vault that has lived for so long was started well
+
+
+class Silent(RuntimeError):
+    """The vault did not answer, or went away; the sentence says which."""
+
+
+class Stuck(Silent):
+    """It runs, and does not answer."""
+
+
+class Refused(RuntimeError):
+    """The vault answered, and said why it will not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one node's vault is started.
+
+    Example: Options(job="ppo-7b", node="n03", folder=Path("/dev/shm/elasticrl/ppo-7b/n03"),
+        home=Path("/run/elasticrl/ppo-7b/n03"), host="10.0.0.3", deadline_s=20.0)
+    """
+
+    job: str
+    node: str
+    folder: Path  # its files, on a tmpfs
+    home: Path  # the node's runtime directory: its key, and the port it had
+    host: str
+    port: int = 0
+    deadline_s: float = 20.0  # for an answer, and for a transfer without progress
+    log: Path = Path("/dev/null")
+    dies_with_us: bool = False  # a foreground run's
+
+    @property
+    def socket(self) -> Path:
+        """Where it answers."""
+        return self.folder / SOCKET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Who copies to whom: the training nodes of a plan in rank order.
+
+    Example: Ring(generation=14, nodes=("n00", "n03"), addresses=(("n00", "10.0.0.1:7462"), ("n03", "10.0.0.3:7462")), copies=1)
+    """
+
+    generation: int
+    nodes: tuple[str, ...]
+    addresses: tuple[tuple[str, str], ...]
+    copies: int
+
+
+def ring_of(plan: Plan | None, copies: int) -> Ring | None:
+    """A plan's ring; None while nobody is seated, as then the last one holds."""
+    seats = [seat for seat in plan.seats if seat.role is Role.TRAIN] if plan else []
+    if plan is None or not seats:
+        return None
+    return Ring(
+        generation=plan.generation,
+        nodes=tuple(seat.member.node for seat in seats),
+        addresses=tuple((seat.member.node, seat.vault) for seat in seats if seat.vault),
+        copies=copies,
+    )
+
+
+def key_of(secret: bytes) -> str:
+    """The key that this job's vaults know each other by: derived from the job's secret, for this purpose alone."""
+    return hashlib.blake2b(b"vault", key=secret, digest_size=32).hexdigest()
+
+
+def folder_of(base: str, job: str, node: str) -> Path:
+    """One vault's directory; ValueError if the socket in it would have too long a path."""
+    folder = Path(base) / job / node
+    length = len(str(folder / SOCKET))
+    if length > SOCKET_PATH:
+        raise ValueError(
+            f"{folder / SOCKET} has {length} characters, and a socket's path may have {SOCKET_PATH}: "
+            "shorten vault.dir, job.name or node.name"
+        )
+    return folder
+
+
+class Talk:
+    """A connection to a vault: a question a line, an answer a line, each with a deadline. One that breaks stays broken."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline_s: float) -> None:
+        self._writer = writer
+        self._deadline_s = deadline_s
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue()  # b"": the vault has hung up
+        self._turn = asyncio.Lock()
+        self._reading = asyncio.create_task(self._read(reader), name="vault answers")
+        self.gone = asyncio.Event()
+
+    @classmethod
+    async def open(cls, path: Path, deadline_s: float) -> Self:
+        """To the vault that listens there, or OSError."""
+        async with asyncio.timeout(deadline_s):
+            return cls(*await asyncio.open_unix_connection(path, limit=LINE), deadline_s)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                self._lines.put_nowait(line)
+        except (OSError, ValueError):
+            pass  # as good as gone
+        finally:
+            self.gone.set()
+            self._lines.put_nowait(b"")
+
+    async def ask(self, op: str, **fields: object) -> Mapping[str, Any]:
+        """The answer, `Refused` with its sentence, or `Silent`."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    self._writer.write(json.dumps({"v": PROTOCOL, "op": op, **fields}).encode() + b"\n")
+                    await self._writer.drain()
+                    line = await self._lines.get()
+                    answer = json.loads(line) if line else None
+            except TimeoutError:
+                self.gone.set()
+                raise Stuck(f"it did not answer {op!r} within {self._deadline_s:g} s") from None
+            except (OSError, ValueError) as error:
+                self.gone.set()
+                raise Silent(f"{op!r}: {error}") from None
+        if not isinstance(answer, dict):
+            raise Silent(f"it closed its socket at {op!r}")
+        if not answer.get("ok"):
+            raise Refused(str(answer.get("why", "it does not say why")))
+        return answer
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        self._writer.close()
+
+
+class Vault:
+    """One node's vault. Run `run` beside the daemon's loop."""
+
+    def __init__(self, options: Options, *, log: Any, changed: Callable[[], None] = lambda: None) -> None:
+        self.address = (
+            ""  # where other nodes reach it; "" until it has been up once. It keeps its port when it is started again
+        )
+        self.pid = 0
+        self.log = log
+        self.changed = changed  # told when `address` does
+        self._options = options
+        self._state = ""
+        self._ring: Ring | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._started = 0  # when the process `pid` was, so that another one is not mistaken for it
+        self._keyed = asyncio.Event()
+        self._stirred = asyncio.Event()  # there is something to tell it
+        self._rekeyed = False  # it runs with another key than the store's
+
+    # ---- what the daemon says
+
+    def know(self, secret: bytes) -> None:
+        """The store has been reached: the key is this. One that lay here from before may be of a store that is no more."""
+        key, file = key_of(secret), self._key_file
+        if not file.exists() or file.read_text(encoding="ascii", errors="replace") != key:
+            self._rekeyed = file.exists()
+            write_private(file, key)
+        self._keyed.set()
+        self._stirred.set()
+
+    def follow(self, ring: Ring | None) -> None:
+        """Another plan."""
+        if ring is not None and ring != self._ring:
+            self._ring = ring
+            self._stirred.set()
+
+    # ---- its life
+
+    async def run(self) -> None:
+        """Until cancelled: see to it that a vault answers, and that it knows its ring."""
+        if self._key_file.exists():
+            self._keyed.set()  # the store may be away just now; what lies here is what the workers' vaults were started with
+        pause_s = PAUSE_S
+        while True:
+            begun = time.monotonic()
+            try:
+                talk = await self._reach()
+                try:
+                    await self._attend(talk)
+                finally:
+                    await talk.close()
+            except (Silent, Refused, OSError) as error:
+                self._note("away", str(error) or type(error).__name__)
+                if isinstance(error, Stuck):
+                    self._kill()  # it holds the directory's lock: no other could start
+            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _reach(self) -> Talk:
+        """Talk to the vault that runs, or start one."""
+        options, adopted = self._options, True
+        try:
+            talk = await Talk.open(options.socket, options.deadline_s)
+        except OSError:
+            adopted = False
+            await self._keyed.wait()
+            talk = await self._start()
+        try:
+            status = await talk.ask("status")
+            if (status["job"], status["node"]) != (options.job, options.node):
+                raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
+            if status.get("leaving"):
+                await talk.ask("leave", within_s=None)
+        except BaseException:
+            await talk.close()
+            raise
+        self.pid, self._started = int(status["pid"]), started_at(int(status["pid"]))
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"{host}:{status['port']}" if status["port"] else ""
+        write_private(self._port_file, str(status["port"]))
+        self._note("up", "adopted" if adopted else "started")
+        if address != self.address:
+            self.address = address
+            self.changed()
+        return talk
+
+    async def _start(self) -> Talk:
+        """A process of its own session, so that it outlives us."""
+        options = self._options
+        options.log.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + options.deadline_s
+        # Others have its address from the plan, so it comes back at the port it had; if that is taken now, at another.
+        for port in dict.fromkeys((options.port or self._last_port(), options.port)):
+            self._child = self._spawn(port)
+            while self._child.poll() is None:
+                with suppress(OSError):
+                    return await Talk.open(options.socket, options.deadline_s)
+                if time.monotonic() > deadline:
+                    self._child.kill()
+                    self._child.wait()
+                    raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
+                await asyncio.sleep(LOOK_S)
+        raise Silent(
+            f"a new one ended with exit code {self._child.returncode if self._child else '?'}: {self._last_words()}"
+        )
+
+    def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+        options = self._options
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        command = [
+            sys.executable, "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
+            "--dir", str(options.folder), "--listen", f"{host}:{port}", "--key-file", str(self._key_file),
+            "--deadline-s", f"{options.deadline_s:g}",
+        ]  # fmt: skip
+        if options.dies_with_us:
+            command += ["--die-with", str(os.getpid())]
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith((OVERRIDES, "NOTIFY_", "WATCHDOG_"))
+        }
+        with options.log.open("ab") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env
+            )
+
+    async def _attend(self, talk: Talk) -> None:
+        """Tell it what is new, and look that it lives, until it does not."""
+        told: Ring | None = None
+        while True:
+            self._stirred.clear()
+            if self._rekeyed:
+                self._rekeyed = False
+                self._kill()
+                raise Silent("its key is not that of the job's store any more: it starts again with the new one")
+            if self._ring is not None and self._ring is not told:
+                told = self._ring
+                await self._tell(talk, told)
+            stirred = asyncio.create_task(self._stirred.wait())
+            gone = asyncio.create_task(talk.gone.wait())
+            try:
+                done, _ = await asyncio.wait({stirred, gone}, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stirred.cancel()
+                gone.cancel()
+            if gone in done:
+                raise Silent(f"process {self.pid} is gone")
+            if not done:
+                await talk.ask("status")
+
+    async def _tell(self, talk: Talk, ring: Ring) -> None:
+        try:
+            await talk.ask(
+                "ring", generation=ring.generation, nodes=ring.nodes, addresses=dict(ring.addresses), copies=ring.copies
+            )
+        except Refused as refused:
+            self.log.info("vault.refused", generation=ring.generation, reason=str(refused))
+
+    # ---- its end
+
+    async def leave(self, within_s: float) -> None:
+        """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself."""
+        with suppress(Silent, Refused, OSError):
+            await self._once("leave", within_s=within_s)
+
+    async def end(self) -> None:
+        """The job is over, and what the vault holds with it."""
+        with suppress(Silent, Refused, OSError):
+            await self._once("end")
+        deadline = time.monotonic() + self._options.deadline_s
+        while self._lives() and time.monotonic() < deadline:  # noqa: ASYNC110 - a process that is no child of ours
+            await asyncio.sleep(LOOK_S)
+        self._kill()
+        sweep(self._options.folder)
+        self._key_file.unlink(missing_ok=True)
+
+    async def _once(self, op: str, **fields: object) -> None:
+        talk = await Talk.open(self._options.socket, self._options.deadline_s)
+        try:
+            await talk.ask(op, **fields)
+        finally:
+            await talk.close()
+
+    def _lives(self) -> bool:
+        if self._child is not None:
+            self._child.poll()  # reap it, or it stays a zombie of ours
+        return bool(self.pid and self._started and started_at(self.pid) == self._started)
+
+    def _kill(self) -> None:
+        if self._lives():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self._child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(self._options.deadline_s if self._child.pid == self.pid else 0.0)
+
+    # ---- small things
+
+    @property
+    def _key_file(self) -> Path:
+        return self._options.home / "vault.key"
+
+    @property
+    def _port_file(self) -> Path:
+        return self._options.home / "vault.port"
+
+    def _last_port(self) -> int:
+        try:
+            return int(self._port_file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._options.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def _note(self, state: str, reason: str) -> None:
+        """Once for each change."""
+        if state != self._state:
+            self._state = state
+            self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a vault that is gone has left: memory that nobody will read must go back to the machine."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()  # the job's, if this was its last node here
