@@ -7,12 +7,18 @@ from another process is never loaded here. With gloo the entries' state stays "s
 """
 
 import json
+import os
+import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose import witness
 
 #: Collectives whose sizes may differ from rank to rank.
 UNEVEN = (
@@ -65,7 +71,64 @@ def entries(dump: object) -> tuple[Entry, ...]:
     listed = dump.get("entries") if isinstance(dump, Mapping) else None
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         return ()
-    return tuple(entry for raw in listed if isinstance(raw, Mapping) and (entry := _entry(raw)) is not None)
+    # A process that has reformed has had several groups of one name, each counting from 1: only the newest is compared.
+    newest: dict[str, tuple[object, list[Entry]]] = {}
+    for raw in listed:
+        if not isinstance(raw, Mapping) or (entry := _entry(raw)) is None:
+            continue
+        number, kept = newest.setdefault(entry.group, (raw.get("pg_id"), []))
+        if kept and (number != raw.get("pg_id") or entry.seq < kept[-1].seq):
+            newest[entry.group] = (raw.get("pg_id"), kept := [])
+        kept.append(entry)
+    return tuple(entry for _, kept in newest.values() for entry in kept)
+
+
+def collect(folder: Path, workers: Mapping[int, int], *, within_s: float) -> dict[int, tuple[Entry, ...]]:
+    """The recorder of each rank that answers in time (rank -> pid); the others have no row, and `compare` says so.
+
+    The answer is read by the worker itself and comes as JSON; see `witness`.
+    """
+    deadline = time.monotonic() + within_s
+    token = secrets.token_hex(8)  # tells this answer from one to an earlier question
+    waiting = {rank: pid for rank, pid in sorted(workers.items()) if _ask(folder, pid, token)}
+    found: dict[int, tuple[Entry, ...]] = {}
+    while waiting and time.monotonic() < deadline:
+        for rank, pid in list(waiting.items()):
+            answer = _answer(witness.recorder_file(folder, pid), token)
+            if answer is not None:
+                found[rank] = entries(answer.get("dump"))
+                del waiting[rank]
+        time.sleep(LOOK_S)
+    return found
+
+
+LOOK_S: Final = 0.01  # between looks for answers
+LARGEST: Final = 64 << 20  # bytes of an answer: 2,000 entries are 1 MB
+
+
+def _ask(folder: Path, pid: int, token: str) -> bool:
+    """Put the question into the worker's pipe. Opened so, a pipe without a reader is an error, and a full one too."""
+    try:
+        pipe = os.open(witness.ask_file(folder, pid), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(pipe, token.encode() + b"\n")
+    except OSError:
+        return False
+    finally:
+        os.close(pipe)
+    return True
+
+
+def _answer(file: Path, token: str) -> Mapping[str, object] | None:
+    try:
+        if file.stat().st_size > LARGEST:
+            return None
+        answer = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and answer.get("token") == token else None
 
 
 def load(text: str | bytes) -> tuple[Entry, ...]:

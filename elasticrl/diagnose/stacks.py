@@ -153,7 +153,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.{0,1000})", line (?P<line>\d{1,9}|\?\?\
 
 
 def parse(text: str) -> tuple[tuple[Frame, ...], ...]:
-    """The text of faulthandler: each thread's frames, innermost first. CPython lists the newest thread first, the main one last."""
+    """Each thread's frames in faulthandler's text, innermost first. CPython lists the main thread last."""
     threads: list[list[Frame]] = []
     for line in text.splitlines():
         if _THREAD.match(line):
@@ -253,9 +253,8 @@ def _spied(spy: str, pid: int, deadline: float) -> list[tuple[Frame, ...]]:
 
 def _spied_frame(raw: Mapping[str, Any]) -> Frame:
     line = raw.get("line")
-    return Frame(
-        file=str(raw.get("filename", "")), line=line if isinstance(line, int) else 0, name=str(raw.get("name", ""))
-    )
+    name = str(raw.get("name", "")).rpartition(".")[2]  # it says Loader.__next__ where faulthandler says __next__
+    return Frame(file=str(raw.get("filename", "")), line=line if isinstance(line, int) else 0, name=name)
 
 
 def state(pid: int) -> str:
@@ -318,7 +317,7 @@ def summary(stacks: Mapping[int, Stack]) -> str:
     for rank, stack in sorted(stacks.items()):
         at = place(stack.frames)
         where = f" {at.frame}" if at.frame and not at.waits else ""
-        words = f"in {at.op}" if at.op else f"{at.words}{where}"
+        words = (f"in {at.op}" if at.op else f"{at.words}{where}") + (", stopped" if stack.state == "T" else "")
         alike.setdefault(f"gave no stack ({stack.absent})" if not stack.frames else words, []).append(rank)
     parts = []
     for words, ranks in sorted(alike.items(), key=lambda item: (len(item[1]), item[1])):

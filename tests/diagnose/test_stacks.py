@@ -166,7 +166,7 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
     spy = tmp_path / "py-spy"
     spy.write_text(
         '#!/bin/sh\n[ $1 = dump ] && echo \'[{"thread_name": "other", "frames": []}, {"thread_name": "MainThread",'
-        ' "frames": [{"name": "__next__", "filename": "/job/loader.py", "line": 7}]}]\'\n'
+        ' "frames": [{"name": "Loader.__next__", "filename": "/job/loader.py", "line": 7}]}]\'\n'
     )
     spy.chmod(0o755)
     stopped = subprocess.Popen(["sleep", "60"])
@@ -178,4 +178,5 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
         stopped.kill()
         stopped.wait()
     assert (seen.how, place(seen.frames).what) == ("py-spy", "data")
+    assert summary({5: seen}) == "rank 5 is in its dataloader __next__ (loader.py:7), stopped"
     assert evidence({5: seen})[0].sign is Sign.STOPPED, "where it was stopped matters less than that it was"

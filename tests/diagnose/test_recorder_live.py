@@ -1,0 +1,93 @@
+"""Flight recorders of real gloo ranks, asked for while the ranks are stuck, and compared."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from diagnose_gang import gang, until
+
+from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose.recorder import Entry, collect, compare, entries
+
+
+def when_stuck(folder: Path, workers: dict[int, int], lengths: dict[int, int]) -> dict[int, tuple[Entry, ...]]:
+    """The recorders, once each rank has entered as many collectives as it ever will."""
+    dumps: dict[int, tuple[Entry, ...]] = {}
+
+    def stuck() -> bool:
+        dumps.update(collect(folder, workers, within_s=10.0))
+        return {rank: len(dump) for rank, dump in dumps.items()} == lengths
+
+    until(stuck, 20.0, f"ranks have entered {lengths} collectives")
+    return dumps
+
+
+@pytest.mark.parametrize(
+    ("whats", "lengths", "fault", "ranks"),
+    [
+        (("wait", "skip", "wait"), (4, 3, 4), Fault.HOST_HANG, (1,)),
+        (("wait", "wait", "other"), (4, 4, 4), Fault.DESYNC, (2,)),
+        (("shape", "wait", "wait"), (4, 4, 4), Fault.DESYNC, (0,)),
+    ],
+)
+def test_the_rank_that_skips_or_differs_is_named_from_the_recorders_alone(
+    whats: tuple[str, ...], lengths: tuple[int, ...], fault: Fault, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    with gang(tmp_path, *whats) as workers:
+        dumps = when_stuck(tmp_path, workers, dict(enumerate(lengths)))
+    verdict = judge(compare(dumps, expected=workers))
+    assert (verdict.fault, verdict.ranks) == (fault, ranks), (verdict.cause, dumps)
+
+
+def test_a_stopped_rank_costs_the_deadline_and_is_the_one_that_is_named(tmp_path: Path) -> None:
+    with gang(tmp_path, "wait", "wait", "skip") as workers:
+        when_stuck(tmp_path, workers, {0: 4, 1: 4, 2: 3})
+        os.kill(workers[2], signal.SIGSTOP)
+        began = time.monotonic()
+        dumps = collect(tmp_path, workers, within_s=1.0)
+        assert time.monotonic() - began < 2.0
+    assert set(dumps) == {0, 1}
+    found = compare(dumps, expected=workers)
+    assert [fact for fact in found if fact.sign is Sign.ABSENT] == [
+        Evidence(kind=found[0].kind, sign=Sign.ABSENT, rank=2, detail="gave no flight-recorder dump", source="recorder")
+    ]
+    assert judge(found).ranks == (2,)
+
+
+def test_who_has_no_recorder_or_is_gone_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from elasticrl.diagnose import witness\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at\n"
+        began = time.monotonic()
+        assert collect(tmp_path, {0: process.pid, 1: gone.pid}, within_s=20.0) == {0: ()}
+        assert time.monotonic() - began < 10.0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def raw(seq: int, pg_id: int, group: str = "0") -> dict[str, object]:
+    return {"collective_seq_id": seq, "pg_id": pg_id, "process_group": [group, ""], "profiling_name": "gloo:all_reduce"}
+
+
+def test_a_group_that_was_left_is_not_compared_with_the_one_that_followed_it() -> None:
+    """A survivor's recorder still holds the collectives of earlier generations, under the same name."""
+    survivor = {"entries": [raw(1, 0), raw(2, 0), raw(3, 0), raw(1, 1, "tp"), raw(1, 2), raw(2, 2)]}
+    fresh = {"entries": [raw(1, 0), raw(2, 0)]}
+    assert [(entry.group, entry.seq) for entry in entries(survivor)] == [("0", 1), ("0", 2), ("tp", 1)]
+    found = compare({0: entries(survivor), 1: entries(fresh)})
+    assert not {Sign.ABSENT, Sign.HOST_STUCK} & {fact.sign for fact in found if fact.group == "0"}
