@@ -31,6 +31,7 @@ class Fault:
     value: float = 0.0
     way: Literal["both", "out", "in"] = "both"
     scope: Literal["all", "beat", "data"] = "all"
+    or_any: bool = False  # where it cannot act on its node, on another that the seed chooses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

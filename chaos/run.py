@@ -129,7 +129,8 @@ def one(scenario: Scenario, seed: str, out: Path, again: str, *, trace: bool) ->
         print(f"VIOLATION  {violation}")
     verdict = "ok" if not result.violations else f"{len(result.violations)} violations"
     print(
-        f"{scenario.name}: {verdict}, {result.virtual_s:.0f} virtual seconds, {sum(result.struck.values())} faults, "
+        f"{scenario.name}: {verdict}, {result.virtual_s:.0f} virtual seconds, "
+        f"{sum(result.struck.values())} of {len(scenario.faults)} faults struck, "
         f"{result.steps:,} decisions in {time.monotonic() - begun:.1f} s; history in {path}"
     )
     print(f"again: {again}")

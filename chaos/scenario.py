@@ -4,6 +4,7 @@ The one idea: the random nemesis emits nothing but scenarios, so a failing seed 
 """
 
 from dataclasses import asdict, dataclass, field, replace
+from math import ceil, inf
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -198,21 +199,37 @@ EVERYDAY = (
     "store_failover", "store_compaction", "store_outage", "isolate",
 )  # fmt: skip
 
+#: Of these, what there is but one of.
+WHOLE_JOB = ("pause", "store_failover", "store_compaction", "store_outage")
+
 
 def big(nodes: int, minutes: float, every_s: float, seed: int) -> Scenario:
     """Many nodes for a long time, with an everyday fault every so often."""
     chance = Random(f"big {nodes} {seed}")
     names = [f"n{i:0{max(len(str(nodes - 1)), 2)}d}" for i in range(nodes)]
     trouble_s = minutes * 60.0
-    drawn = (_fault(chance, chance.choice(EVERYDAY), names, trouble_s) for _ in range(int(trouble_s / every_s)))
-    faults = tuple(replace(fault, at=10.0 + every_s * i, when="", nth=1) for i, fault in enumerate(drawn))
+    times = [every_s * i for i in range(1, ceil(trouble_s / every_s))]
+    drawn = [_fault(chance, chance.choice(EVERYDAY), names, trouble_s) for _ in times]
+    faults = tuple(
+        replace(fault, at=at, when="", nth=1, for_s=_until_over(fault, at, drawn, times), or_any=True)
+        for fault, at in zip(drawn, times, strict=True)
+    )
     membership = Membership(min_nodes=nodes // 2, max_nodes=nodes, settle_s=2.0)
     settings = Settings(lanes=nodes, membership=membership)
     shape = Shape(nodes=nodes, settings=settings, step_s=2.0, save_every=10)
-    last = tuple(fault for fault in faults if fault.at is not None and fault.at < trouble_s)
-    return Scenario(
-        name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=last, trouble_s=trouble_s, all_must_strike=False
-    )
+    return Scenario(name=f"big-{nodes}-{seed}", seed=str(seed), shape=shape, faults=faults, trouble_s=trouble_s)
+
+
+def _until_over(fault: Fault, at: float, drawn: list[Fault], times: list[float]) -> float | None:
+    """How long it lasts: never for good, and what the whole job feels is over before its like is due again."""
+    kind = KINDS[fault.kind]
+    if kind.for_s is None:
+        return None
+    for_s = fault.for_s if fault.for_s is not None else kind.for_s[1]
+    if fault.kind not in WHOLE_JOB:
+        return for_s
+    next_at = min((t for f, t in zip(drawn, times, strict=True) if t > at and f.kind in WHOLE_JOB), default=inf)
+    return min(for_s, 0.8 * (next_at - at))
 
 
 def _faults(chance: Random, names: list[str], trouble_s: float) -> tuple[Fault, ...]:

@@ -22,7 +22,11 @@ from typing import Any, Self
 
 import yaml
 
+from elasticrl.core.model import Record
 from elasticrl.daemon.control import Unanswered, ask
+from elasticrl.daemon.main import read_all
+from elasticrl.shell.keys import namespace
+from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.cluster import LocalCluster
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "agent" / "train_small.py"
@@ -122,7 +126,7 @@ class Job:
 
     # ---- nodes
 
-    def start(self, *nodes: str) -> None:
+    def start(self, *nodes: str, foreground: bool = False) -> None:
         """Start daemons; each starts its agent, or adopts the one that runs."""
         for node in nodes:
             command = [
@@ -133,6 +137,7 @@ class Job:
                 "--config",
                 str(self.folder / "job.yaml"),
                 f"node.name={node}",
+                *(["--foreground"] if foreground else []),
             ]
             with self.log(node).open("ab") as output:
                 self.daemons[node] = subprocess.Popen(
@@ -157,6 +162,10 @@ class Job:
             return self.agent(node) > 0
         except (OSError, ValueError, KeyError):
             return False
+
+    def agent_lives(self, node: str) -> bool:
+        """Does the agent that a node's daemon knew last still run?"""
+        return "elasticrl.agent" in command_line(self.agent(node))
 
     def worker(self, node: str) -> int:
         """The pid of a node's first worker."""
@@ -210,6 +219,16 @@ class Job:
         if agent and "elasticrl.agent" in command_line(agent):
             os.kill(agent, signal.SIGKILL)  # its workers die with it
         shutil.rmtree(self.home(node), ignore_errors=True)
+
+    def records(self) -> dict[str, Record]:
+        """What each member says of itself, as it stands in the store."""
+
+        async def look() -> dict[str, Record]:
+            settings = StoreSettings(endpoints=tuple(self.etcd.endpoints), namespace=namespace(self.name))
+            async with open_store(settings) as store:
+                return (await read_all(store))[0]
+
+        return dict(self.run(look()))
 
     def leader(self) -> str:
         """The node that leads."""

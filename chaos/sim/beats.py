@@ -60,13 +60,14 @@ class Beats:
 
     def refresh(self, node: "Node") -> None:
         """Bring the detector up to the newest beat of each neighbour that is audible."""
-        for peer, heard in node.detector.peers.items():
-            if (
-                (peer, node.name) in self.silent
-                or self._by_message(peer, node.name)
-                or not self.audible(peer, node.name)
-            ):
-                continue
+        for peer in node.detector.peers:
+            self._catch_up(node, peer)
+
+    def _catch_up(self, node: "Node", peer: str) -> None:
+        heard = node.detector.peers.get(peer)
+        if heard is None or (peer, node.name) in self.silent or self._by_message(peer, node.name):
+            return
+        if self.audible(peer, node.name):
             last = self._local(node, self._last_beat(peer))
             if last > heard.last and (heard.doubted is None or last > heard.doubted):
                 node.detector = node.detector.hear(peer, last)
@@ -76,7 +77,7 @@ class Beats:
         for receiver in sorted(self.listeners[name]):
             node = self.cluster.nodes[receiver]
             if node.awake:
-                self.refresh(node)
+                self._catch_up(node, name)
                 node.detector = node.detector.doubt(name, node.clock.now())
                 self._judge_in(receiver, 1.5 * self.beat_s + 0.001)
 

@@ -4,7 +4,7 @@ The one idea: a fault knows how to be undone, or needs no undoing; healing is un
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from chaos.faults import Fault
@@ -121,7 +121,8 @@ class Nemesis:
             case "seated":
                 name = chance.choice(seats) if seats else ""
             case "spare":
-                idle = sorted(n for n, node in cluster.nodes.items() if n not in seats and node.daemon_up)
+                taken = set(seats)
+                idle = sorted(n for n, node in cluster.nodes.items() if n not in taken and node.daemon_up)
                 name = chance.choice(idle) if idle else ""
             case "here":
                 name = here
@@ -134,15 +135,22 @@ class Nemesis:
     # ---- what
 
     def _strike(self, fault: Fault, here: str) -> Done | None:
-        node = self._whom(fault.node, here)
-        if node is None:
-            return None
-        kind = fault.kind
-        for table in (self._to_worker, self._to_node, self._to_link, self._to_store, self._to_disk, self._by_operator):
-            done = table(kind, fault, node)
-            if done is not None:
-                return done
+        tables = (self._to_worker, self._to_node, self._to_link, self._to_store, self._to_disk, self._by_operator)
+        for node in self._targets(fault, here):
+            for table in tables:
+                done = table(fault.kind, fault, node)
+                if done is not None:
+                    return done
         return None
+
+    def _targets(self, fault: Fault, here: str) -> Iterator[Node]:
+        """Whom the fault names, and where it cannot act there and may go elsewhere, others by the seed."""
+        node = self._whom(fault.node, here)
+        if node is not None:
+            yield node
+        if fault.or_any:
+            nodes = self.cluster.nodes
+            yield from (nodes[name] for name in self.world.chance("stead").sample(sorted(nodes), min(len(nodes), 64)))
 
     def _to_worker(self, kind: str, fault: Fault, node: Node) -> Done | None:
         touched = (node.name,)
@@ -318,10 +326,10 @@ class Nemesis:
         match kind:
             case "store_outage" if store.up:
                 store.up = False
-                return (), self._store_again
+                return (), store.come_back
             case "store_failover" if store.up:
                 store.up = False
-                self.world.later(1.3, self._store_again)
+                self.world.later(1.3, store.come_back)
                 return (), None
             case "store_compaction":
                 store.relist()
@@ -339,10 +347,6 @@ class Nemesis:
                 self.cluster.late_commit = fault.value
                 return (), None
         return None
-
-    def _store_again(self) -> None:
-        self.cluster.store.up = True
-        self.cluster.store.restart_leases()
 
     def _to_disk(self, kind: str, fault: Fault, node: Node) -> Done | None:
         del node

@@ -47,7 +47,9 @@ class Node:
         self.state: State | None = None
         self.detector = Detector(settings=cluster.settings.membership)
         self.ring_of = -1
-        self.running: dict[Hashable, int] = {}
+        self.running: dict[
+            Hashable, tuple[int, float]
+        ] = {}  # by subject: which request, and until when it is waited for
         self.request = 0
         self.inbox: list[Event] = []
         self.wake_at = inf
@@ -287,20 +289,20 @@ class Node:
     def _send(self, action: Action) -> None:  # noqa: C901 - one request: what it does, what its answer and its silence do
         """One request to the store; its answer, if it comes, only ends the waiting for it, but for the lease's."""
         about = subject(action)
-        if about in self.running:
+        if about in self.running and self.world.now < self.running[about][1]:
             return
         if isinstance(action, events.Publish) and self.mute_publish:
             return
         self.request += 1
         number, life = self.request, self.life
-        self.running[about] = number
+        self.running[about] = number, self.world.now + REQUEST_S
         sent, true_sent = self.clock.now(), self.world.now
         member, store = self._me, self.cluster.store
 
         def answer(result: object) -> None:
             if life != self.life or not self.daemon_up:
                 return
-            if self.running.get(about) == number:
+            if self.running.get(about, (0, 0.0))[0] == number:
                 del self.running[about]
             if isinstance(result, LeaseGone):
                 self.lease = None
@@ -313,10 +315,6 @@ class Node:
                 held = self.lease is not None
                 self.lease_sent = max(self.lease_sent, true_sent) if held else -inf
                 self.post(events.Leased(now=self.clock.now(), sent=sent, held=held))
-
-        def late() -> None:
-            if life == self.life and self.running.get(about) == number:
-                del self.running[about]
 
         lease = self.lease
         ttl_s = self.cluster.settings.membership.lease_ttl_s
@@ -341,7 +339,6 @@ class Node:
             return None
 
         self.cluster.send(self.name, apply, answer, repeatable=not isinstance(action, events.KeepAlive), action=action)
-        self.world.later(REQUEST_S, late)
 
     # ---- the detector
 

@@ -62,6 +62,8 @@ class Store:
         self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
         self.paused_at: float | None = None
         self._lease = 0
+        self._blocked: list[Watcher] = []  # whose view waits for the store to be up
+        self._everyone: dict[str, Record] | None = None  # all records, as every watcher of them is shown; None: changed
 
     # ---- leases
 
@@ -102,13 +104,18 @@ class Store:
         gone = sorted(node for node, (_, of) in self.records.items() if of == lease)
         for node in gone:
             del self.records[node]
+            self._everyone = None
             self._touch(node)
         if self.leader_lease == lease and self.shared.leader is not None:
             self.leader_lease = 0
             self._share(leader=None, leader_revision=0)
 
-    def restart_leases(self) -> None:
-        """A new leader of the store starts all leases anew."""
+    def come_back(self) -> None:
+        """Up again, under a new leader of the store: it starts all leases anew, and the watches go on."""
+        self.up = True
+        blocked, self._blocked = self._blocked, []
+        for watcher in blocked:
+            self._world.later(0.2 * self._world.chance("watch " + watcher.node).random(), self._deliver, watcher)
         for held in self.leases.values():
             held.until = self._world.now + held.ttl_s
 
@@ -119,6 +126,7 @@ class Store:
         if lease not in self.leases:
             raise LeaseGone
         self.records[record.member.node] = (record, lease)
+        self._everyone = None
         self._touch(record.member.node)
 
     def campaign(self, member: Member, lease: int, over: int) -> None:
@@ -257,7 +265,10 @@ class Store:
     def _deliver(self, watcher: Watcher) -> None:
         if watcher.dead:
             return
-        if not self.up or self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
+        if not self.up:
+            self._blocked.append(watcher)
+            return
+        if self._net.from_store[watcher.node] or self._net.to_store[watcher.node]:
             self._world.later(0.2, self._deliver, watcher)
             return
         watcher.pending = False
@@ -275,6 +286,8 @@ class Store:
         """The store as this watcher is shown it."""
         shared, node = self.shared, watcher.node
         record = self.records.get(node)
+        if watcher.everyone and self._everyone is None:
+            self._everyone = {name: entry[0] for name, entry in self.records.items()}
         return View(
             revision=self.revision,
             plan=shared.plan,
@@ -287,6 +300,6 @@ class Store:
             intent_generation=shared.intent_generation,
             own=record[0] if record and record[0].member == watcher.member else None,
             drain=self.drains.get(node),
-            records={name: entry[0] for name, entry in self.records.items()} if watcher.everyone else None,
+            records=self._everyone if watcher.everyone else None,
             quarantines=dict(self.quarantines) if watcher.everyone else None,
         )

@@ -107,7 +107,7 @@ def record_of(state: State, now: float) -> Record:
         leaving=bool(state.leaving),
     )
     # When something else changes, the step goes along.
-    return record if record == state.view.own else replace(record, step=workers.step)
+    return record if record.step == workers.step or record == state.view.own else replace(record, step=workers.step)
 
 
 def _let_down(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:

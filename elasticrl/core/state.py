@@ -33,7 +33,7 @@ class Lead:
     failures: Mapping[str, "Failures"] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: `but` copies the instance's dict
 class State:
     """One node's memory. Facts on top, then what follows from them over time."""
 
@@ -57,6 +57,14 @@ class State:
         default_factory=dict
     )  # decided, and not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
+
+    def but(self, **changes: object) -> "State":
+        """This state with these changes. (`dataclasses.replace` takes ten times as long: a fifth of a simulation.)"""
+        before = vars(self)
+        assert changes.keys() <= before.keys(), f"a state has no {', '.join(sorted(changes.keys() - before.keys()))}"
+        after = object.__new__(State)
+        vars(after).update(before, **changes)
+        return after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

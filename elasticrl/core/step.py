@@ -6,7 +6,6 @@ wishes; a wish that was already acted on, and whose effect may still be on its w
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from math import inf
 
@@ -66,25 +65,25 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             )  # what an earlier daemon of this life has said
             joined = max(state.joined, own)
             suspects = _still_neighbours(state, view)
-            state = replace(state, view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
+            state = state.but(view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
-            return replace(state, leased=max(sent, state.leased) if held else -inf), ()
+            return state.but(leased=max(sent, state.leased) if held else -inf), ()
         case Workers():
             joined = max(state.joined, event.generation) if alive(event) else state.joined
-            return replace(state, workers=event, joined=joined), ()
+            return state.but(workers=event, joined=joined), ()
         case Suspected(node=node):
-            return replace(state, suspects=state.suspects | {node}), ()
+            return state.but(suspects=state.suspects | {node}), ()
         case Cleared(node=node):
-            return replace(state, suspects=state.suspects - {node}), ()
+            return state.but(suspects=state.suspects - {node}), ()
         case Probed():
-            return replace(state, probed=event), ()
+            return state.but(probed=event), ()
         case Asked(verb=Verb.DRAIN, node=node) if node in (None, state.me.node):
             return _leaving(state, "drained by an operator", event.now), ()
         case Asked(verb=verb, node=node):
             return state, (Ask(verb=verb, node=node),)
         case Configured(settings=settings):
-            return replace(state, settings=settings), ()
+            return state.but(settings=settings), ()
         case Tick():
             return state, ()
         case _:
@@ -102,17 +101,17 @@ def _still_neighbours(state: State, view: View) -> frozenset[str]:
 
 
 def _leaving(state: State, reason: str, now: float) -> State:
-    return state if state.leaving else replace(state, leaving=reason, leaving_since=now)
+    return state if state.leaving else state.but(leaving=reason, leaving_since=now)
 
 
 def attend(state: State, now: float) -> State:
     """Notice whether this node leads, and since when nobody does."""
     leads = state.view.leader == state.me and lease_held(state, now)
     if leads != (state.lead is not None):
-        state = replace(state, lead=Lead(since=now) if leads else None)
+        state = state.but(lead=Lead(since=now) if leads else None)
     vacant = state.view.leader is None or leader_convicted(state) or leader_reborn(state)
     if vacant != (state.vacant_since is not None):
-        state = replace(state, vacant_since=now if vacant else None)
+        state = state.but(vacant_since=now if vacant else None)
     return state
 
 
@@ -136,11 +135,11 @@ def leader_reborn(state: State) -> bool:
 
 def deputies(state: State) -> tuple[str, ...]:
     """The first nodes in the plan that do not lead: they watch all records, so as to take over at once."""
-    plan, leader = state.view.plan, state.view.leader
+    plan, leader, most = state.view.plan, state.view.leader, state.settings.membership.deputies
     if plan is None:
         return ()
-    ring = (seat.member.node for seat in plan.seats if leader is None or seat.member.node != leader.node)
-    return tuple(node for _, node in zip(range(state.settings.membership.deputies), ring, strict=False))
+    first = (seat.member.node for seat in plan.seats[: most + 1])
+    return tuple(node for node in first if leader is None or node != leader.node)[:most]
 
 
 def stand(state: State, now: float) -> Wish:
@@ -188,9 +187,11 @@ def settle(state: State, wishes: Sequence[Wish], now: float) -> tuple[State, tup
                 sent[key] = (action, now)
                 actions.append(action)
             wake_at = min(wake_at, sent[key][1] + retry_s)
-    reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
     reason = "; ".join(wish.reason for wish in wishes if wish.reason)
-    return replace(state, sent=sent, reported=reported, reason=reason), tuple(actions), wake_at
+    if sent == state.sent and reason == state.reason:  # as mostly: nothing was sent, nothing came true
+        return state, (), wake_at
+    reported = now if any(isinstance(action, Publish) for action in actions) else state.reported
+    return state.but(sent=sent, reported=reported, reason=reason), tuple(actions), wake_at
 
 
 def subject(action: Action) -> Hashable:
