@@ -1,3 +1,14 @@
 """elasticrl: a fault-tolerant elastic training daemon for LLM post-training with PPO."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # A script says elasticrl.runtime.join(); whoever wants only the version or the command line pays nothing for it.
+    if name == "runtime":
+        import elasticrl.runtime
+
+        return elasticrl.runtime
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

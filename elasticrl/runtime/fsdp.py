@@ -72,21 +72,27 @@ class Fsdp(Strategy):
         group: dist.ProcessGroup,
         device: str = "cpu",
         point: Point = lambda _name: None,
+        shard: Shard | None = None,
     ) -> None:
+        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept."""
         super().__init__(deal, rank, group, point)
         self.model = build(DeviceMesh.from_group(group, device))
         self._units, layout = _units(self.model, deal.world)
         kinds = {param.dtype for unit in self._units for _, param in unit.params}
         if len(kinds) != 1:
             raise ValueError(f"trainable parameters must be of one dtype, not {sorted(map(str, kinds))}")
-        self._shard = Shard(layout, rank, rule_of, dtype=kinds.pop(), device=torch.device(device))
+        kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
+        dtype = kinds.pop()
+        self._shard = (
+            shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=torch.device(device))
+        )
         for u, unit in enumerate(self._units):
             unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter
             unit.module.set_gradient_divide_factor(1.0)  # the sum, and the caller's scale
             unit.module.set_force_sum_reduction_for_comms(True)
             unit.module.set_reduce_scatter_unused_params(True, recurse=False)
-        for place, local in self._places():
+        for place, local in [] if kept else self._places():
             self._shard.state[0, place] = local
         self._drop()
 

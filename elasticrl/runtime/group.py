@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
@@ -66,8 +66,11 @@ class Broken(GangError):
 class Interrupt:
     """The flag. Any thread may set it; it stays set, since a generation is left only once."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None) -> None:
         self.reason: str | None = None
+        self.on_wait = (
+            on_wait  # told what is waited for once it takes long, and None when it came; by the waiting thread
+        )
 
     def set(self, reason: str) -> None:
         """The first reason stands."""
@@ -174,6 +177,21 @@ def form(
     return gang
 
 
+def reach(host: str, port: int, flag: Interrupt, timeout_s: float) -> Store:
+    """A connection to a generation's TCPStore, given up when the flag is set: its host may be what died."""
+
+    def connect() -> Store:
+        timeout = timedelta(seconds=timeout_s)
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+    try:
+        return _bounded(connect, f"reaching the store at {host}:{port}", flag)
+    except GangError:
+        raise
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        raise Broken(f"the store at {host}:{port} could not be reached within {timeout_s:g} s: {error}") from error
+
+
 _live = Interrupt()
 _asking: deque[_Asking] = deque(maxlen=2)
 
@@ -238,6 +256,7 @@ class Wait(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when done. Without a timeout, gloo's own (the group's) ends it."""
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        late = False
         while True:
             try:
                 self._over = (
@@ -250,7 +269,12 @@ class Wait(dist.Work):
                     self._flag.set(f"a peer broke {self._doing}")  # no use in waiting for this generation's other works
                     raise Broken(f"{self._doing} was broken by a peer: {error}") from error
             else:
+                if late:
+                    self._flag.on_wait(None)
                 return self._over
+            if not late:
+                late = True
+                self._flag.on_wait(self._doing)
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self._doing} is still going on after {timeout}")
 

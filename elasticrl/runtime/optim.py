@@ -13,7 +13,7 @@ in chunks that stay in cache, so that copying first costs little.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CHUNK = 131_072  # elements, whole units: a pass then costs more than its call, and the rows stay in cache
 
 
+@runtime_checkable
 class Rule(Protocol):
     """How one parameter is updated. `slots` names the state kept per element."""
 

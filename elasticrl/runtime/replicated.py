@@ -26,7 +26,7 @@ from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch.utils.hooks import RemovableHandle
 
@@ -63,7 +63,9 @@ class Replicated(Strategy):
         group: dist.ProcessGroup | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         point: Point = lambda _name: None,
+        shard: Shard | None = None,
     ) -> None:
+        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept."""
         super().__init__(deal, rank, group, point)
         # Backward passes finish the last layers first, so those fill the first bucket.
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad][::-1]
@@ -76,10 +78,12 @@ class Replicated(Strategy):
             raise ValueError(f"{norms[0]} keeps running statistics, which no lane owns; use LayerNorm or GroupNorm")
         self.params = [param for _, param in named]
         self.buckets = buckets([(name, tuple(p.shape)) for name, p in named], bucket_bytes // dtype.itemsize)
-        self._shard = Shard(striped(self.buckets, deal.world), rank, rule_of, dtype=dtype, device=device)
+        layout = striped(self.buckets, deal.world)
+        kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
+        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=device)
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
         self._flat = [self._row(i) for i in range(len(self.buckets))]
-        self._adopt(dict(named))
+        self._adopt(dict(named), fill=not kept)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
         self._first = [sum(len(x.params) for x in self.buckets[:b]) for b in range(len(self.buckets))]
         self._hooks: list[RemovableHandle] = [
@@ -106,10 +110,13 @@ class Replicated(Strategy):
         """The passes this rank makes in each update."""
         return self.deal.turns(self.rank, ghosts=False)  # a forward pass here needs nobody else: no ghosts
 
-    def replica(self) -> int:
-        """A digest of the parameters that this rank computes with; all ranks' should be equal at any sealed version."""
+    def replica(self, names: Collection[str] | None = None) -> int:
+        """A digest of the parameters that this rank computes with, or of `names` of them; all ranks' should be equal at any
+        sealed version.
+        """
         each = zip(self.params, (name for bucket in self.buckets for name, _, _ in bucket.params), strict=True)
-        return sum(digest_of(param.detach().view(-1), 0, "param", name) for param, name in each) & MASK
+        mine = ((param, name) for param, name in each if names is None or name in names)
+        return sum(digest_of(param.detach().view(-1), 0, "param", name) for param, name in mine) & MASK
 
     def diverged(self) -> tuple[int, ...]:
         """The ranks whose parameters are not what most ranks compute with: silent corruption. Collective."""
@@ -127,15 +134,16 @@ class Replicated(Strategy):
             self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self._shard.grad.device
         )
 
-    def _adopt(self, named: dict[str, torch.nn.Parameter]) -> None:
-        """Moves the parameters' values into the flat rows and this rank's shard."""
+    def _adopt(self, named: dict[str, torch.nn.Parameter], *, fill: bool) -> None:
+        """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
         at = 0
         for flat, bucket, part in zip(self._flat, self.buckets, self._parts, strict=True):
             for name, shape, begin in bucket.params:
                 place = flat[begin : begin + prod(shape)]
                 place.copy_(named[name].detach().reshape(-1))
                 named[name].data = place.view(shape)
-            self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
+            if fill:
+                self._shard.state[0, at : at + part] = flat[self.rank * part : (self.rank + 1) * part]
             at += part
 
     # Phase one, lane by lane.

@@ -20,7 +20,7 @@ from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, Move, SumPlan,
 from elasticrl.runtime.optim import Rule, apply, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     # (row, parameter, first element, where to): fills the tensor from wherever the state is, a vault, a neighbour or a file.
     Read = Callable[[str, str, int, torch.Tensor], None]
@@ -37,7 +37,7 @@ class Shard:
     def __init__(
         self, layout: Layout, rank: int, rule_of: Callable[[str], Rule], *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.layout, self.pieces = layout, layout.pieces[rank]
+        self.layout, self.rank, self.pieces = layout, rank, layout.pieces[rank]
         self.rows = ("param", *rule_of(next(iter(layout.shapes))).slots)
         self.grad = torch.zeros(layout.size, dtype=dtype, device=device)
         self._version = 0
@@ -136,6 +136,13 @@ class Shard:
         """Gives up the next version, wherever it got to."""
         self.applied = False
 
+    def go_to(self, version: int) -> None:
+        """Makes one of the versions `held` here the present one."""
+        assert version in self.held, f"version {version} is not here, only {sorted(self.held)}"
+        if version != self._version:
+            self._now, self._other, self._version = 1 - self._now, self._version, version
+        self.applied = False
+
     def load(self, version: int, read: Read) -> None:
         """Fills this version from `read(row, parameter, first element, out)`."""
         for i, row in enumerate(self.rows):
@@ -181,11 +188,12 @@ class Shard:
                 self.state[:, move.here] = values.view(rows, -1)
         self.version, self.applied = version, False
 
-    def digest(self) -> dict[str, int]:
-        """This rank's part of the state's digest, per row; parts are added modulo 2**64."""
+    def digest(self, names: Collection[str] | None = None) -> dict[str, int]:
+        """This rank's part of the state's digest, per row; parts are added modulo 2**64. `names`: of these parameters only."""
         state = self.next if self.applied else self.state
+        pieces = [piece for piece in self.pieces if names is None or piece.name in names]
         return {
-            row: sum(digest_of(state[i, piece.there], piece.start, row, piece.name) for piece in self.pieces) & MASK
+            row: sum(digest_of(state[i, piece.there], piece.start, row, piece.name) for piece in pieces) & MASK
             for i, row in enumerate(self.rows)
         }
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,7 @@ class Reduced:
 
     norm: float  # of the summed gradient, before any scale
     tally: Tally  # of all lanes; empty if no lane tallied anything
+    notes: tuple[tuple[float, ...], ...] = ()  # what each rank had to say beside, in rank order
 
 
 class Strategy(ABC):
@@ -104,14 +105,17 @@ class Strategy(ABC):
         self._done, self._tallies = [], {}
         self._drop()
 
-    def reduce(self) -> Reduced:
-        """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything."""
+    def reduce(self, notes: Sequence[float] = ()) -> Reduced:
+        """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything.
+
+        `notes` are a few numbers, as many from each rank, that travel with the vote and cost no message of their own.
+        """
         assert len(self._done) == len(self.turns), f"{len(self._done)} of {len(self.turns)} lanes are done"
         assert not self.shard.applied, "the last update was neither sealed nor rolled back"
         self.point("before_reduce")
         self._reduce()
         self.point("after_reduce")
-        self._reduced = self._vote()
+        self._reduced = self._vote(notes)
         self._done, self._tallies = [], {}
         return self._reduced
 
@@ -197,23 +201,24 @@ class Strategy(ABC):
     @abstractmethod
     def _publish(self, params: torch.Tensor) -> None: ...
 
-    def _vote(self) -> Reduced:
-        """One exchange: the norm's parts, then the lanes' tallies."""
+    def _vote(self, notes: Sequence[float]) -> Reduced:
+        """One exchange: the norm's parts, then the notes, then the lanes' tallies."""
         plan = self.shard.sums
         carried = self.deal.carried
         sample = self._tallies[carried[self.rank][0]]
         width = len(sample.row())
         tallies = [number for lane in carried[self.rank] for number in self._tallies[lane].row()]
         squares = self.shard.squares()
-        mine = torch.tensor([*squares, *tallies], dtype=torch.float64, device=self.shard.grad.device)
-        lengths = [count + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
+        mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.shard.grad.device)
+        lengths = [count + len(notes) + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
         everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
         values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]
         for left, right in plan.adds:
             values[left] += values[right]
         norm = math.sqrt(math.fsum(values[root] for root in plan.roots))
-        rows = [part[count:] for part, count in zip(everyone, plan.counts, strict=True)]
-        return Reduced(norm=norm, tally=self._total(sample, rows))
+        rest = [part[count:] for part, count in zip(everyone, plan.counts, strict=True)]
+        tally = self._total(sample, [part[len(notes) :] for part in rest])
+        return Reduced(norm=norm, tally=tally, notes=tuple(tuple(part[: len(notes)]) for part in rest))
 
     def _total(self, sample: Tally, rows: list[list[float]]) -> Tally:
         width = len(sample.row())

@@ -56,7 +56,10 @@ def serve(fd: int) -> None:
     """Take requests until the worker has gone; what was asked for before that is done."""
     with socket.socket(fileno=fd) as sock:
         while True:
-            data, fds, _, _ = socket.recv_fds(sock, MESSAGE, 4)
+            try:
+                data, fds, _, _ = socket.recv_fds(sock, MESSAGE, 4)
+            except ConnectionResetError:  # the worker went without having read our last answer
+                return
             if not data:
                 return
             request = json.loads(data)

@@ -129,11 +129,15 @@ class Parts:
 
     # -- in
 
-    def needs(self, source: Source) -> list[Piece]:
-        """The pieces that this rank will read from such a source: for `Vault.gather`, so that only those are fetched."""
+    def needs(self, source: Source, *, but: Collection[str] = ()) -> list[Piece]:
+        """The pieces that this rank will read from such a source: for `Vault.gather`, so that only those are fetched. `but`
+        names parts that are as they should be already.
+        """
         known = source.wholes("")
         found: list[Piece] = []
         for name, part in self._parts.items():
+            if name in but:
+                continue
             if name in self._sharded:
                 found.extend(piece for piece, _ in self._sharded[name].pieces())
             elif isinstance(part, torch.nn.Module):
@@ -143,8 +147,10 @@ class Parts:
                 found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found
 
-    def restore(self, source: Source, *, allow: Collection[str] = ()) -> None:
-        """Make everything registered what it was. Refused as a whole, before anything is changed, if the parts differ."""
+    def restore(self, source: Source, *, allow: Collection[str] = (), but: Collection[str] = ()) -> None:
+        """Make everything registered, `but` these parts, what it was. Refused as a whole, before anything is changed, if the
+        parts differ.
+        """
         missing = sorted(self._parts.keys() - source.values.keys())
         extra = sorted(source.values.keys() - self._parts.keys())
         if (missing or extra) and "parts" not in allow:
@@ -156,7 +162,7 @@ class Parts:
                 + ". Register the same parts, or continue with --allow-parts."
             )
         for name, part in self._parts.items():
-            if name in missing:
+            if name in missing or name in but:
                 continue
             if name in self._sharded:
                 source.fill(self._sharded[name].pieces())

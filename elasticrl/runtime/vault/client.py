@@ -20,7 +20,7 @@ import torch
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Whole
+from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
 from elasticrl.runtime.vault.slots import Pinned, Slot, Slots, files, pin
@@ -261,6 +261,16 @@ class Vault:
         return made
 
     # -- reading
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What lies whole in this node's vault, whoever wrote it. Asks no server."""
+        found: list[Holding] = []
+        for path, name in files(self.directory):
+            shard = None if name.writer.startswith("part-") else pin(path)
+            if isinstance(shard, Pinned):
+                with shard:
+                    found.append(holding_of(shard.sealed, self.node))
+        return tuple(found)
 
     def gather(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elasticrl.runtime.vault.layout import Sealed
 from elasticrl.runtime.vault.version import Lineage, Version, alive, lineage_from_json
 
 
@@ -57,6 +58,22 @@ class Holding:
             nbytes=int(row["nbytes"]),
             lineage=lineage_from_json(row["lineage"]),
         )
+
+
+def holding_of(sealed: Sealed, at: str) -> Holding:
+    """What one sealed file, in the vault of node `at`, holds."""
+    stamp = sealed.stamp
+    return Holding(
+        at=at,
+        node=stamp.node,
+        writer=stamp.writer,
+        version=stamp.version,
+        generation=stamp.generation,
+        shard=stamp.shard,
+        world=stamp.world,
+        nbytes=sealed.shape.data_bytes,
+        lineage=stamp.lineage,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from typing import Any
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, Channel, address_of, welcome
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Holding, buddies
-from elasticrl.runtime.vault.layout import Sealed, Torn
+from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
+from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
 from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep, word
@@ -194,7 +194,7 @@ class Server:
             shard = pin(path)
             if isinstance(shard, Pinned):
                 with shard:
-                    present[path] = (shard.sealed.seal, _holding(shard.sealed, self.options.node))
+                    present[path] = (shard.sealed.seal, holding_of(shard.sealed, self.options.node))
         self._known = present
         return [(path, holding) for path, (_, holding) in present.items()]
 
@@ -562,21 +562,6 @@ async def _readable(sock: socket.socket) -> None:
         await ready
     finally:
         loop.remove_reader(sock)
-
-
-def _holding(sealed: Sealed, at: str) -> Holding:
-    stamp = sealed.stamp
-    return Holding(
-        at=at,
-        node=stamp.node,
-        writer=stamp.writer,
-        version=stamp.version,
-        generation=stamp.generation,
-        shard=stamp.shard,
-        world=stamp.world,
-        nbytes=sealed.shape.data_bytes,
-        lineage=stamp.lineage,
-    )
 
 
 def _seal_of(path: Path) -> int:

@@ -1,0 +1,93 @@
+"""Where a new gang goes on from: every rank says what its node still has, and all come to the same conclusion.
+
+The one idea: nothing is decided by one rank for the others. Each gets everybody's words, and the choice is a pure function of
+those (`holdings.newest_whole`); only what is on disks is looked at by rank 0 alone, because checking it takes reading it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elasticrl.runtime.checkpoint.shelf import newest_good
+from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
+from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
+
+if TYPE_CHECKING:
+    from elasticrl.runtime.checkpoint.place import Place
+    from elasticrl.runtime.group import Gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What the gang goes on from: a version in the vaults, a checkpoint, or (neither) the beginning.
+
+    Example: Agreed(version=Version(1284), lineage=(...), whole=Whole(...))
+    """
+
+    version: Version
+    lineage: Lineage
+    whole: Whole | None = None
+    checkpoint: str | None = None
+    passed_over: tuple[str, ...] = ()  # a sentence for everything newer that would not do
+
+
+def agree(
+    node: str,
+    holdings: Sequence[Holding],
+    gang: Gang,
+    place: Place,
+    *,
+    floor: int,
+    disk: bool,
+    commit: str | None,
+    uncommitted: bool,
+) -> Agreed:
+    """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`; else the newest good
+    checkpoint. `disk`: do not look into vaults. Collective.
+    """
+    rows = exchange(gang, [holding.to_json() for holding in holdings])
+    everything = [Holding.from_json(row) for words in rows for row in words]
+    whole = None if disk else newest_whole(everything, here=node, floor=Version(floor))
+    if whole is not None:
+        return Agreed(version=whole.version, lineage=whole.lineage, whole=whole, passed_over=whole.passed_over)
+    found: dict[str, Any] = {}
+    if gang.rank == 0:
+        good = newest_good(place, commit=commit, uncommitted=uncommitted)
+        if good is not None:
+            manifest = good.manifest
+            found = {
+                "name": manifest.name,
+                "version": [manifest.version.step, manifest.version.update],
+                "lineage": [cut.to_json() for cut in manifest.lineage],
+                "passed_over": good.passed_over,
+            }
+    said = exchange(gang, found)[0]
+    if not said:
+        return Agreed(version=Version(0), lineage=())
+    return Agreed(
+        version=Version(*said["version"]),
+        lineage=lineage_from_json(said["lineage"]),
+        checkpoint=str(said["name"]),
+        passed_over=tuple(said["passed_over"]),
+    )
+
+
+def exchange(gang: Gang, words: Any) -> list[Any]:
+    """Everybody's words, in rank order, as JSON: nothing that comes over a network is ever unpickled. Collective."""
+    device = "cuda" if gang.backend == "nccl" else "cpu"
+    mine = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8).to(device)
+    sizes = torch.empty(gang.world, dtype=torch.int64, device=device)
+    dist.all_gather_single(sizes, torch.tensor([mine.numel()], device=device), group=gang.group)
+    longest = int(sizes.max())
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: mine.numel()] = mine
+    everyone = torch.empty(longest * gang.world, dtype=torch.uint8, device=device)
+    dist.all_gather_single(everyone, padded, group=gang.group)
+    rows = everyone.cpu().view(gang.world, longest)
+    return [json.loads(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]

@@ -1,0 +1,265 @@
+"""What survives a worker: snapshots in the vault, copies at buddies, checkpoints on disk, the ledger and the chronicle.
+
+The one idea: after each update the state goes through the same stations in the same order, and none of them is waited for until
+the next update must know. `keep` begins a snapshot; `await_copies` is where the next update waits; once the gang has voted on
+that update, everybody had waited, so what was kept is sealed (`sealed`): only then is it told, chronicled, and saved to disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
+from elasticrl.runtime.checkpoint.parts import Parts
+from elasticrl.runtime.checkpoint.place import place as place_of
+from elasticrl.runtime.checkpoint.saver import Outcome, Retention, Saver
+from elasticrl.runtime.checkpoint.shelf import Entry, listing, mark_committed
+from elasticrl.runtime.chronicle import Chronicle
+from elasticrl.runtime.context import Context
+from elasticrl.runtime.data.cursor import SampleId, Segment
+from elasticrl.runtime.data.ledger import Ledger
+from elasticrl.runtime.vault.client import Ticket, Vault
+from elasticrl.runtime.vault.errors import StateError, VaultError
+from elasticrl.runtime.vault.holdings import Holding
+from elasticrl.runtime.vault.slots import clean
+from elasticrl.runtime.vault.version import Lineage, Version
+
+SLICE_S = 0.05  # the longest that a decision to leave goes unnoticed while copies are waited for
+RETRY_S = 2.0  # between attempts at a last save that failed
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """One state on its way to be sealed. `steps` are the steps that are whole in it.
+
+    Example: Kept(version=Version(12), steps=12, ticket=..., digest="9f86d081884c7d65", whole=True)
+    """
+
+    version: Version
+    steps: int
+    ticket: Ticket
+    whole: bool  # at the end of a step
+    sealed: bool = False  # the gang has voted since everybody had it
+
+
+class Keeper:
+    """One worker's. It knows nothing of collectives: who calls it does."""
+
+    def __init__(self, context: Context, *, writer: str, say: Callable[[str], None]) -> None:
+        self.context = context
+        tree = context.tree
+        self.vault = Vault(
+            context.vault, job=context.job, node=context.node, writer=writer, deadline_s=tree.vault.timeout_s
+        )
+        self.ledger = Ledger(context.notes_dir, writer=f"{context.node}-{writer}")
+        self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
+        self.place = place_of(context.run_dir)
+        self.kept: Kept | None = None
+        self.saved: str | None = None  # the manifest of the newest checkpoint that this worker's writer published
+        self._say = say
+        self._said = ""
+        self._released = False
+        self._saver: Saver | None = None
+        self._committed = ""
+        self._generation, self._rank, self._world = 0, 0, 1
+        self._lineage: Lineage = ()
+        self._facts = Facts()
+
+    # -- a generation begins
+
+    def begin(
+        self,
+        *,
+        generation: int,
+        rank: int,
+        world: int,
+        lineage: Lineage,
+        segments: Iterable[Segment],
+        lanes: Iterable[int],
+        facts: Facts,
+    ) -> None:
+        """This worker's place from now on, and the history it goes on from."""
+        self._generation, self._rank, self._world = generation, rank, world
+        self._lineage, self._facts = lineage, facts
+        self.kept, self._released = None, False
+        self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What lies whole in this node's vault, once what is under way is there too."""
+        if self.kept is not None:
+            with suppress(VaultError):  # then it is not there, and the gang goes on from what is
+                self.kept.ticket.wait_sealed(self.context.tree.vault.timeout_s)
+        return self.vault.holdings()
+
+    # -- after an update
+
+    def keep(self, parts: Parts, version: Version, *, steps: int, whole: bool) -> None:
+        """Begins a snapshot of everything registered; the tensors in it must stay until `taken`."""
+        ticket = self.vault.snapshot(
+            parts.capture(self._rank, self._world),
+            version=version,
+            generation=self._generation,
+            shard=self._rank,
+            world=self._world,
+            lineage=self._lineage,
+        )
+        self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole)
+
+    def taken(self) -> None:
+        """Waits until registered state may change."""
+        self.vault.settle(self.context.tree.vault.timeout_s)
+
+    def await_copies(self, check: Callable[[], None]) -> None:
+        """Waits until what was kept is whole here and at the buddies. `check` may raise: somebody wants us elsewhere.
+
+        Copies that do not arrive within `vault.timeout` are said to be late and not waited for: training goes on, and until
+        they arrive a lost node may cost steps.
+        """
+        kept = self.kept
+        if kept is None:
+            return
+        deadline = time.monotonic() + self.context.tree.vault.timeout_s
+        while True:
+            check()
+            try:
+                kept.ticket.wait_sealed(SLICE_S)
+                if not self.context.alone and self.context.tree.vault.copies and self._world > 1:
+                    self.vault.wait_copied(kept.ticket, SLICE_S)
+            except VaultError as error:
+                if kept.ticket.done and not kept.ticket.path:
+                    raise
+                if time.monotonic() > deadline:
+                    self._complain(f"step {kept.version} has too few copies: {error}")
+                    return
+            else:
+                self._complain("")
+                return
+
+    def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0) -> None:
+        """These samples went into the update that leads to `version`."""
+        self.ledger.record(version, lane, ids, turn=turn)
+
+    # -- sealed
+
+    def sealed(self, digest: str | None) -> Kept | None:
+        """What was kept is whole everywhere. Returns it, to be told; begins its save if one is due."""
+        kept = self.kept
+        if kept is None or kept.sealed:
+            return None
+        kept.sealed = True
+        if self._rank == 0 and digest and kept.whole:
+            self.chronicle.add(step=kept.steps, generation=self._generation, digest=digest)
+            self._complain(self.chronicle.problem)
+        if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
+            self.save(kept)
+        if not self._released and not self.context.alone:
+            self._released = True  # the gang's first: what the dead of earlier generations left may go
+            with suppress(VaultError):
+                self.vault.control.release(kept.version)
+        return kept
+
+    def save(self, kept: Kept) -> None:
+        """Begins to write a sealed snapshot to disk, in the background. A disk that is ill is said to be, and costs no step."""
+        if self._saver is None:
+            self._saver = Saver(
+                self.context.run_dir, facts=self._facts, timeout_s=self.context.tree.checkpoint.timeout_s
+            )
+        self._saver.facts = self._facts
+        try:
+            self.ledger.sync()
+            self._saver.save(kept.ticket, finish=self._rank == 0, parent=self._committed or None)
+        except StateError as error:
+            self._complain(str(error))
+
+    def save_last(self, kept: Kept, check: Callable[[], None]) -> None:
+        """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk."""
+        if self.saved == self.name(kept):
+            return
+        self.save(kept)
+        while True:
+            outcomes = self.poll()
+            mine = [out for out in outcomes if out.version == kept.version]
+            if any(out.ok for out in mine) or self.saved == self.name(kept):
+                return
+            if mine or self._saver is None or not self._saver.busy_s:
+                pause = time.monotonic() + RETRY_S
+                while time.monotonic() < pause:
+                    check()
+                    time.sleep(SLICE_S)
+                self.save(kept)
+            check()
+            time.sleep(0.005)
+
+    def poll(self) -> tuple[Outcome, ...]:
+        """What has become of saves since the last call."""
+        outcomes = self._saver.poll() if self._saver is not None else ()
+        for outcome in outcomes:
+            if not outcome.ok:
+                self._complain(outcome.why)
+            elif outcome.manifest:
+                self.saved = outcome.manifest
+        return outcomes
+
+    def shelf(self) -> tuple[Entry, ...]:
+        """The checkpoints that are there."""
+        return listing(self.place)
+
+    def name(self, kept: Kept) -> str:
+        """What the checkpoint of it is called."""
+        return name_of(kept.version, self._generation)
+
+    def committed(self, manifest: str, *, generation: int) -> None:
+        """The store (or, alone, nobody but us) has made this checkpoint the newest. Once for each; old ones go."""
+        if not manifest or manifest == self._committed:
+            return
+        self._committed = manifest
+        parsed = parse_name(manifest)
+        if parsed is not None:
+            self.ledger.committed(parsed[0])
+        try:
+            if self._rank == 0:
+                mark_committed(self.place, manifest)
+                if self._saver is not None:
+                    conf = self.context.tree.checkpoint
+                    self._saver.prune(
+                        Retention(keep_last=conf.keep_last, keep_every=conf.keep_every),
+                        generation=generation,
+                        commit=manifest,
+                    )
+        except (StateError, OSError) as error:
+            self._complain(str(error))
+
+    def void_after(self, version: Version, generation: int) -> None:
+        """What lies in this worker's part of the vault beyond that has no future."""
+        self.vault.void_after(version, generation)
+
+    def close(self, *, over: bool) -> None:
+        """Ends the threads. Alone, a job that is over leaves no memory behind."""
+        if self._saver is not None:
+            self._saver.close()
+        self.chronicle.close()
+        self.ledger.close()
+        self.vault.close()
+        if over and self.context.alone:
+            clean(self.context.vault)
+
+    def _complain(self, problem: str) -> None:
+        """Once for each change: a disk that stays full says so once."""
+        if problem and problem != self._said:
+            self._say(problem)
+        self._said = problem
+
+
+def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, str] | None = None) -> Facts:
+    """What a later run is compared with before it may go on."""
+    return Facts(
+        job=context.job,
+        lanes=context.tree.lanes.count,
+        batch=batch,
+        data=data,
+        config=context.config,
+        versions=versions or {},
+    )

@@ -1,0 +1,898 @@
+"""What a training script sees of its gang: which step comes next, which lanes are here, and nothing of who died.
+
+    with elasticrl.runtime.join() as run:
+        run.register(model=model, optimizer=AdamW(lr=3e-4), data=cursor)
+        for step in run.steps():
+            for lane in run.lanes():
+                with lane.rng("dropout"):
+                    loss = model(batch(lane.ids())).mean()
+                    loss.backward()
+                lane.done()
+            run.update(max_norm=1.0)
+
+The one idea: a fault ends a *step*, never the loop. Whatever breaks inside of it (a peer died, a plan changed) is remembered,
+the body runs out with nothing to do, and `steps` comes with the same step again: the group formed anew in place, everything
+registered as it was after the newest update that is whole everywhere. A body that has collectives of its own, or that must
+not go on after a cut, is put into `with step:`, which ends it at once.
+
+What makes one generation of the runtime is in `_enter`: reach the store, form the group, agree, restore, go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch._C._distributed_c10d import HashStore, Store
+
+from elasticrl.agent.beats import Beat
+from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
+from elasticrl.config import Tree
+from elasticrl.core.model import Rung
+from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime.checkpoint import tree as trees
+from elasticrl.runtime.checkpoint.flat import FlatShard
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.parts import Part, Parts
+from elasticrl.runtime.context import Context, context
+from elasticrl.runtime.data.cursor import Cursor, SampleId
+from elasticrl.runtime.digest import MASK, Digest, outliers
+from elasticrl.runtime.fsdp import Fsdp
+from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
+from elasticrl.runtime.keeper import Keeper, facts_of
+from elasticrl.runtime.lanes import Deal, Turn
+from elasticrl.runtime.optim import Rule, follow
+from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.rng import Streams, seed
+from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.strategy import Reduced, Strategy
+from elasticrl.runtime.vault.errors import CheckpointRefused, VaultError
+from elasticrl.runtime.vault.version import Lineage, Version, grow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from elasticrl.runtime.shard import Shard
+
+SAMPLE = 16  # lanes.digest: sample takes each parameter once in so many updates
+
+Build = Callable[["DeviceMesh"], torch.nn.Module]
+Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
+
+
+class Misuse(RuntimeError):
+    """The script calls the runtime in an order that cannot be meant; the sentence says what to call."""
+
+
+class Diverged(RuntimeError):
+    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
+
+
+class Step(int):
+    """A step's number, counted from 0. As a context it swallows what cuts the step short; `steps` then repeats it."""
+
+    _run: Run
+
+    def __enter__(self) -> Self:
+        self._run._guarded = True  # noqa: SLF001 - one class in two
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        self._run._guarded = False  # noqa: SLF001
+        return isinstance(error, GangError) and self._run._cut_by(error)  # noqa: SLF001
+
+
+class Lane:
+    """One lane's turn: its samples, its random streams, its tally, its leaf of the gradient's tree."""
+
+    def __init__(self, run: Run, turn: Turn, tally: Tally, streams: Streams) -> None:
+        self.index, self.ghost = turn.lane, turn.ghost
+        self.tally = tally
+        self.streams = streams.at(lane=turn.lane)
+        self._run = run
+        self.over = False
+
+    @contextmanager
+    def rng(self, purpose: str) -> Iterator[None]:
+        """Inside, the ambient generators are this lane's stream of that name."""
+        try:
+            with self.streams.ambient(purpose):
+                yield
+        except GangError as error:
+            self._run._cut_by(error)  # noqa: SLF001
+
+    def ids(self) -> tuple[SampleId, ...]:
+        """The samples of the registered cursor that this lane trains on now; they go into the ledger with the update."""
+        return self._run._take(self)  # noqa: SLF001
+
+    def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
+        """These samples enter the next update, for scripts that choose samples by themselves."""
+        if not self.ghost:
+            self._run._used.append((self.index, turn, tuple(ids)))  # noqa: SLF001
+
+    def done(self) -> None:
+        """The backward pass is over."""
+        self.over = True
+        self._run._done()  # noqa: SLF001
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the job is. A part of its state."""
+
+    step: int = 0  # to be made next, or half made
+    update: int = 0  # of that step: so many are applied
+    mark: int = 0  # of that step: so many states of it were kept
+    count: int = 0  # updates in all
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Back to there."""
+        self.step, self.update, self.mark, self.count = (
+            int(state[name]) for name in ("step", "update", "mark", "count")
+        )
+
+
+@dataclass(slots=True)
+class Trained:
+    """A model that is trained here: what the script gave, and the present generation's strategy around it."""
+
+    given: torch.nn.Module | Build
+    rule_of: Callable[[str], Rule]
+    strategy: Strategy | None = None
+
+    @property
+    def live(self) -> Strategy:
+        """The strategy; there is one inside of a step."""
+        if self.strategy is None:
+            raise Misuse("There is no gang yet: this works inside of `for step in run.steps()`.")
+        return self.strategy
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model as it computes now."""
+        return self.live.model if isinstance(self.live, Fsdp) else self._module
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        assert isinstance(self.given, torch.nn.Module)
+        return self.given
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Where the milliseconds of the newest generation's beginning went, by stage."""
+
+    at: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Now."""
+        self.at, self.stages = time.monotonic(), {}
+
+    def mark(self, stage: str) -> None:
+        """The stage ends here."""
+        now = time.monotonic()
+        self.stages[stage] = now - self.at
+        self.at = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
+
+
+def join(config: Path | str | Tree | None = None) -> Run:
+    """This process's place in its job: under an agent the one it gets from there, else a world of one.
+
+    Generators are seeded from the job's seed here, so models built after this are alike on all ranks.
+    """
+    try:
+        seat: Seat | None = Seat.here()
+    except NoSeat:
+        seat = None
+    found = context(config, seated=seat is not None)
+    torch.set_num_threads(found.tree.lanes.threads)
+    torch.manual_seed(seed(found.tree.job.seed, "init"))
+    return Run(found, seat)
+
+
+class Run:
+    """See the module's text."""
+
+    def __init__(self, where: Context, seat: Seat | None) -> None:
+        self.context = where
+        self.tree = where.tree
+        self.timeline = Timeline()
+        self.progress = Progress()
+        self.parts_per_lane = 1  # backward passes of a lane in an update, each a leaf of the tree
+        self.sealed = 0  # steps that no single fault can take back
+        self._seat = seat
+        self._beat = seat.beat if seat else Beat()
+        self._keeper: Keeper | None = None
+        self._roles: dict[str, Trained] = {}
+        self._others: dict[str, Part] = {}
+        self._parts = Parts()
+        self._cursor: Cursor | None = None
+        self._place: Assignment | None = None
+        self._gang: Gang | None = None
+        self._flag = Interrupt()
+        self._deal = Deal.contiguous(1, 1)
+        self._lineage: Lineage = ()
+        self._counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
+        self._now = Version(0)  # of the newest state that was kept
+        self._cut: GangError | None = None
+        self._guarded = False
+        self._lane: Lane | None = None
+        self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
+        self._changed = False  # an update since the newest state that was kept
+        self._ending = False  # all ranks know that some of them are asked to end
+        self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
+        self._limit: int | None = None
+        self._turning: Strategy | None = None  # whose lane it is
+        self._on_disk = False  # what this generation went on from was a checkpoint
+
+    # ---- what a script calls
+
+    def register(
+        self,
+        *,
+        model: torch.nn.Module | Build | None = None,
+        optimizer: Optimizer | None = None,
+        **parts: Part,
+    ) -> None:
+        """What is trained, and whatever else belongs to the state: anything with state_dict and load_state_dict, or pieces.
+
+        `optimizer` is a Rule (AdamW, SGD of `runtime.optim`), a function from a parameter's name to one, or a torch AdamW or
+        SGD over the model's parameters, whose groups are then looked at before each update. For strategy `fsdp`, `model` is a
+        function of a DeviceMesh that returns the model with `fully_shard` applied: each generation builds it anew.
+        """
+        if model is not None:
+            if optimizer is None:
+                raise Misuse("register(model=...) needs optimizer=... too: a rule such as AdamW(lr=3e-4).")
+            self.train(model=(model, optimizer))
+        elif optimizer is not None:
+            raise Misuse("register(optimizer=...) needs model=... too.")
+        for name, part in parts.items():
+            self._check_open("register")
+            if name in self._others or name in self._roles or name in {"run", "ledger"}:
+                raise Misuse(f"There is a part called {name!r} already.")
+            if isinstance(part, Cursor):
+                if self._cursor is not None:
+                    raise Misuse("There can be one cursor: it is what the ledger is audited against.")
+                self._cursor = part
+            self._others[name] = part
+
+    def train(self, **roles: tuple[torch.nn.Module | Build, Optimizer]) -> None:
+        """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
+        self._check_open("train")
+        for name, (model, optimizer) in roles.items():
+            self._roles[name] = Trained(model, _rules(optimizer, model))
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The registered model, as this generation computes with it."""
+        return self.role("model").model
+
+    def role(self, name: str) -> Trained:
+        """One of what `train` was given."""
+        try:
+            return self._roles[name]
+        except KeyError:
+            raise Misuse(f"{name!r} is not trained here; there are {sorted(self._roles)}.") from None
+
+    def steps(self, limit: int | None = None) -> Iterator[Step]:
+        """The steps, from where the job is; one that was cut short comes again. Ends when all are made, or it is time to end.
+
+        `limit` stands in for `job.steps`, if given.
+        """
+        if not self._roles:
+            raise Misuse("Nothing is registered: call run.register(model=..., optimizer=...) before run.steps().")
+        self._limit = limit or self.tree.job.steps or (self._cursor.steps if self._cursor else None)
+        while self._enter():
+            with suppress(GangError):  # kept in _cut by whoever raised it
+                while not self._ending and not self._cut:
+                    if self._limit is not None and self.progress.step >= self._limit:
+                        self._finish()
+                        break
+                    yield self._begin_step()
+                    if not self._cut:
+                        self._end_step()
+            over = self._beat.now.phase == "done"
+            self._leave()
+            if self._seat is None and (over or self._ending):
+                return
+
+    def lanes(self) -> Iterator[Lane]:
+        """The lanes that this rank carries now, one after the other."""
+        yield from self._pass_over("model")
+
+    def update(
+        self, *, scale: float | None = None, max_norm: float | None = None, lr_factor: float = 1.0
+    ) -> Reduced | None:
+        """The sum of all lanes' gradients times `scale` (1 / lanes if None), clipped to `max_norm`, applied on every rank.
+
+        None if the step was cut short: it will come again.
+        """
+        scale = 1.0 / self.tree.lanes.count if scale is None else scale
+        found = self.update_all(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+        return None if found is None else found[next(iter(self._roles))]
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """What is inside is this phase: for beats, and for the budget after which a hang is one."""
+        return self._phase(name)
+
+    @property
+    def streams(self) -> Streams:
+        """The job's random streams at the present step and update."""
+        return Streams(seed=self.tree.job.seed, step=self.progress.step, update=self.progress.update)
+
+    @property
+    def carried(self) -> Sequence[int]:
+        """The lanes that are here in this generation."""
+        return self._deal.carried[self._place.rank if self._place else 0]
+
+    @property
+    def rank(self) -> int:
+        """In this generation. For names and logs; nothing that is computed may depend on it."""
+        return self._place.rank if self._place else 0
+
+    @property
+    def world(self) -> int:
+        """Ranks of this generation."""
+        return self._place.world if self._place else 1
+
+    @property
+    def generation(self) -> int:
+        """This generation's number."""
+        return self._place.generation if self._place else 0
+
+    # ---- what a trainer with several roles and updates calls
+
+    def passes(self, role: str) -> Iterator[Lane]:
+        """As `lanes`, for one of several roles. With `parts_per_lane`, `lane.index` counts leaves: divmod it by that."""
+        yield from self._pass_over(role)
+
+    def update_all(
+        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0
+    ) -> Mapping[str, Reduced] | None:
+        """One version of all roles: none applies before all of them are reduced everywhere."""
+        try:
+            self._raise_cut()
+            return self._update(scale, max_norm, lr_factor)
+        except GangError as error:
+            if not self._cut_by(error) or self._guarded:
+                raise
+            return None
+
+    def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
+        """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""
+        self._raise_cut()
+        sample = next(iter(tallies.values()))
+        zero = sample.like([0.0] * len(sample.row()))
+        n = self.parts_per_lane
+        leaves = {lane * n + i: zero if i else tally for lane, tally in tallies.items() for i in range(n)}
+        return next(iter(self._roles.values())).live.exchange(leaves)
+
+    def keep(self) -> None:
+        """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`."""
+        self._raise_cut()
+        self._settle_votes()
+        self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
+
+    def digest(self) -> str:
+        """Of all roles' parameters and optimizer state as they are now. Collective."""
+        return " ".join(f"{name}:{role.live.digest().hex}" for name, role in sorted(self._roles.items()))
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave()
+        if self._keeper is not None:
+            self._keeper.close(over=kind is None and self.progress.step >= (self._limit or 0))
+            self._keeper = None
+
+    # ---- inside: a generation
+
+    def _enter(self) -> bool:
+        """Take a place and be ready to train there; False when it is time to end."""
+        while (place := self._next_place()) is not None:
+            self.timeline.begin()
+            self._place, self._flag, self._cut, self._ending = place, Interrupt(self._waits), None, False
+            if self._seat is not None:
+                self._seat.on_order(self._told)
+            try:
+                with self._beat.waiting():
+                    self._form(place)
+                    self._restore(place)
+                self._beat.training()
+            except GangError as error:
+                self._cut_by(error)
+            except VaultError as error:  # a vault that was to be read died too: the next plan knows
+                self._cut_by(GangError(str(error)))
+            else:
+                self._say(
+                    f"generation {place.generation}: rank {place.rank} of {place.world}, lanes "
+                    f"{', '.join(map(str, self.carried))}, from step {self._now} ({self.timeline})"
+                )
+                return True
+            self._leave()
+        return False
+
+    def _next_place(self) -> Assignment | None:
+        if self._seat is not None:
+            return self._seat.wait()
+        if self._place is not None:
+            return None
+        keeper = self._hold()
+        known = [holding.generation for holding in keeper.holdings()] + [entry.generation for entry in keeper.shelf()]
+        generation, lanes = max(known, default=0) + 1, self.tree.lanes.count
+        return Assignment(
+            generation=generation, born=generation, rank=0, world=1, slot=0, slots=1, lanes=(0, lanes), all_lanes=lanes,
+            resume=0, rung=int(Rung.START), endpoint="", prefix=f"g{generation}/", nodes=(self.context.node,),
+        )  # fmt: skip
+
+    def _told(self, order: Order) -> None:
+        """In the watcher's thread: whatever it is, only an order to end with this step lets the step be finished."""
+        if isinstance(order, Halt) and order.save:
+            return
+        self._flag.set(order.reason or "the plan changed")
+        gang = self._gang
+        if gang is not None:
+            gang.interrupt(order.reason or "the plan changed")
+
+    def _form(self, place: Assignment) -> None:
+        conf = self.tree
+        limit = conf.recovery.reform_s
+        if self._seat is None:
+            store: Store = HashStore()
+        else:
+            store = reach(place.host, place.port, self._flag, limit)
+        self.timeline.mark("reach")
+        self._gang = form(
+            generation=place.generation,
+            rank=place.rank,
+            world=place.world,
+            store=store,
+            backend=self.context.backend,
+            form_s=limit,
+            timeout_s=conf.timeouts.collective_s,
+            flag=self._flag,
+        )
+        self.timeline.mark("form")
+
+    def _restore(self, place: Assignment) -> None:
+        """Everything registered as it was after the newest version that is whole everywhere."""
+        keeper, gang = self._hold(), self._gang
+        assert gang is not None
+        told = self._seat.committed if self._seat else None
+        rung4 = place.rung == Rung.RELOAD
+        agreed = agree(
+            self.context.node,
+            keeper.holdings() if place.slot == 0 else (),
+            gang,
+            keeper.place,
+            floor=0 if rung4 else place.resume,
+            disk=rung4,
+            commit=told.manifest if told else None,
+            uncommitted=self.context.alone,
+        )
+        self.timeline.mark("agree")
+        kept = self._spread(place, agreed)
+        self._fill(place, agreed, kept)
+        for role in self._roles.values():
+            role.live.publish()
+        self._check_alike(agreed)
+        self.timeline.mark("restore")
+        self._changed, self._used, self._digest = False, [], ()
+        self._counts = {self._now: self.progress.count}
+        self._on_disk = agreed.checkpoint is not None
+        if agreed.whole is None and agreed.checkpoint is None:
+            self._snapshot(Version(0), whole=True)
+        self._tell_sealed(self._now.step)
+
+    def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
+        """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
+        fsdp = self.tree.model.strategy == "fsdp"
+        n, lanes = self.parts_per_lane, place.all_lanes
+        self._deal = Deal.interleaved(lanes, place.world) if fsdp else Deal.contiguous(lanes, place.world)
+        leaves = Deal(
+            lanes=lanes * n,
+            carried=tuple(tuple(lane * n + i for lane in mine for i in range(n)) for mine in self._deal.carried),
+        )
+        count = self._counts.get(agreed.version) if agreed.whole is not None else None
+        kept: set[str] = set()
+        for name, role in self._roles.items():
+            before = role.strategy.shard if role.strategy is not None and count is not None else None
+            held = before if before is not None and count in before.held else None
+            if role.strategy is not None:
+                role.strategy.close()
+            role.strategy = self._strategy(role, leaves, place.rank, held)
+            if held is not None and role.strategy.shard is held and count is not None:
+                held.go_to(count)
+                kept.add(name)
+        return kept
+
+    def _strategy(self, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
+        assert self._gang is not None
+        if isinstance(role.given, torch.nn.Module):
+            if self.tree.model.strategy == "fsdp":
+                raise Misuse(
+                    "model.strategy is fsdp, which binds a model to one gang: register a function of the DeviceMesh that "
+                    "returns the model with fully_shard applied, and use run.model."
+                )
+            return Replicated(
+                role.given, role.rule_of, deal=deal, rank=rank, group=self._gang.group,
+                bucket_bytes=self.tree.lanes.bucket_bytes, shard=shard,
+            )  # fmt: skip
+        return Fsdp(
+            role.given,
+            role.rule_of,
+            deal=deal,
+            rank=rank,
+            group=self._gang.group,
+            device=self.context.device,
+            shard=shard,
+        )
+
+    def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
+        keeper = self._hold()
+        parts = Parts()
+        for name, role in self._roles.items():
+            parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"))
+        for name, part in self._others.items():
+            parts.register(name, part)
+        parts.register("run", self.progress)
+        parts.register("ledger", keeper.ledger)
+        self._parts = parts
+        values: Mapping[str, Any] = {}
+        if agreed.whole is not None:
+            timeout_s = self.tree.vault.timeout_s
+            with keeper.vault.gather(
+                agreed.whole, choose=lambda source: parts.needs(source, but=kept), timeout_s=timeout_s
+            ) as source:
+                parts.restore(source, but={*kept, "ledger"})
+                values = source.values
+            keeper.void_after(agreed.whole.version, agreed.whole.generation)
+        elif agreed.checkpoint is not None:
+            with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
+                parts.restore(source, but={"ledger"})
+                values = source.values
+        elif self.progress.count or place.resume:
+            raise CheckpointRefused(
+                f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
+                "has a whole state. Bring the checkpoints back, or start a job of another name."
+            )
+        self._now = agreed.version
+        self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        keeper.begin(
+            generation=place.generation,
+            rank=place.rank,
+            world=place.world,
+            lineage=self._lineage,
+            segments=self._cursor.segments if self._cursor else (),
+            lanes=self.carried,
+            facts=facts_of(
+                self.context,
+                batch=self._cursor.batch if self._cursor else 0,
+                data=self._cursor.describe() if self._cursor else "",
+            ),
+        )
+        if "ledger" in values:
+            keeper.ledger.restored(trees.join(values["ledger"], {}))
+        for sentence in agreed.passed_over:
+            self._say(sentence)
+
+    def _check_alike(self, agreed: Agreed) -> None:
+        """At the very beginning: nobody restored anything, so the ranks' models must have been built alike."""
+        if agreed.whole is not None or agreed.checkpoint is not None:
+            return
+        for name, role in self._roles.items():
+            if isinstance(role.live, Replicated) and (odd := role.live.diverged()):
+                raise Misuse(
+                    f"The ranks built different models ({name} of rank {', '.join(map(str, odd))}). Build models after join(), "
+                    "which seeds the generators from job.seed, and from nothing that differs between ranks."
+                )
+
+    def _leave(self) -> None:
+        if self._seat is not None:
+            self._seat.on_order(None)
+        if self._lane is not None:
+            self._lane = None
+        if self._gang is not None:
+            if self._cut:
+                self._say(f"left generation {self.generation}: {self._cut}")
+            self._gang.leave()
+            self._gang = None
+
+    # ---- inside: a step
+
+    def _begin_step(self) -> Step:
+        self._beat.phase("update")
+        self._poll()
+        step = Step(self.progress.step)
+        step._run = self  # noqa: SLF001
+        self._used = []
+        self._hold().taken()
+        return step
+
+    def _end_step(self) -> None:
+        """The body is through: its state is kept, and the next step may come."""
+        progress = self.progress
+        if self._lane is not None:
+            raise Misuse(f"lane {self._lane.index} was not done(): call lane.done() after its backward pass.")
+        if self._cursor is not None:
+            self._cursor.advance(progress.step, self._cursor.walk.draws - 1)
+        self._settle_votes()
+        progress.step, progress.update, progress.mark = progress.step + 1, 0, 0
+        self._snapshot(Version(progress.step), whole=True)
+        if self._ending:
+            self._save_last()
+
+    def _settle_votes(self) -> None:
+        """A second state of a step is kept: the one before must be sealed by then, as before an update."""
+        if self._hold().kept is None or not self._unsealed:
+            return
+        self._hold().await_copies(self._check)
+        self._notes_heard(exchange(self._gang_now, self._notes()))
+
+    @property
+    def _unsealed(self) -> bool:
+        kept = self._hold().kept
+        return kept is not None and not kept.sealed
+
+    def _snapshot(self, version: Version, *, whole: bool) -> None:
+        if not whole:
+            self.progress.mark = version.update
+        keeper = self._hold()
+        keeper.keep(self._parts, version, steps=self.progress.step, whole=whole)
+        self._counts = {
+            **{v: c for v, c in self._counts.items() if c >= self.progress.count - 1},
+            version: self.progress.count,
+        }
+        self._now, self._changed = version, False
+        self._digest = self._digests() if whole else self._digest
+
+    def _pass_over(self, role: str) -> Iterator[Lane]:
+        if self._cut:
+            return
+        strategy = self.role(role).live
+        try:
+            if self._changed:  # a further update of this step: the last one's state is kept first
+                self._settle_votes()
+                self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
+                self._hold().taken()
+            for turn in strategy.turns:
+                self._flag.check(f"lane {turn.lane}")
+                self._lane = Lane(self, turn, strategy.begin(turn), self.streams)
+                self._turning = strategy
+                lane = self._lane
+                yield lane
+                if self._cut:
+                    return
+                if not lane.over:
+                    raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
+        except GangError as error:
+            if not self._cut_by(error) or self._guarded:
+                raise
+
+    def _done(self) -> None:
+        self._lane = None
+        if self._turning is None or self._cut:
+            return
+        try:
+            self._turning.done()
+        except GangError as error:
+            if not self._cut_by(error) or self._guarded:
+                raise
+
+    def _take(self, lane: Lane) -> tuple[SampleId, ...]:
+        if self._cursor is None:
+            raise Misuse("lane.ids() needs a cursor: run.register(data=Cursor(...)).")
+        draws = self._cursor.walk.draws
+        ids = self._cursor.ids(
+            self.progress.step, min(self.progress.update, draws - 1), lane.index // self.parts_per_lane
+        )
+        lane.used(ids)
+        return ids
+
+    def _update(self, scale: float, max_norm: float | None, lr_factor: float) -> Mapping[str, Reduced]:
+        keeper, progress = self._hold(), self.progress
+        found: dict[str, Reduced] = {}
+        keeper.await_copies(self._check)  # before the vote: its outcome tells everybody that everybody had waited
+        notes = self._notes()
+        last = list(self._roles)[-1]
+        for name, role in self._roles.items():
+            found[name] = role.live.reduce(notes if name == last else ())
+        self._notes_heard(found[last].notes)
+        for role in self._roles.values():
+            role.live.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
+        for role in self._roles.values():
+            role.live.publish()
+        for role in self._roles.values():
+            role.live.seal()
+        for lane, turn, ids in self._used:
+            keeper.used(Version(progress.step, progress.mark + 1), lane // self.parts_per_lane, ids, turn)
+        self._used = []
+        progress.update += 1
+        progress.count += 1
+        self._changed = True
+        self._poll()
+        return found
+
+    def _notes(self) -> tuple[float, ...]:
+        """What travels with a vote: whether this rank is to end; its part of the newest state's digest, and its replica's."""
+        halt = self._seat.halt if self._seat else None
+        notes = [float(halt is not None and halt.save)]
+        for digest in self._digest:
+            for _, value in sorted(digest.sums.items()):
+                notes += (float(value >> 32), float(value & 0xFFFFFFFF))
+        return tuple(notes)
+
+    def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
+        """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
+        self._ending = self._ending or any(row[0] for row in rows)
+        keeper = self._hold()
+        kept = keeper.sealed(self._whole_digest(rows))
+        if kept is not None and kept.whole:
+            self._tell_sealed(kept.steps)
+
+    def _whole_digest(self, rows: Sequence[Sequence[float]]) -> str | None:
+        """All ranks' parts of the newest state's digest, added up; and whether a replica has parted."""
+        if not self._digest:
+            return None
+        words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[1::2], row[2::2], strict=True)] for row in rows]
+        at, names = 0, []
+        for digest in self._digest:
+            rows_of = sorted(digest.sums)
+            if "replica" in digest.sums:
+                self._check_replicas([word[at + rows_of.index("replica")] for word in words])
+            sums = {
+                row: sum(word[at + i] for word in words) & MASK for i, row in enumerate(rows_of) if row != "replica"
+            }
+            names.append(replace(digest, sums=sums).hex)
+            at += len(rows_of)
+        return "-".join(names)
+
+    def _check_replicas(self, values: list[int]) -> None:
+        odd = outliers(values)
+        if not odd:
+            return
+        who = f"rank {', '.join(map(str, odd))} of generation {self.generation}"
+        self._say(f"divergence at step {self._now}: the parameters of {who} are not those of the others")
+        if self.rank in odd:
+            raise Diverged(
+                f"The parameters that rank {self.rank} computes with are not those of the others at step {self._now}: memory "
+                "or processor of this node corrupts data silently. This process ends, and a fresh one restores its state; if "
+                "it happens again, have the node's memory tested."
+            )
+
+    def _digests(self) -> tuple[Digest, ...]:
+        """This rank's part of the digest of the version that was just kept."""
+        if self.tree.lanes.digest == "off":
+            return ()
+        found: list[Digest] = []
+        for _, role in sorted(self._roles.items()):
+            shard = role.live.shard
+            names = sorted(shard.layout.shapes)
+            if self.tree.lanes.digest == "sample":
+                names = [name for i, name in enumerate(names) if i % SAMPLE == self.progress.count % SAMPLE] or names[
+                    :1
+                ]
+            sums = dict(shard.digest(names))
+            if isinstance(role.live, Replicated):
+                sums["replica"] = role.live.replica(names)
+            found.append(Digest(version=shard.version, sums=sums))
+        return tuple(found)
+
+    def _finish(self) -> None:
+        """All steps are made: what they came to is sealed and on the disk before this worker says so."""
+        self._settle_votes()
+        if self._hold().kept is None and not self._on_disk:  # restored from memory: whoever was to save it died
+            self._snapshot(self._now, whole=True)
+        self._save_last()
+        self._beat.done()
+
+    def _save_last(self) -> None:
+        keeper = self._hold()
+        self._settle_votes()
+        if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
+            with self._phase("save"):
+                keeper.save_last(keeper.kept, self._check)
+                exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
+        self._poll()
+        if self.context.alone and keeper.saved:
+            keeper.committed(keeper.saved, generation=self.generation)
+
+    # ---- inside: small things
+
+    def _hold(self) -> Keeper:
+        if self._keeper is None:
+            slot = self._place.slot if self._place else 0
+            self._keeper = Keeper(self.context, writer=f"w{slot}", say=self._say)
+        return self._keeper
+
+    @property
+    def _gang_now(self) -> Gang:
+        assert self._gang is not None
+        return self._gang
+
+    def _poll(self) -> None:
+        """Saves that have ended, and commits that were made."""
+        keeper = self._hold()
+        for outcome in keeper.poll():
+            if outcome.manifest and outcome.ok:
+                self._beat.saved(outcome.version.step, outcome.manifest)
+                if self.context.alone:
+                    keeper.committed(outcome.manifest, generation=self.generation)
+        told = self._seat.committed if self._seat else None
+        if told is not None:
+            keeper.committed(told.manifest, generation=told.generation)
+
+    def _tell_sealed(self, steps: int) -> None:
+        self.sealed = max(self.sealed, steps)
+        self._beat.sealed(steps)
+
+    def _check(self) -> None:
+        self._flag.check("waiting for copies")
+
+    def _cut_by(self, error: GangError) -> bool:
+        """The step is over, and will come again. Always True."""
+        self._cut = self._cut or error
+        return True
+
+    def _raise_cut(self) -> None:
+        if self._cut is not None:
+            raise self._cut
+
+    def _waits(self, doing: str | None) -> None:
+        """A collective takes long: whoever looks at our beat should know that we are not the cause."""
+        if doing is None:
+            self._beat.arrived()
+        else:
+            collective = self._gang.collective if self._gang else None
+            self._beat.collective(collective.number if collective else 0, collective.op if collective else doing)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        before = self._beat.now.phase
+        self._beat.phase(name)
+        try:
+            yield
+        finally:
+            self._beat.phase(before)
+
+    def _check_open(self, doing: str) -> None:
+        if self._place is not None:
+            raise Misuse(
+                f"{doing}() comes before run.steps(): what belongs to the state cannot change in the middle of a job."
+            )
+
+    def _say(self, sentence: str) -> None:
+        print(f"elasticrl: {sentence}", flush=True)
+
+
+def _rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str], Rule]:
+    """The rule of each parameter, by name."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if not isinstance(model, torch.nn.Module):
+            raise Misuse(
+                "A torch optimizer belongs to one model's parameters, and this model is built anew in each generation: give "
+                "a rule such as AdamW(lr=3e-4), or a function from a parameter's name to one."
+            )
+        return follow(optimizer, model)
+    if isinstance(optimizer, Rule):
+        rule = optimizer
+        return lambda _name: rule
+    return optimizer
