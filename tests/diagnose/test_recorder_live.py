@@ -21,7 +21,8 @@ def when_stuck(folder: Path, workers: dict[int, int], lengths: dict[int, int]) -
 
     def stuck() -> bool:
         dumps.update(collect(folder, workers, within_s=10.0))
-        return {rank: len(dump) for rank, dump in dumps.items()} == lengths
+        # At least: gloo may take one operation's message for another's, and let a rank go on that should not.
+        return all(len(dumps.get(rank, ())) >= length for rank, length in lengths.items())
 
     until(stuck, 20.0, f"ranks have entered {lengths} collectives")
     return dumps
