@@ -1,15 +1,18 @@
 """What keeping state costs the training thread: our vault and background saves beside torch.save, dcp.save and dcp.async_save.
 
-    python bench/checkpoint.py [--json] [--rounds 6] [--step-s 2] [--params 99500000] [--dir /tmp]
+    python bench/checkpoint.py [--json] [--cycles 2] [--rounds 3] [--step-s 2] [--params 99500000] [--dir /tmp]
 
-One process trains on one thread: an AdamW update of all parameters in place, then matrix products for about `--step-s`
-seconds. A side saves after every update. *Stall* is the time the training thread spends in saving or waiting for it, the wait
-before the next update included; *step* is the whole step, so it also shows what copying, checksums and transfers take from the
-training core and its memory. Every side takes turns with plain steps; shown is the median of the ratios to the plain step just
-before, with its 95 % interval. What a side leaves running is drained before the next plain step, untimed.
+A side is one way to save, in a process of its own that trains on one thread: an AdamW update of all parameters in place, then
+matrix products for about `--step-s` seconds; it saves after every update. *Stall* is the time the training thread spends in
+saving or waiting for it, the wait before the next update included; *step* is the whole step, so it also shows what copying,
+checksums and transfers take from the training core and its memory. A process takes turns between its side and plain steps;
+shown is the median of the ratios to the plain step just before, with its 95 % interval. What a side leaves running is drained
+before the next plain step, untimed. Sides run one after the other, in another order in each cycle, because each holds several
+copies of the state: none needs more than 6 GB at the default size, and *memory* is the most that it had.
 
-`vault + buddy` sends every version to a second vault server on this machine (both ends on these cores) and lets no update begin
-before the copy is sealed there. `vault + disk` also has every version written to disk by the background process.
+`vault + buddy` keeps what a worker of a gang of two keeps, half of the state, sends every version to a second vault server on
+this machine (both ends on these cores) and lets no update begin before the copy is sealed there. `vault + disk` also has
+versions written to disk by the background process, the next one as soon as the last one is there.
 """
 
 import argparse
@@ -45,6 +48,9 @@ WIDTH = 768
 BLOCK = 12 * WIDTH * WIDTH  # parameters of a block of six matrices
 GOALS = {"stall_vs_async_save": 0.1, "share_of_wall": 0.02}
 LIMIT_S = 120.0
+SIDE_S = 1200.0  # one process of one side
+NEED = 60.0  # bytes of memory for each parameter, and
+NEED_FIXED = 0.5e9  # for the interpreters
 
 
 class Trainer:
@@ -58,8 +64,10 @@ class Trainer:
             layers += [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
         self.model = nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
+        # One gradient stands for all: they are no part of the state, and their memory is not what is measured.
+        grad = torch.full((max(p.numel() for p in self.model.parameters()),), 1e-3)
         for parameter in self.model.parameters():
-            parameter.grad = torch.full_like(parameter, 1e-3)
+            parameter.grad = grad[: parameter.numel()].view_as(parameter)
         self.update()
         self.work = torch.randn(WIDTH, WIDTH)
         alone = min(self._time(20) for _ in range(5)) / 20
@@ -91,6 +99,7 @@ class Side:
     """One way to save. The base saves nothing."""
 
     warm = 2  # steps before it is measured
+    share = 1.0  # of the state that it keeps
 
     def __init__(self, trainer: Trainer, root: Path) -> None:
         self.trainer = trainer
@@ -125,14 +134,17 @@ class VaultSide(Side):
         self.servers: list[subprocess.Popen[str]] = []
         if buddy:
             addresses = [self._serve(node) for node in ("n0", "n1")]
-        self.vault = Vault(self.shared / "n0", job="bench", node="n0", deadline_s=LIMIT_S)
+        # With a reader on the disk's side one version is kept instead of two: that is a file less in memory, and no other wait.
+        self.vault = Vault(self.shared / "n0", job="bench", node="n0", keep=1 if disk else 2, deadline_s=LIMIT_S)
         if buddy:
             ring = {"nodes": ["n0", "n1"], "addresses": dict(zip(("n0", "n1"), addresses, strict=True))}
             self.vault.control.ring(generation=1, copies=1, **ring)
         self.buddy = buddy
         self.saver = Saver(str(root / f"disk-{disk}"), facts=Facts()) if disk else None
         self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())
-        self.vault.reserve(self.parts.capture(0, 1).table, slots=4 if disk else 3)
+        self.world = 2 if buddy else 1
+        self.share = 1 / self.world
+        self.vault.reserve(self.parts.capture(0, self.world).table, slots=3)
         self.ticket: Ticket | None = None
         self.latency: list[float] = []
 
@@ -148,8 +160,8 @@ class VaultSide(Side):
 
     def after_update(self) -> None:
         self.count += 1
-        content = self.parts.capture(0, 1)
-        self.ticket = self.vault.snapshot(content, version=Version(self.count), generation=1, shard=0, world=1)
+        content = self.parts.capture(0, self.world)
+        self.ticket = self.vault.snapshot(content, version=Version(self.count), generation=1, shard=0, world=self.world)
 
     def before_update(self) -> None:
         if self.ticket is None:
@@ -267,10 +279,13 @@ def summary(values: list[float]) -> dict[str, float | int]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
-def one_side(args: argparse.Namespace, trainer: Trainer, name: str, root: Path) -> dict[str, Any]:
-    """One side, step by step beside plain steps. One at a time, because each holds several copies of the state."""
-    root.mkdir()
-    side, plain = SIDES[name](trainer, root), Side(trainer, root)
+def one_side(args: argparse.Namespace) -> dict[str, Any]:
+    """One side, step by step beside plain steps: what its process does."""
+    torch.set_num_threads(1)
+    trainer = Trainer(args.params, args.step_s)
+    root = Path(tempfile.mkdtemp(prefix="elasticrl-bench-", dir=args.dir))
+    side, plain = SIDES[args.one](trainer, root / "side"), Side(trainer, root)
+    side.root.mkdir(exist_ok=True)
     stalls: list[float] = []
     walls: list[float] = []
     ratios: list[float] = []
@@ -290,32 +305,79 @@ def one_side(args: argparse.Namespace, trainer: Trainer, name: str, root: Path) 
     finally:
         side.close()
         shutil.rmtree(root, ignore_errors=True)
-    low, high = interval(ratios)
     return {
-        "stall_s": summary(stalls),
-        "first_stall_s": first,
-        "step_s": summary(walls),
-        "plain_s": summary(bare),
-        "slowdown": {"median": statistics.median(ratios), "low": low, "high": high},
-        "share_of_wall": statistics.median(s / w for s, w in zip(stalls, walls, strict=True)),
-        "load": os.getloadavg()[0],
+        "nbytes": trainer.nbytes,
+        "share": side.share,
+        "first": first,
+        "stalls": stalls,
+        "walls": walls,
+        "ratios": ratios,
+        "bare": bare,
     }
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    load = os.getloadavg()[0]
-    root = Path(tempfile.mkdtemp(prefix="elasticrl-bench-", dir=args.dir))
+def in_a_process(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """One side in a process of its own, and the most memory that it and its helpers had."""
+    command = [sys.executable, __file__, "--one", name, "--dir", args.dir]
+    for option in ("params", "rounds", "steps"):
+        command += [f"--{option}", str(getattr(args, option))]
+    process = subprocess.Popen([*command, "--step-s", str(args.step_s)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    limit, peak = time.monotonic() + SIDE_S, 0
     try:
-        trainer = Trainer(args.params, args.step_s)
-        chosen = [name for name in SIDES if not args.sides or name in args.sides.split(",")]
-        results = {name: one_side(args, trainer, name, root / str(n)) for n, name in enumerate(chosen)}
+        while not select.select([process.stdout], [], [], 0.2)[0]:
+            peak = max(peak, memory_of(process.pid))
+            assert time.monotonic() < limit, f"{name} has not ended within {SIDE_S:g} s"
+        found = json.loads(process.stdout.read())
+        process.wait(30)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        if process.poll() is None:
+            process.terminate()  # it removes its shared memory
+            process.wait(30)
+        process.stdout.close()
+    return {**found, "memory": peak}
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and those that it started have: each one's own, and once what they share."""
+    own, shared = 0, 0
+    todo = [pid]
+    while todo:
+        one = Path(f"/proc/{todo.pop()}")
+        try:
+            words = dict(line.split(":", 1) for line in (one / "status").read_text().splitlines() if ":" in line)
+            todo += [
+                int(child) for task in (one / "task").iterdir() for child in (task / "children").read_text().split()
+            ]
+        except OSError:
+            continue  # it has just ended
+        own += 1024 * int(words.get("RssAnon", "0").split()[0])
+        shared = max(shared, 1024 * int(words.get("RssShmem", "0").split()[0]))
+    folders = Path("/dev/shm").glob("elasticrl-bench-*/*/*.shard")
+    return own + max(shared, sum(_allocated(path) for path in folders))
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return 512 * path.stat().st_blocks
+    except OSError:
+        return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All sides, in `--cycles` rounds of processes."""
+    load = os.getloadavg()[0]
+    chosen = [name for name in SIDES if not args.sides or name in args.sides.split(",")]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+    order = random.Random(0)
+    for _ in range(args.cycles):
+        for name in order.sample(chosen, len(chosen)):
+            found[name].append(in_a_process(args, name))
+    results = {name: row_of(parts) for name, parts in found.items()}
     spread = [row["plain_s"]["max"] / row["plain_s"]["min"] - 1 for row in results.values()]
     return {
         "bench": "checkpoint",
-        "nbytes": trainer.nbytes,
+        "nbytes": found[chosen[0]][0]["nbytes"],
         "step_s": statistics.median(row["plain_s"]["median"] for row in results.values()),
         "sides": results,
         "goals": goals(results),
@@ -332,12 +394,30 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def row_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One side's processes as one row."""
+    stalls, walls, ratios, bare = (
+        [value for part in parts for value in part[key]] for key in ("stalls", "walls", "ratios", "bare")
+    )
+    low, high = interval(ratios)
+    return {
+        "share": parts[0]["share"],
+        "stall_s": summary(stalls),
+        "first_stall_s": statistics.median(part["first"] for part in parts),
+        "step_s": summary(walls),
+        "plain_s": summary(bare),
+        "slowdown": {"median": statistics.median(ratios), "low": low, "high": high},
+        "share_of_wall": statistics.median(s / w for s, w in zip(stalls, walls, strict=True)),
+        "memory": max(part["memory"] for part in parts),
+    }
+
+
 def goals(results: dict[str, Any]) -> dict[str, Any]:
-    """Against the better of torch's two asynchronous savers."""
+    """Against the better of torch's two asynchronous savers, byte for byte."""
     best = min((v["stall_s"]["median"] for k, v in results.items() if k.startswith("dcp.async")), default=float("nan"))
     found = {}
     for name in (name for name in results if name.startswith("vault")):
-        ratio = results[name]["stall_s"]["median"] / best
+        ratio = results[name]["stall_s"]["median"] / (best * results[name]["share"])
         share = results[name]["share_of_wall"]
         found[name] = {
             "stall_vs_async_save": ratio,
@@ -349,13 +429,14 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     print(f"{found['nbytes'] / 1e9:.2f} GB of state, a plain step takes {found['step_s']:.2f} s\n")
-    print(f"{'every step':32} {'stall':>10} {'range':>19} {'first':>9} {'of wall':>8} {'whole step':>11} {'95 %':>13}")
+    head = f"{'every step':32} {'stall':>10} {'range':>19} {'first':>9} {'of wall':>8} {'whole step':>11} {'95 %':>13}"
+    print(f"{head} {'memory':>8}")
     for name, row in found["sides"].items():
         stall, slow = row["stall_s"], row["slowdown"]
         print(
             f"{name:32} {1e3 * stall['median']:7.1f} ms {1e3 * stall['min']:7.1f} - {1e3 * stall['max']:6.0f} ms "
             f"{1e3 * row['first_stall_s']:6.0f} ms {100 * row['share_of_wall']:6.2f} % {slow['median']:9.3f} x "
-            f"{slow['low']:6.3f}-{slow['high']:.3f}"
+            f"{slow['low']:6.3f}-{slow['high']:.3f} {row['memory'] / 1e9:5.1f} GB"
         )
     print("\ngoals: at most a tenth of dcp.async_save's stall, at most 2 % of the wall")
     for name, row in found["goals"].items():
@@ -376,19 +457,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--params", type=int, default=99_500_000)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--cycles", type=int, default=2, help="processes of each side")
+    parser.add_argument("--rounds", type=int, default=3, help="in a process: a plain step, and then the side's")
     parser.add_argument("--steps", type=int, default=2, help="steps of a side in a round")
     parser.add_argument("--step-s", type=float, default=2.0)
     parser.add_argument("--sides", default="", help=f"only these, separated by commas, of: {', '.join(SIDES)}")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the disk is that checkpoints go to")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a gigabyte of shared memory is not left behind
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    if args.one:
+        print(json.dumps(one_side(args)))
+        return
+    if unknown := sorted(set(filter(None, args.sides.split(","))) - SIDES.keys()):
+        sys.exit(f"there is no side {unknown[0]!r}; there are: {', '.join(SIDES)}")
+    need, available = NEED * args.params + NEED_FIXED, available_memory()
+    if available < need:
+        sys.exit(
+            f"{args.params:,} parameters need about {need / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are "
+            f"available: take --params {int(max(available - NEED_FIXED, 0) / NEED / 1e6)}000000"
+        )
     found = measure(args)
     if args.json:
         print(json.dumps(found))
     else:
         show(found)
+
+
+def available_memory() -> float:
+    """Bytes that can be had without pushing anybody out."""
+    words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024.0 * int(words["MemAvailable"].split()[0])
 
 
 if __name__ == "__main__":

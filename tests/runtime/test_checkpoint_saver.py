@@ -165,6 +165,6 @@ def test_a_version_that_is_gone_from_the_vault_is_not_saved_under_its_name(vault
     old = snapshot(vault, job, 1)
     for step in range(2, 6):
         snapshot(vault, job, step)
-    with pytest.raises(CheckpointError, match=r"Step 1\.0 is not saved: the vault has \d\.0 there by now"):
+    with pytest.raises(CheckpointError, match=r"Step 1\.0 is not saved: n0\+w0\+\d\.shard is another version by now"):
         saver.save(old, finish=True)
     saver.close()

@@ -19,7 +19,7 @@ from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.vault.client import Ticket
 from elasticrl.runtime.vault.errors import CheckpointError
 from elasticrl.runtime.vault.layout import Torn
-from elasticrl.runtime.vault.slots import pin
+from elasticrl.runtime.vault.slots import hold
 from elasticrl.runtime.vault.version import Version
 
 MESSAGE = 1 << 18  # bytes of one message at most
@@ -85,13 +85,10 @@ class Saver:
             )
         if ticket.path is None:
             raise CheckpointError(f"Step {stamp.version} is not saved: its snapshot is not sealed.")
-        pinned = pin(ticket.path)
-        if isinstance(pinned, Torn):
-            raise CheckpointError(f"Step {stamp.version} is not saved: {ticket.path.name} is {pinned.reason}.")
-        with pinned:
-            found = pinned.sealed.stamp
-            if (found.version, found.generation) != (stamp.version, stamp.generation):
-                raise CheckpointError(f"Step {stamp.version} is not saved: the vault has {found.version} there by now.")
+        held = hold(ticket.path, ticket.seal)
+        if isinstance(held, Torn):
+            raise CheckpointError(f"Step {stamp.version} is not saved: {ticket.path.name} is {held.reason}.")
+        try:
             self._send(
                 {
                     "op": "save",
@@ -105,8 +102,10 @@ class Saver:
                     "parent": parent,
                     "timeout_s": self.timeout_s,
                 },
-                [pinned.fd],
+                [held],
             )
+        finally:
+            os.close(held)
         self._pending[stamp.version, stamp.generation] = time.monotonic()
 
     def prune(self, retention: Retention, *, generation: int, commit: str | None) -> None:

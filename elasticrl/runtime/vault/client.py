@@ -48,6 +48,7 @@ class Ticket:
     def __init__(self, stamp: Stamp) -> None:
         self.stamp = stamp
         self.path: Path | None = None
+        self.seal = 0  # what tells this version in that file from whatever comes there later
         self.nbytes = 0
         self.took_s = 0.0  # of the copy alone
         self.sealed_s = 0.0  # from the request to the seal
@@ -221,7 +222,8 @@ class Vault:
                 ticket.took_s = time.perf_counter() - start
                 ticket.mark_taken()
                 memory = slot.memory
-                layout.seal(memory, shape, text, layout.sums_of(memory, shape))
+                ticket.seal = layout.seal(memory, shape, text, layout.sums_of(memory, shape))
+                slot.remember(ticket.seal, stamp.version, stamp.generation)
             finally:
                 slot.unlock()
         except (OSError, VaultError, RuntimeError) as error:

@@ -75,6 +75,7 @@ class Slot:
         _open.add(self)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._map: mmap.mmap | None = None
+        self._known: tuple[int, tuple[Version, int]] | None = None  # a seal, and what is under it
         self._map_open()
 
     @property
@@ -141,9 +142,20 @@ class Slot:
         return layout.read(self.memory)
 
     def version(self) -> tuple[Version, int] | None:
-        """The version and generation that the file holds, or None if it holds none."""
+        """The version and generation that the file holds, or None if it holds none.
+
+        A header is parsed once: a model's thousand tensors would cost the training thread milliseconds of interpreter lock.
+        """
+        memory = self.memory
+        if self._known is not None and memory and layout.seal_now(memory) == self._known[0]:
+            return self._known[1]
         found = self.sealed()
-        return (found.stamp.version, found.stamp.generation) if isinstance(found, Sealed) else None
+        self._known = (found.seal, (found.stamp.version, found.stamp.generation)) if isinstance(found, Sealed) else None
+        return self._known[1] if self._known else None
+
+    def remember(self, seal: int, version: Version, generation: int) -> None:
+        """What was just sealed."""
+        self._known = (seal, (version, generation))
 
     def _map_open(self) -> None:
         size = os.fstat(self._fd).st_size
@@ -324,8 +336,30 @@ def _map(fd: int, size: int, access: int = mmap.ACCESS_WRITE) -> mmap.mmap:
         os.close(own)
 
 
+def hold(path: Path, seal: int) -> int | Torn:
+    """A descriptor that pins the version with this seal, unread: for a thread that can't wait for a header to be parsed."""
+    fd = _open_shared(path)
+    if isinstance(fd, Torn):
+        return fd
+    prelude = os.pread(fd, layout.HEADER_AT, 0)
+    if len(prelude) == layout.HEADER_AT and layout.seal_now(memoryview(prelude)) == seal:
+        return fd
+    os.close(fd)
+    return Torn("another version by now")
+
+
 def pin(path: Path) -> Pinned | Torn:
     """Open a sealed file and keep it from being written; Torn says why that can't be."""
+    fd = _open_shared(path)
+    if isinstance(fd, Torn):
+        return fd
+    adopted = adopt(path, fd)
+    if isinstance(adopted, Torn):
+        os.close(fd)
+    return adopted
+
+
+def _open_shared(path: Path) -> int | Torn:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -335,10 +369,7 @@ def pin(path: Path) -> Pinned | Torn:
     except BlockingIOError:
         os.close(fd)
         return Torn("being written")
-    adopted = adopt(path, fd)
-    if isinstance(adopted, Torn):
-        os.close(fd)
-    return adopted
+    return fd
 
 
 def adopt(path: Path, fd: int) -> Pinned | Torn:
