@@ -15,6 +15,7 @@ import typer
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
 
+VAULT_S = 5.0  # for a vault of this run to end
 REFUSED_TO_START = 78  # as sysexits.h; systemd does not restart it
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.")]
@@ -151,6 +152,7 @@ def run(
         code = 130
     finally:
         end(daemons, within_s=tree.recovery.drain_s)
+        asyncio.run(end_vaults(sorted((Path(tree.vault.dir) / tree.job.name).glob("*"))))
         if etcd is not None:
             stop_store(tree)
     raise typer.Exit(code)
@@ -185,6 +187,14 @@ def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+async def end_vaults(vaults: list[Path]) -> None:
+    """A node that was drained on the way has left its vault for the others; now there are none."""
+    from elasticrl.daemon.vault import dismiss
+
+    for vault in vaults:
+        await dismiss(vault, within_s=VAULT_S)
 
 
 def _embedded(tree: Any) -> Any:

@@ -101,7 +101,7 @@ class Daemon:
             threads=tree.lanes.threads,
             preload=(*PRELOAD, *(name for name in (RUNTIME,) if there(name))),
             fingerprint=FINGERPRINT,
-            config=dumps(tree),
+            config=dumps(for_workers(tree)),
             env={"ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)), **tree.agent.env},
             stop_s=tree.agent.stop_timeout_s,
             log_limit_bytes=tree.agent.log_limit_bytes,
@@ -541,6 +541,13 @@ async def the_secret(store: Store) -> bytes:
     entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     return bytes.fromhex(entry.value.decode())
+
+
+def for_workers(tree: Tree) -> Tree:
+    """The configuration as workers find it in a file: a password never gets there, and a user without one would be refused."""
+    if tree.store.password is None:
+        return tree
+    return tree.model_copy(update={"store": tree.store.model_copy(update={"username": None, "password": None})})
 
 
 def there(module: str) -> bool:

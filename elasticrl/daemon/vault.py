@@ -332,25 +332,13 @@ class Vault:
     async def leave(self, within_s: float) -> None:
         """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself."""
         with suppress(Silent, Refused, OSError):
-            await self._once("leave", within_s=within_s)
+            await once(self._options.socket, self._options.deadline_s, "leave", within_s=within_s)
 
     async def end(self) -> None:
         """The job is over, and what the vault holds with it."""
-        with suppress(Silent, Refused, OSError):
-            await self._once("end")
-        deadline = time.monotonic() + self._options.deadline_s
-        while self._lives() and time.monotonic() < deadline:  # noqa: ASYNC110 - a process that is no child of ours
-            await asyncio.sleep(LOOK_S)
+        await dismiss(self._options.folder, within_s=self._options.deadline_s)
         self._kill()
-        sweep(self._options.folder)
         self._key_file.unlink(missing_ok=True)
-
-    async def _once(self, op: str, **fields: object) -> None:
-        talk = await Talk.open(self._options.socket, self._options.deadline_s)
-        try:
-            await talk.ask(op, **fields)
-        finally:
-            await talk.close()
 
     def _lives(self) -> bool:
         if self._child is not None:
@@ -395,8 +383,25 @@ class Vault:
             self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a vault that is gone has left: memory that nobody will read must go back to the machine."""
+async def once(socket: Path, deadline_s: float, op: str, **fields: object) -> Mapping[str, Any]:
+    """One question, with a connection of its own."""
+    talk = await Talk.open(socket, deadline_s)
+    try:
+        return await talk.ask(op, **fields)
+    finally:
+        await talk.close()
+
+
+async def dismiss(folder: Path, *, within_s: float) -> None:
+    """End the vault that is served from there, if one is, and remove what it holds: nobody will read that memory again."""
+    with suppress(Silent, Refused, OSError):
+        status = await once(folder / SOCKET, within_s, "status")
+        pid = int(status["pid"])
+        born = started_at(pid)
+        await once(folder / SOCKET, within_s, "end")
+        deadline = time.monotonic() + within_s
+        while born and started_at(pid) == born and time.monotonic() < deadline:  # noqa: ASYNC110 - it need not be our child
+            await asyncio.sleep(LOOK_S)
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()  # the job's, if this was its last node here

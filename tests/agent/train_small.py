@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from elasticrl.agent.seat import Assignment, Halt, Order, Seat
+from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Seat
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form
 
 SIZE = 4096
@@ -69,6 +69,7 @@ class Trainer:
         self.seat = seat
         self.model = Model()
         self.saves = Path(options.save) if options.save else None
+        self.committed: Committed | None = None  # as we have printed it
 
     def run(self) -> None:
         while (place := self.seat.wait()) is not None:
@@ -152,6 +153,9 @@ class Trainer:
                 sys.exit(3)
 
     def tell(self, step: int, place: Assignment) -> None:
+        if self.seat.committed != self.committed:
+            self.committed = self.seat.committed
+            print(f"{self.committed}")
         line = f"step {step} generation {place.generation} rank {place.rank} world {place.world} digest {self.model.digest}"
         print(line)
         if self.options.history:

@@ -112,3 +112,10 @@ def test_an_order_to_a_worker_survives_its_socket() -> None:
 def test_a_process_without_an_agent_is_told_so() -> None:
     with pytest.raises(seat.NoSeat, match="not started by an elasticrl agent"):
         seat.Seat.here()
+
+
+def test_a_commit_survives_both_wires() -> None:
+    order = wire.Committed(step=1280, manifest="step-00001280", generation=14)
+    assert wire.decode(wire.encode(order)) == order
+    line = json.loads(seat.news(seat.Committed(step=1280, manifest="step-00001280", generation=14)))
+    assert line == {"is": "Committed", "step": 1280, "manifest": "step-00001280", "generation": 14}

@@ -1,0 +1,61 @@
+"""What a daemon hands its workers: the configuration as a file, equal to its own but for passwords."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.spec import Spec, dump, environment, write_private
+from elasticrl.agent.spec import load as load_spec
+from elasticrl.config import dumps, load, loads
+from elasticrl.daemon.main import for_workers, there
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+OVERRIDES = (
+    "ppo.lr=3e-7",
+    "recovery.drain=90500ms",
+    "agent.env={NCCL_DEBUG: 'yes', PATHS: 'a: b, #c'}",
+    "job.args=[--x, 'true', '1', 'a b', 'ü']",
+    "node.interface=null",
+)
+ENVIRON = {"ELASTICRL__VAULT__LINGER": "7s"}
+
+
+@pytest.mark.parametrize("name", ["cluster", "two-nodes", "one-machine"])
+def test_the_loader_reads_the_handed_over_file_back_to_the_same_tree(name: str, tmp_path: Path) -> None:
+    tree = load(CONFIGS / f"{name}.yaml", OVERRIDES, ENVIRON)
+    file = tmp_path / "config.yaml"
+    write_private(file, dumps(for_workers(tree)))
+    assert load(file, (), {}) == tree
+    assert loads(file.read_text()) == tree
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["cluster", "two-nodes", "one-machine"])
+def test_a_password_stays_with_the_daemon_and_the_file_can_be_read_without_it(name: str, tmp_path: Path) -> None:
+    secret = {"ELASTICRL__STORE__PASSWORD": "geheim"}
+    tree = load(CONFIGS / f"{name}.yaml", ("store.username=u", "store.password_file=null", *OVERRIDES), secret)
+    file = tmp_path / "config.yaml"
+    file.write_text(dumps(for_workers(tree)))
+    assert "geheim" not in file.read_text()
+    back = load(file, (), {})
+    assert back.store == tree.store.model_copy(update={"username": None, "password": None})
+    assert back.model_copy(update={"store": tree.store}) == tree
+
+
+def test_an_agents_environment_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ELASTICRL__STORE__PASSWORD", "geheim")
+    monkeypatch.setenv("ELASTICRL_AGENT", "systemd")
+    spec = Spec(job="j", node="n", program=("x.py",), log_dir=str(tmp_path), config="{}")
+    write_private(tmp_path / "spec.json", dump(spec))
+    assert load_spec(tmp_path / "spec.json") == spec
+    found = environment(spec)
+    assert "geheim" not in found.values()
+    assert found["ELASTICRL_AGENT"] == "systemd"
+    assert found["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_module_is_imported_beforehand_only_where_it_exists() -> None:
+    assert there("elasticrl.runtime.bits")
+    assert not there("elasticrl.runtime.nonesuch")
+    assert not there("nonesuch.at.all")
