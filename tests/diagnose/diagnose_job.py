@@ -1,6 +1,6 @@
 """A rank of a gloo gang that can be asked where it is. `python diagnose_job.py FOLDER RANK WORLD WHAT`.
 
-WHAT: wait (in an all_reduce that never ends), loader (sleeps in a `__next__`), skip, other, shape (see `main`).
+WHAT: wait (in an all_reduce that never ends), loader (sleeps in a `__next__`), skip, other, shape, type (see `main`).
 It prints "at" when it is about to be where the test wants it.
 """
 
@@ -47,8 +47,9 @@ def main() -> None:
     try:
         if what == "other":
             dist.broadcast(usual, 0)
-        dist.all_reduce(torch.ones(32) if what == "shape" else usual)
-    except RuntimeError as error:  # gloo notices another size, and the peer of whoever noticed that it left
+        odd = {"shape": torch.ones(32), "type": torch.ones(32, dtype=torch.float64)}
+        dist.all_reduce(odd.get(what, usual))
+    except RuntimeError as error:  # a peer has left: gloo ends a rank that gets more bytes than it expects
         print(error, file=sys.stderr, flush=True)
     time.sleep(600)
 

@@ -12,6 +12,8 @@ from diagnose_gang import gang, until
 
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose import stacks
+from elasticrl.diagnose.logs import Parser
 from elasticrl.diagnose.recorder import Entry, collect, compare, entries
 
 
@@ -33,7 +35,8 @@ def when_stuck(folder: Path, workers: dict[int, int], lengths: dict[int, int]) -
     [
         (("wait", "skip", "wait"), (4, 3, 4), Fault.HOST_HANG, (1,)),
         (("wait", "wait", "other"), (4, 4, 4), Fault.DESYNC, (2,)),
-        (("shape", "wait", "wait"), (4, 4, 4), Fault.DESYNC, (0,)),
+        # As many bytes, read as other numbers: nobody hangs, and the sums are rubbish.
+        (("type", "wait", "wait"), (4, 4, 4), Fault.DESYNC, (0,)),
     ],
 )
 def test_the_rank_that_skips_or_differs_is_named_from_the_recorders_alone(
@@ -43,6 +46,16 @@ def test_the_rank_that_skips_or_differs_is_named_from_the_recorders_alone(
         dumps = when_stuck(tmp_path, workers, dict(enumerate(lengths)))
     verdict = judge(compare(dumps, expected=workers))
     assert (verdict.fault, verdict.ranks) == (fault, ranks), (verdict.cause, dumps)
+
+
+def test_a_rank_with_another_shape_is_named_by_its_own_last_words_and_its_missing_recorder(tmp_path: Path) -> None:
+    """Gloo ends the rank that brought less, so there is nobody to ask."""
+    with gang(tmp_path, "wait", "shape", "wait") as workers:
+        until(lambda: stacks.state(workers[1]) in {"Z", ""}, 20.0, "rank 1 was ended by gloo")
+        dumps = when_stuck(tmp_path, {0: workers[0], 2: workers[2]}, {0: 4, 2: 4})
+        logged = [fact for rank in workers for fact in Parser(rank=rank).read((tmp_path / f"{rank}.err").read_bytes())]
+    verdict = judge([*logged, *compare(dumps, expected=workers)])
+    assert (verdict.fault, verdict.ranks) == (Fault.DESYNC, (1,)), (verdict.cause, logged)
 
 
 def test_a_stopped_rank_costs_the_deadline_and_is_the_one_that_is_named(tmp_path: Path) -> None:
