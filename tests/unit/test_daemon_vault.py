@@ -1,0 +1,43 @@
+"""What a daemon tells its vault, and where it lies: pure functions of a plan and of names."""
+
+from pathlib import Path
+
+import pytest
+
+from elasticrl.core.model import Member, Phase, Plan, Role, Seat
+from elasticrl.daemon.vault import SOCKET, Ring, folder_of, key_of, ring_of
+
+
+def seat(node: str, vault: str = "", role: Role = Role.TRAIN) -> Seat:
+    return Seat(member=Member(node=node, incarnation=1), born=1, vault=vault, role=role)
+
+
+def test_the_ring_is_the_training_seats_in_rank_order() -> None:
+    seats = (seat("b", "10.0.0.2:1"), seat("r", "10.0.0.9:1", Role.ROLLOUT), seat("a", "10.0.0.1:1"), seat("c"))
+    plan = Plan(generation=7, phase=Phase.TRAIN, seats=seats)
+    addresses = (("b", "10.0.0.2:1"), ("a", "10.0.0.1:1"))
+    assert ring_of(plan, 2) == Ring(generation=7, nodes=("b", "a", "c"), addresses=addresses, copies=2)
+
+
+def test_without_a_gang_the_last_ring_holds() -> None:
+    assert ring_of(None, 1) is None
+    assert ring_of(Plan(generation=7, phase=Phase.HOLD), 1) is None
+
+
+def test_two_jobs_or_nodes_on_one_host_never_meet() -> None:
+    places = {folder_of("/dev/shm/elasticrl", job, node) for job in ("a", "b") for node in ("n0", "n1")}
+    assert len(places) == 4
+    assert folder_of("/dev/shm/elasticrl", "a", "n0") == Path("/dev/shm/elasticrl/a/n0")
+
+
+def test_a_path_that_no_socket_may_have_is_refused_in_a_sentence() -> None:
+    fits = "n" * (107 - len(f"/v/j//{SOCKET}"))
+    assert folder_of("/v", "j", fits).name == fits
+    with pytest.raises(ValueError, match=r"108 characters.* may have 107: shorten vault\.dir, job\.name or node\.name"):
+        folder_of("/v", "j", fits + "n")
+
+
+def test_the_vaults_key_is_derived_for_this_purpose_alone() -> None:
+    assert len(key_of(b"s" * 32)) == 64
+    assert key_of(b"s" * 32) != key_of(b"t" * 32)
+    assert bytes.fromhex(key_of(b"s" * 32)) != b"s" * 32
