@@ -151,7 +151,7 @@ class Scene:
     @cached_property
     def candidates(self) -> tuple[Record, ...]:
         """Who could take a seat now, by name."""
-        return tuple(self.records[node] for node in sorted(self.records) if self.ready(self.records[node]))
+        return tuple(sorted(filter(self.ready, self.records.values()), key=lambda record: record.member))
 
     def ready(self, record: Record) -> bool:
         """Warm, willing and trusted, and not seated already. (In this order: of thousands, most are seated.)"""
@@ -174,10 +174,19 @@ class Scene:
         record = self.records.get(seat.member.node)
         return record if record and record.member == seat.member else None
 
-    def at_work(self, seat: Seat, *works: Work) -> bool:
-        """Does this seat's node report one of these under the present generation?"""
-        record = self.record_of(seat)
-        return bool(record and self.plan and record.generation == self.plan.generation and record.work in works)
+    @cached_property
+    def doing(self) -> Mapping[Work, tuple[Record, ...]]:
+        """What the seats' nodes report under the present generation, in rank order. (One pass over all, for every rule.)"""
+        found: dict[Work, list[Record]] = {work: [] for work in Work}
+        for seat in self.plan.seats if self.plan else ():
+            record = self.record_of(seat)
+            if record and self.plan and record.generation == self.plan.generation:
+                found[record.work].append(record)
+        return {work: tuple(records) for work, records in found.items()}
+
+    def at_work(self, *works: Work) -> bool:
+        """Does every seat's node report one of these under the present generation?"""
+        return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)
 
     def arrange(self, fates: tuple[Fate, ...], *, fill: bool = True, grow: bool = True) -> tuple[Seat, ...]:
         """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
@@ -254,9 +263,7 @@ class Scene:
         """Has every seat got through the first collective of this generation?"""
         if self.plan is None or self.plan.phase is not Phase.TRAIN:
             return False
-        return all(
-            self.at_work(s, Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED) for s in self.plan.seats
-        )
+        return self.at_work(Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
 
     @cached_property
     def deadline(self) -> float:
@@ -285,7 +292,7 @@ def seat_for(record: Record, born: int) -> Seat:
 
 
 # What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
-TIMELESS = frozenset({"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates"})
+TIMELESS = frozenset({"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates", "doing"})
 
 
 def lead(state: State, now: float) -> tuple[State, Wish]:
@@ -327,9 +334,9 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
     A leader that is deaf begins to wait anew. Found by seed 1305: after an outage a gang that had trained all along was put
     out for not having joined in time, because its records had not come through.
     """
-    lead, plan, now = scene.lead, scene.plan, scene.now
+    lead, now = scene.lead, scene.now
     ready = frozenset(record.member for record in scene.candidates)
-    stalled = plan is not None and any(scene.at_work(seat, Work.STALLED, Work.PARKED) for seat in plan.seats)
+    stalled = bool(scene.doing[Work.STALLED] or scene.doing[Work.PARKED])
     doubted = {
         member: at for member, at in lead.doubted.items() if now < at + 10 * scene.settings.membership.lease_ttl_s
     }
@@ -337,14 +344,14 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         if node in scene.records:
             doubted[scene.records[node].member] = now
     failures = dict(lead.failures)
-    for seat in plan.seats if plan else ():
-        record = scene.record_of(seat)
-        if plan and record and record.exit and record.exit.generation == plan.generation and record.work is Work.FAILED:
-            last = failures.get(seat.member.node)
-            if last is None or record.exit.step > last.step:
-                failures[seat.member.node] = Failures(generation=plan.generation, step=record.exit.step, count=1)
-            elif last.generation < plan.generation:
-                failures[seat.member.node] = replace(last, generation=plan.generation, count=last.count + 1)
+    for record in scene.doing[Work.FAILED]:
+        node, left, last = record.member.node, record.exit, failures.get(record.member.node)
+        if left is None or left.generation != record.generation:
+            continue
+        if last is None or left.step > last.step:
+            failures[node] = Failures(generation=left.generation, step=left.step, count=1)
+        elif last.generation < left.generation:
+            failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
     return Lead(
         since=lead.since,
@@ -384,7 +391,7 @@ def asked_to_stop(scene: Scene) -> Move | None:
 def finished(scene: Scene) -> Move | None:
     """All steps are made, and the last is on disk."""
     plan = scene.plan
-    if plan is None or not plan.seats or not all(scene.at_work(seat, Work.DONE) for seat in plan.seats):
+    if plan is None or not plan.seats or not scene.at_work(Work.DONE):
         return None
     if scene.view.committed < scene.settings.steps:
         return Move(why="all steps are made; the last checkpoint is being committed")
@@ -440,11 +447,9 @@ def losses(scene: Scene) -> Move | None:
         return spared
     why = "; ".join([fate.why for fate in scene.fates if fate.why][:3])
     strike = plan.strike
-    for seat in plan.seats:
-        record = scene.record_of(seat)
-        if record and scene.at_work(seat, Work.FAILED) and record.exit and record.exit.own:
-            strike = strike_of(plan.strike, record.exit.cause, record.exit.step)
-            break
+    own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
+    if own:
+        strike = strike_of(plan.strike, own.cause, own.step)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
     confine = confinements(scene, {member: reason for member, reason in sick.items() if reason})
     confined = {quarantine.member for quarantine in confine}
