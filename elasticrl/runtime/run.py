@@ -215,6 +215,7 @@ class Run:
         self.progress = Progress()
         self.parts_per_lane = 1  # backward passes of a lane in an update, each a leaf of the tree
         self.sealed = 0  # steps that no single fault can take back
+        self.sealed_digest: str | None = None  # of the state after them; None where none was made (see lanes.digest)
         self._seat = seat
         self._beat = seat.beat if seat else Beat()
         self._keeper: Keeper | None = None
@@ -744,8 +745,10 @@ class Run:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
         self._ending = self._ending or any(row[0] for row in rows)
         keeper = self._hold()
-        kept = keeper.sealed(self._whole_digest(rows))
+        digest = self._whole_digest(rows)
+        kept = keeper.sealed(digest)
         if kept is not None and kept.whole:
+            self.sealed_digest = digest
             self._tell_sealed(kept.steps)
 
     def _whole_digest(self, rows: Sequence[Sequence[float]]) -> str | None:

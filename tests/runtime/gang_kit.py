@@ -1,0 +1,256 @@
+"""A gang without daemons: real worker processes on real seats, real vault servers, real gloo; the test writes the plans.
+
+    with Nodes(tmp_path, steps=60) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_sealed(10)
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1", "n2")
+
+A node is a vault server and a worker. To lose a node is to lose its memory: the vault's files go with it.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Self
+
+import run_job
+import torch.distributed as dist
+from vault_nodes import KEY, Node
+
+from elasticrl.agent.beats import Beat, Page, Snapshot, State
+from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Park, Seat, news, open_log, write
+from elasticrl.config import dumps
+from elasticrl.config.tree import Tree
+from elasticrl.core.model import deal
+
+PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "run_job"]
+
+
+def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], args: list[str]) -> None:
+    os.environ.update(env)
+    open_log(log)
+    Seat(channel, Beat(Path(page)))
+    sys.argv = ["run_job.py", *args]
+    run_job.main()
+
+
+class Worker:
+    """One process, and our end of its seat."""
+
+    def __init__(self, context, folder: Path, name: str, env: dict[str, str], args: list[str]) -> None:  # noqa: ANN001
+        ours, theirs = socket.socketpair()
+        self.channel = ours
+        self.page = Page(folder / f"{name}.page")
+        self.log = folder / f"{name}.log"
+        self.born = 0
+        self.process: BaseProcess = context.Process(
+            target=_work, args=(theirs, str(folder / f"{name}.page"), str(self.log), env, args), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def tell(self, order: Order) -> None:
+        self.channel.sendall(write(order))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+        self.process.close()
+        self.channel.close()
+        self.page.close()
+
+    @property
+    def beat(self) -> Snapshot:
+        return self.page.read() or Snapshot()
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+class Nodes:
+    """Some nodes of one job in one folder."""
+
+    def __init__(
+        self, folder: Path, *, steps: int = 60, lanes: int = 12, strategy: str = "replicated", copies: int = 1,
+        every: int = 1000, step_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.copies = copies
+        self.lanes = lanes
+        self.args = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault")]
+        self.tree = Tree.model_validate(
+            {
+                "job": {"name": "job", "seed": 7},
+                "node": {"device": "cpu", "state_dir": str(folder / "state")},
+                "membership": {"min_nodes": max(1, copies + 1)},
+                "recovery": {"reform": "30s"},
+                "lanes": {"count": lanes, "digest": "full"},
+                "vault": {"dir": str(folder / "vault"), "copies": copies, "timeout": "10s"},
+                "checkpoint": {"dir": str(folder / "saves"), "every": every},
+                "model": {"strategy": strategy},
+            }
+        )
+        self.run_dir = folder / "saves" / "job"
+        self.generation = 0
+        self.resume = 0
+        self.rung = 1
+        self.vaults: dict[str, Node] = {}
+        self.workers: dict[str, Worker] = {}
+        self.plan_now: tuple[str, ...] = ()
+        self._stores: list[dist.TCPStore] = []  # each generation's; kept, as late workers may still ask
+        self._started = 0
+        os.environ["OMP_NUM_THREADS"] = "1"
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "config.json").write_text(dumps(self.tree))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+        for vault in self.vaults.values():
+            vault.kill()
+            vault.control.close()
+
+    # ---- what a daemon would do
+
+    def plan(self, *nodes: str) -> None:
+        """The next generation: these nodes, in rank order. Missing vaults and workers are started."""
+        self.generation += 1
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)
+        for node in nodes:
+            if node not in self.vaults:
+                self.vaults[node] = Node(self.folder / "vault", int(node[1:])).start(deadline_s=5.0)
+        addresses = {node: self.vaults[node].address for node in nodes}
+        for node in nodes:
+            self.vaults[node].control.ring(
+                generation=self.generation, nodes=nodes, addresses=addresses, copies=min(self.copies, len(nodes) - 1)
+            )
+        for node, worker in list(self.workers.items()):
+            if node not in nodes:
+                worker.tell(Halt(generation=self.generation, save=False, within_s=5.0, reason=f"{node} left"))
+                worker.process.join(10)
+                self.workers.pop(node).kill()
+        lanes = deal(self.lanes, len(nodes))
+        for rank, node in enumerate(nodes):
+            if node not in self.workers:
+                self._start(node)
+            worker = self.workers[node]
+            worker.born = worker.born or self.generation
+            worker.tell(
+                Assignment(
+                    generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
+                    lanes=(lanes[rank].start, lanes[rank].stop), all_lanes=self.lanes, resume=self.resume, rung=self.rung,
+                    endpoint=f"127.0.0.1:{store.port}", prefix=f"g{self.generation}/", nodes=nodes,
+                    reason=f"generation {self.generation}",
+                )
+            )  # fmt: skip
+        self.plan_now = nodes
+        self.rung = 1
+
+    def park(self) -> None:
+        """Everybody out of the group."""
+        self.generation += 1
+        for node in self.plan_now:
+            self.workers[node].tell(Park(generation=self.generation, reason="held"))
+
+    def drain(self, *nodes: str) -> None:
+        """These finish the step, save and end."""
+        for node in nodes:
+            self.workers[node].tell(Halt(generation=self.generation, save=True, within_s=20.0, reason="drained"))
+
+    def commit(self) -> int:
+        """As the leader does: the newest checkpoint that rank 0 says is whole becomes the commit. Its step."""
+        beat = self.workers[self.plan_now[0]].beat
+        if beat.saved > self.resume:
+            self.resume = beat.saved
+            told = news(Committed(step=beat.saved, manifest=beat.manifest, generation=self.generation))
+            for node in self.plan_now:
+                self.workers[node].channel.sendall(told)
+        return self.resume
+
+    def kill_worker(self, node: str) -> None:
+        """kill -9 of the process; the node's vault stays."""
+        self.workers.pop(node).kill()
+
+    def lose(self, node: str) -> None:
+        """A node is gone, memory and all."""
+        self.workers.pop(node).kill()
+        vault = self.vaults.pop(node)
+        vault.kill()
+        vault.control.close()
+        shutil.rmtree(vault.directory)
+
+    def freeze(self, node: str) -> None:
+        """SIGSTOP."""
+        pid = self.workers[node].process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+
+    def fault(self, **what: object) -> None:
+        """One fault at a logical place; see run_job."""
+        fresh = self.folder / "fault.new"
+        fresh.write_text(json.dumps(what))
+        fresh.rename(self.folder / "fault")
+
+    # ---- what can be seen
+
+    def sealed(self) -> int:
+        """The least that any rank of the plan knows to be sealed in this generation."""
+        beats = [self.workers[node].beat for node in self.plan_now if node in self.workers]
+        return min((b.step if b.generation == self.generation and b.state is not State.JOINING else -1) for b in beats)
+
+    def until_sealed(self, step: int, within_s: float = 60.0) -> int:
+        """Wait for that; the step."""
+        self.until(lambda: self.sealed() >= step, f"step {step} sealed", within_s)
+        return self.sealed()
+
+    def until_done(self, within_s: float = 90.0) -> None:
+        """All steps made, saved, and said so; then all are let go."""
+
+        def done() -> bool:
+            return all(self.workers[node].beat.state is State.DONE for node in self.plan_now)
+
+        self.until(done, "the end of the job", within_s)
+        for node in self.plan_now:
+            worker = self.workers[node]
+            worker.tell(Halt(generation=self.generation, save=False, within_s=10.0, reason="finished"))
+            worker.process.join(20)
+            assert worker.process.exitcode == 0, f"{node}: {worker.text[-2000:]}"
+
+    def until(self, claim: Callable[[], bool], what: str, within_s: float) -> None:
+        """Wait, with a deadline, and say what the workers say if it passes or one of them ends."""
+        deadline = time.monotonic() + within_s
+        while not claim():
+            ended = [node for node, worker in self.workers.items() if worker.process.exitcode not in (None, 0)]
+            assert not ended, f"{ended[0]} ended while waiting for {what}: {self.workers[ended[0]].text[-3000:]}"
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"{node} {worker.beat}: {worker.text[-800:]}" for node, worker in self.workers.items())
+                raise AssertionError(f"not within {within_s} s: {what}\n{logs}")
+            time.sleep(0.005)
+
+    def _start(self, node: str) -> None:
+        self._started += 1
+        env = {
+            "ELASTICRL_CONFIG": str(self.folder / "config.json"),
+            "ELASTICRL_VAULT": str(self.vaults[node].directory),
+            "ELASTICRL_NODE": node,
+            "ELASTICRL_JOB": "job",
+            "ELASTICRL_VAULT_KEY": KEY,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.args)

@@ -1,0 +1,130 @@
+"""A small job under `runtime.join`, for live tests and benches: a real model with dropout, AdamW, clipping, a schedule and a cursor.
+
+It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
+
+    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv", "at": "lane" | "update" | "after"}
+"""
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import elasticrl
+from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.optim import AdamW, Rule
+from elasticrl.runtime.run import Run
+
+ROWS, WIDTH = 9, 24
+
+
+def fresh() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(WIDTH, 67), nn.GELU(), nn.Dropout(0.1), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 5))
+
+
+def sharded(mesh: DeviceMesh) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fresh()
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model[3], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Warmup:
+    """A schedule that is state: forget it, and the bits part."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @property
+    def factor(self) -> float:
+        return min(1.0, (self.steps + 1) / 50)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int], /) -> None:
+        self.steps = state["steps"]
+
+
+def rule(name: str) -> Rule:
+    return AdamW(lr=1e-2, weight_decay=0.1 if name.endswith("weight") else 0.0)
+
+
+def data(index: int) -> tuple[torch.Tensor, int]:
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(WIDTH, generator=generator), index % 5
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--steps", type=int)
+    options.add_argument("--step-ms", type=float, default=50.0)
+    options.add_argument("--history", default="")
+    options.add_argument("--faults", default="")
+    options.add_argument("--save", default="")  # taken from the configuration here
+    args = options.parse_args()
+    with elasticrl.runtime.join() as run:
+        lanes = run.tree.lanes.count
+        cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
+        schedule = Warmup()
+        model = sharded if run.tree.model.strategy == "fsdp" else fresh()
+        run.register(model=model, optimizer=rule, data=cursor, schedule=schedule)
+        told = 0
+        for step in run.steps(args.steps):
+            begun = time.monotonic()
+            for lane in run.lanes():
+                points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
+                misbehave(args.faults, step, run.rank, "lane")
+                with lane.rng("dropout"):
+                    loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
+                    loss.backward()
+                lane.tally.add(loss=loss.item())
+                lane.done()
+            misbehave(args.faults, step, run.rank, "update")
+            run.update(max_norm=0.5, lr_factor=schedule.factor)
+            schedule.steps += 1
+            misbehave(args.faults, step, run.rank, "after")
+            told = tell(run, args.history, told)
+            time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - begun)))
+        tell(run, args.history, told)
+
+
+def tell(run: Run, history: str, told: int) -> int:
+    if run.sealed > told and history:
+        line = f"step {run.sealed} generation {run.generation} rank {run.rank} world {run.world} digest {run.sealed_digest or '-'}"
+        with Path(history).open("a") as file:
+            file.write(f"{time.monotonic():.4f} {os.environ.get('ELASTICRL_NODE', '')} {os.getpid()} {line}\n")
+    return run.sealed
+
+
+def misbehave(path: str, step: int, rank: int, at: str) -> None:
+    if not path or not Path(path).exists():
+        return
+    fault = json.loads(Path(path).read_text())
+    if fault["rank"] != rank or fault["step"] > step or fault.get("at", "lane") != at:
+        return
+    Path(path).unlink()
+    match fault["do"]:
+        case "raise":
+            raise ValueError("bad prompt")
+        case "hang":
+            time.sleep(3600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

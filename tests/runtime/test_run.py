@@ -1,0 +1,93 @@
+"""`runtime.join` as a script sees it: the same bits alone, in any gang and through any faults; every sample exactly once."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gang_kit import Nodes
+
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 40
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "supervised.py"
+
+
+def digests(run_dir: Path) -> dict[int, str]:
+    """Each step's digest; every step that was made again came to the same bits."""
+    found = read(run_dir)
+    assert not found.findings, found.findings
+    return dict(found.steps)
+
+
+def proof(run_dir: Path, steps: int) -> None:
+    """Every sample of so many steps was used exactly once."""
+    found = audit(run_dir)
+    assert found.ok, found.sentence
+    assert found.steps == steps, found.sentence
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The digests of a gang of one that nothing happens to."""
+    with Nodes(tmp_path_factory.mktemp("alone"), steps=STEPS, copies=0) as nodes:
+        nodes.plan("n0")
+        nodes.until_done()
+        proof(nodes.run_dir, STEPS)
+        return digests(nodes.run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_any_number_of_workers_makes_the_same_bits(tmp_path: Path, undisturbed, strategy: str, world: int):
+    if (strategy, world) == ("replicated", 1):
+        pytest.skip("that is what the others are compared with")
+    with Nodes(tmp_path, steps=STEPS, strategy=strategy, copies=min(1, world - 1)) as nodes:
+        nodes.plan(*(f"n{i}" for i in range(world)))
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+        proof(nodes.run_dir, STEPS)
+
+
+@pytest.mark.parametrize(("strategy", "seed"), [("replicated", 1), ("replicated", 2), ("fsdp", 3)])
+def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undisturbed, strategy: str, seed: int):
+    chance = random.Random(seed)
+    did: list[str] = []
+    with Nodes(tmp_path, steps=STEPS, strategy=strategy, step_ms=30.0) as nodes:
+        present = ["n0", "n1", "n2"]
+        nodes.plan(*present)
+        while len(did) < 11:
+            nodes.until_sealed(min(nodes.sealed() + chance.choice([1, 2, 3]), STEPS - 1))
+            do, node = chance.choice(["worker", "worker", "lose", "join", "leave"]), chance.choice(present)
+            if do == "worker":
+                nodes.kill_worker(node)
+            elif do == "lose" and len(present) > 2:
+                nodes.lose(node)
+                present.remove(node)
+            elif do == "leave" and len(present) > 2:
+                present.remove(node)
+            elif do == "join" and len(present) < 4:
+                present.insert(chance.randrange(len(present) + 1), next(n for n in ("n0", "n1", "n2", "n3") if n not in present))
+            else:
+                continue
+            did.append(do)
+            nodes.plan(*present)
+        nodes.until_done()
+        assert {"worker", "lose"} <= set(did), did
+        assert digests(nodes.run_dir) == undisturbed
+        proof(nodes.run_dir, STEPS)
+
+
+def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_path: Path):
+    def run(folder: Path, steps: int) -> None:
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, str(EXAMPLE), "--steps", str(steps)]
+        subprocess.run(command, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+    run(tmp_path / "twice", 12)
+    run(tmp_path / "twice", 20)
+    run(tmp_path / "once", 20)
+    assert digests(tmp_path / "twice/run/supervised") == digests(tmp_path / "once/run/supervised")
+    proof(tmp_path / "twice/run/supervised", 20)
