@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
-from elasticrl.runtime.checkpoint.saver import Saver
+from elasticrl.runtime.checkpoint.saver import Outcome, Saver
 from elasticrl.runtime.vault.client import Ticket, Vault
 from elasticrl.runtime.vault.version import Version
 
@@ -146,7 +146,7 @@ class VaultSide(Side):
         self.share = 1 / self.world
         self.vault.reserve(self.parts.capture(0, self.world).table, slots=3)
         self.ticket: Ticket | None = None
-        self.latency: list[float] = []
+        self.saves = 0
 
     def _serve(self, node: str) -> str:
         command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "bench", "--node", node]
@@ -170,16 +170,20 @@ class VaultSide(Side):
             self.vault.wait_copied(self.ticket, LIMIT_S)
         self.vault.settle(LIMIT_S)
         if self.saver is not None:
-            self.ticket.wait_sealed(LIMIT_S)
-            if self.saver.busy_s == 0.0:
+            self.outcomes(self.saver.poll())
+            if self.saver.busy_s == 0.0 and self.ticket.done:
                 self.saver.save(self.ticket, finish=True)
-        self.latency.append(self.ticket.sealed_s)
         self.ticket = None
+
+    def outcomes(self, found: tuple[Outcome, ...]) -> None:
+        for outcome in found:
+            assert outcome.ok, outcome.why
+            self.saves += 1
 
     def drain(self) -> None:
         if self.saver is not None:
-            for outcome in self.saver.wait(LIMIT_S):
-                assert outcome.ok, outcome.why
+            self.outcomes(self.saver.wait(LIMIT_S))
+            assert self.saves, "nothing was written to disk"
             shutil.rmtree(self.saver.where, ignore_errors=True)
 
     def close(self) -> None:
@@ -243,7 +247,7 @@ SIDES: dict[str, Callable[[Trainer, Path], Side]] = {
     "vault": VaultSide,
     "vault + buddy": lambda trainer, at: VaultSide(trainer, at, buddy=True),
     "vault + disk": lambda trainer, at: VaultSide(trainer, at, disk=True),
-    "dcp.async_save, staging reused": lambda trainer, at: DcpAsync(trainer, at, reuse=True),
+    "dcp.async_save (reusing)": lambda trainer, at: DcpAsync(trainer, at, reuse=True),
     "dcp.async_save": DcpAsync,
     "dcp.save": DcpSave,
     "torch.save": TorchSave,
