@@ -21,7 +21,7 @@ from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS
 SIEVE: Final = (
     b"NCCL", b"rror", b"emory", b"illed", b"onnect", b"NVRM", b"ignal", b"xception", b"ailed", b"No space",
     b"terminate called", b"but didn't", b"return code", b"marked dead", b"amdgpu",
-    b"blocked for", b"ink down",
+    b"blocked for", b"ink down", b"nforce fail",
 )  # fmt: skip
 #: Searched for as well where the kernel speaks.
 KERNEL_SIEVE: Final = (

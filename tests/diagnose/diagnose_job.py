@@ -47,7 +47,7 @@ def main() -> None:
     try:
         if what == "other":
             dist.broadcast(usual, 0)
-        odd = {"shape": torch.ones(32), "type": torch.ones(32, dtype=torch.float64)}
+        odd = {"shape": torch.ones(32), "type": torch.ones(64, dtype=torch.int32)}
         dist.all_reduce(odd.get(what, usual))
     except RuntimeError as error:  # a peer has left: gloo ends a rank that gets more bytes than it expects
         print(error, file=sys.stderr, flush=True)
