@@ -150,6 +150,9 @@ class Membership(Section):
     """Seconds between beats to the neighbours. Less finds a silent node sooner, at more packets."""
     suspect_s: Seconds = 0.8
     """Seconds without a beat until a neighbour is suspected. Less finds a silent node sooner; more forgives a busy one."""
+    doubt_s: Seconds = 0.15
+    """Seconds that a neighbour has to answer when a collective has just broken; then it is suspected. Less finds a dead node
+    sooner; more forgives a machine that is too busy to answer."""
     neighbours: Count = 2
     """Nodes watched on either side of the ring. More confirm a suspicion when neighbours die together, at more packets."""
     deputies: Whole = 2

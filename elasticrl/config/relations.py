@@ -156,6 +156,13 @@ RELATIONS: tuple[Relation, ...] = (
         ),
     ),
     Relation(
+        keys=("membership.doubt", "membership.suspect"),
+        rule="must be under suspect, or a broken collective says nothing that silence does not say",
+        broken=lambda t: t.membership.doubt_s >= t.membership.suspect_s,
+        values=lambda t: f"{_s(t.membership.doubt_s)} is not under {_s(t.membership.suspect_s)}",
+        remedy=lambda t: f"Lower doubt to {_under(t.membership.suspect_s)}.",
+    ),
+    Relation(
         keys=("membership.suspect", "membership.lease_ttl"),
         rule="must be under lease_ttl, or beats find nothing sooner than the lease",
         broken=lambda t: t.membership.suspect_s >= t.membership.lease_ttl_s,

@@ -40,6 +40,7 @@ class Detector:
 
     settings: Membership
     peers: Mapping[str, Heard] = field(default_factory=dict)
+    doubt_s: float | None = None  # how long a doubted neighbour that is asked has for its answer; None: 1.5 beats, unasked
 
     def watch(self, nodes: Iterable[str], now: float) -> "Detector":
         """Another ring: forget who is not in it; newcomers have until `suspect_s` from now."""
@@ -64,7 +65,8 @@ class Detector:
         if peer.doubted is None:
             return patient
         # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
-        return min(patient, max(peer.doubted, peer.last) + 1.5 * self.settings.beat_s)
+        answer_s = 1.5 * self.settings.beat_s if self.doubt_s is None else self.doubt_s
+        return min(patient, max(peer.doubted, peer.last) + answer_s)
 
     def late(self, now: float) -> tuple[str, ...]:
         """Whose beat is overdue, or doubted: time to ask."""

@@ -240,6 +240,7 @@ class Daemon:
             self.settings.membership,
             post=self._heard,
             refused=lambda sender, problem: self.log.info("beats.refused", sender=sender, problem=problem),
+            doubt_s=self.tree.membership.doubt_s,
         )
         await neighbours.open(self.host, self.tree.node.beat_port)
         leave_note(self.home.folder, me, secret)

@@ -38,6 +38,7 @@ class Neighbours(asyncio.DatagramProtocol):
         *,
         post: Callable[[Event], None],
         refused: Callable[[str, str], None],
+        doubt_s: float = 0.15,
     ) -> None:
         self._me = me
         self._secret = secret
@@ -53,7 +54,8 @@ class Neighbours(asyncio.DatagramProtocol):
         self._newest: dict[Member, int] = {}
         self._answered: set[str] = set()  # nodes that answered the probe that is going on
         self._number = 0
-        self.detector = Detector(settings=settings)
+        self.detector = Detector(settings=settings, doubt_s=doubt_s)
+        self._doubt_s = doubt_s
         self.sent = self.heard = 0
         self.address = ""
 
@@ -98,9 +100,9 @@ class Neighbours(asyncio.DatagramProtocol):
         for node in self._peers:
             self.detector = self.detector.doubt(node, now)
         loop = asyncio.get_running_loop()
-        for later_s in (0.0, 0.5 * self._settings.beat_s, self._settings.beat_s):
+        for later_s in (0.0, self._doubt_s / 3, self._doubt_s * 2 / 3):  # a packet may be lost
             loop.call_later(later_s, self._ask_all)
-        loop.call_later(1.5 * self._settings.beat_s + 0.001, lambda: self.judge(time.monotonic()))
+        loop.call_later(self._doubt_s + 0.001, lambda: self.judge(time.monotonic()))
 
     def judge(self, now: float) -> None:
         """Tell the core who has fallen silent, and who is heard again."""

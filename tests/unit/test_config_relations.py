@@ -57,6 +57,14 @@ CASES = [
         "Raise suspect to 960ms or lower beat to 300ms.",
     ),
     Case(
+        "membership.doubt",
+        "under suspect",
+        ["membership.doubt=800ms"],
+        "800ms is not under 800ms",
+        ["membership.doubt=600ms"],
+        "Lower doubt to 600ms.",
+    ),
+    Case(
         "membership.suspect",
         "under lease_ttl",
         ["membership.suspect=10s"],

@@ -84,6 +84,14 @@ def test_a_broken_connection_makes_silence_count_sooner():
     assert doubting.hear("b", 10.3).judge(10.46)[1] == ()  # a beat came: it was only the worker
 
 
+def test_a_doubted_neighbour_that_was_asked_has_the_time_for_an_answer():
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.1).watch(("b",), 10.0)
+    doubting = detector.hear("b", 10.1).doubt("b", 10.15)
+    assert doubting.judge(10.24)[1] == ()
+    assert doubting.judge(10.26)[1] == ("b",)
+    assert doubting.hear("b", 10.2).judge(10.26)[1] == ()
+
+
 def test_budgets_are_learned_between_the_floor_and_the_cap():
     budgets = Budgets(settings=Timeouts(default_phase_s=30, floor_s=2, slack=10))
     assert budgets.budget("update") == 30

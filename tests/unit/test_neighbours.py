@@ -22,8 +22,9 @@ class End:
         self.events: list[Event] = []
         self.refused: list[str] = []
         self.it = Neighbours(
-            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem: self.refused.append(problem)
-        )
+            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem: self.refused.append(problem),
+            doubt_s=0.05,
+        )  # fmt: skip
         self.task: asyncio.Task[None] | None = None
 
     async def open(self) -> "End":
