@@ -150,9 +150,8 @@ class Keeper:
         if kept is None or kept.sealed:
             return None
         kept.sealed = True
-        if self._rank == 0 and digest and kept.whole:
-            self.chronicle.add(step=kept.steps, generation=self._generation, digest=digest)
-            self._complain(self.chronicle.problem)
+        if kept.whole:
+            self.chronicled(kept.steps, digest)
         if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
             self.save(kept)
         if not self._released and not self.context.alone:
@@ -160,6 +159,12 @@ class Keeper:
             with suppress(VaultError):
                 self.vault.control.release(kept.version)
         return kept
+
+    def chronicled(self, steps: int, digest: str | None) -> None:
+        """The state after so many steps came to this digest, here and now."""
+        if self._rank == 0 and digest:
+            self.chronicle.add(step=steps, generation=self._generation, digest=digest)
+            self._complain(self.chronicle.problem)
 
     def save(self, kept: Kept) -> None:
         """Begins to write a sealed snapshot to disk, in the background. A disk that is ill is said to be, and costs no step."""

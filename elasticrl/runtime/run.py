@@ -239,6 +239,7 @@ class Run:
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
         self._limit: int | None = None
         self._turning: Strategy | None = None  # whose lane it is
+        self._restored: int | None = None  # steps of a state that was restored, and not told of yet
         self._on_disk = False  # what this generation went on from was a checkpoint
 
     # ---- what a script calls
@@ -496,11 +497,13 @@ class Run:
             role.live.publish()
         self._check_alike(agreed)
         self.timeline.mark("restore")
-        self._changed, self._used, self._digest = False, [], ()
+        self._changed, self._used, self._digest, self._restored = False, [], (), None
         self._counts = {self._now: self.progress.count}
         self._on_disk = agreed.checkpoint is not None
         if agreed.whole is None and agreed.checkpoint is None:
             self._snapshot(Version(0), whole=True)
+        elif not self._now.update:  # what was restored is digested too: it must be what it was
+            self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step)
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
@@ -746,6 +749,10 @@ class Run:
         self._ending = self._ending or any(row[0] for row in rows)
         keeper = self._hold()
         digest = self._whole_digest(rows)
+        if keeper.kept is None and self._restored is not None:
+            self.sealed_digest = digest
+            keeper.chronicled(self._restored, digest)
+            self._restored = None
         kept = keeper.sealed(digest)
         if kept is not None and kept.whole:
             self.sealed_digest = digest

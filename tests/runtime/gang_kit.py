@@ -46,7 +46,7 @@ def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], args
 class Worker:
     """One process, and our end of its seat."""
 
-    def __init__(self, context, folder: Path, name: str, env: dict[str, str], args: list[str]) -> None:  # noqa: ANN001
+    def __init__(self, context, folder: Path, name: str, env: dict[str, str], args: list[str]) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.page = Page(folder / f"{name}.page")
@@ -218,6 +218,11 @@ class Nodes:
         """Wait for that; the step."""
         self.until(lambda: self.sealed() >= step, f"step {step} sealed", within_s)
         return self.sealed()
+
+    def until_new(self, count: int, within_s: float = 60.0) -> int:
+        """Wait until so many steps were sealed in this generation, beyond what it went on from; the newest."""
+        self.until(lambda: self.sealed() >= 0, "training", within_s)
+        return self.until_sealed(self.sealed() + count, within_s)
 
     def until_done(self, within_s: float = 90.0) -> None:
         """All steps made, saved, and said so; then all are let go."""

@@ -1,4 +1,4 @@
-"""A small job under `runtime.join`, for live tests and benches: a real model with dropout, AdamW, clipping, a schedule and a cursor.
+"""A small job under `runtime.join`, for live tests and benches: a model with dropout, AdamW, clipping, a schedule, a cursor.
 
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
@@ -26,7 +26,9 @@ ROWS, WIDTH = 9, 24
 
 def fresh() -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(WIDTH, 67), nn.GELU(), nn.Dropout(0.1), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 5))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 67), nn.GELU(), nn.Dropout(0.1), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 5)
+    )
 
 
 def sharded(mesh: DeviceMesh) -> nn.Module:
@@ -100,7 +102,8 @@ def main() -> None:
 
 def tell(run: Run, history: str, told: int) -> int:
     if run.sealed > told and history:
-        line = f"step {run.sealed} generation {run.generation} rank {run.rank} world {run.world} digest {run.sealed_digest or '-'}"
+        digest = run.sealed_digest or "-"
+        line = f"step {run.sealed} generation {run.generation} rank {run.rank} world {run.world} digest {digest}"
         with Path(history).open("a") as file:
             file.write(f"{time.monotonic():.4f} {os.environ.get('ELASTICRL_NODE', '')} {os.getpid()} {line}\n")
     return run.sealed
