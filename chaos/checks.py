@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from chaos.faults import KINDS
 from chaos.history import (
@@ -22,10 +23,12 @@ from chaos.history import (
     Ended,
     Expired,
     Fact,
+    Halted,
     Healed,
     History,
     Left,
     Planned,
+    Repeated,
     Resumed,
     Saved,
     Sealed,
@@ -162,10 +165,12 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
     for fact in case.history:
         if isinstance(fact, Left):
             over[fact.member] = fact.at
+        elif isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node"):
+            over.update({newest[node]: fact.at for node in fact.nodes if node in newest})
         elif isinstance(fact, Started):
             node = node_of(fact.member)
             if newest.get(node, fact.member) != fact.member:
-                over[newest[node]] = fact.at
+                over.setdefault(newest[node], fact.at)
             newest[node] = fact.member
         elif isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN:
             patience = case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S + _store_trouble(case, fact.at)
@@ -284,6 +289,20 @@ def quarantines_are_few(case: Case) -> Iterator[Complaint]:
                 yield fact.at, f"{len(bound)} nodes are quarantined at once: {', '.join(sorted(bound))}"
 
 
+def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
+    """A quarantine is of the life that is to blame: not of one that was over, known to all, before it."""
+    newest: dict[str, tuple[str, float]] = {}
+    for fact in case.history:
+        if isinstance(fact, Started):
+            if newest.get(node_of(fact.member), ("", 0.0))[0] != fact.member:
+                newest[node_of(fact.member)] = fact.member, fact.at
+        elif isinstance(fact, Confined) and fact.held:
+            member, since = newest.get(fact.node, (fact.member, 0.0))
+            known = since + 0.5 + _store_trouble(case, fact.at)
+            if member != fact.member and fact.at > known:
+                yield fact.at, f"{fact.member} was quarantined, and {member} runs since {since:.1f} s: {fact.reason}"
+
+
 def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
     """A stopped job stays stopped."""
     stop: Planned | None = None
@@ -328,6 +347,32 @@ def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
                 yield fact.at, f"{fact.cause} at step {fact.step} for the {limit + 2}th time, the limit is {limit}"
 
 
+def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
+    """REPLACE names whose workers are fresh, RESTART and RELOAD start all of them afresh."""
+    for fact in case.plans:
+        plan = fact.plan
+        fresh = sum(seat.born == plan.generation for seat in plan.seats)
+        want = {Rung.REPLACE: 1, Rung.RESTART: len(plan.seats), Rung.RELOAD: len(plan.seats)}.get(plan.rung, 0)
+        if plan.phase is Phase.TRAIN and fresh < want:
+            yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
+
+
+def growth_waits_for_the_gang(case: Case) -> Iterator[Complaint]:
+    """A gang that has not yet formed is not broken up to make it larger."""
+    resumed: set[int] = set()
+    before: Plan | None = None
+    for fact in case.history:
+        if isinstance(fact, Resumed):
+            resumed.add(fact.generation)
+        elif isinstance(fact, Planned):
+            plan = fact.plan
+            grown = before is not None and {seat.member for seat in before.seats} < {seat.member for seat in plan.seats}
+            both = before is not None and before.phase is Phase.TRAIN and plan.phase is Phase.TRAIN
+            if before and both and grown and plan.rung is Rung.START and before.generation not in resumed:
+                yield fact.at, f"generation {plan.generation} grows {before.generation}, which had not formed"
+            before = plan
+
+
 def a_seat_is_filled_as_planned(case: Case) -> Iterator[Complaint]:
     """Where a plan asks for fresh workers, living ones do not go on: they, or their state, are what it distrusts."""
     born: dict[tuple[str, int], int] = {}
@@ -338,7 +383,36 @@ def a_seat_is_filled_as_planned(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"{fact.node} reformed for generation {fact.generation}, which asked for fresh workers"
 
 
+def orders_are_given_once(case: Case) -> Iterator[Complaint]:
+    """What was ordered has its time to work before it is ordered again."""
+    for fact in case.history:
+        if isinstance(fact, Repeated):
+            yield fact.at, f"{fact.node} was told {fact.order} {fact.times} times in a row"
+
+
+def no_worker_ends_for_an_older_plan(case: Case) -> Iterator[Complaint]:
+    """Workers that have joined a generation are not ended because an earlier plan had no seat for them."""
+    for fact in case.history:
+        if isinstance(fact, Halted) and fact.under < fact.generation:
+            yield fact.at, f"{fact.node} ended its workers of generation {fact.generation} for plan {fact.under}"
+
+
 # ---- commits and versions
+
+
+def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
+    """A generation that trains is not committed for by a node whose workers are not in it."""
+    heads: dict[int, str] = {}
+    joined: set[tuple[str, int]] = set()
+    for fact in case.history:
+        if isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN and fact.plan.seats:
+            heads[fact.plan.generation] = fact.plan.seats[0].member.node
+        elif isinstance(fact, Began):
+            joined.add((fact.node, fact.generation))
+        elif isinstance(fact, Committed) and fact.generation in heads:
+            head = heads[fact.generation]
+            if (head, fact.generation) not in joined:
+                yield fact.at, f"step {fact.step} was committed by generation {fact.generation}, which {head} is not in"
 
 
 def commits_only_rise(case: Case) -> Iterator[Complaint]:
@@ -543,6 +617,7 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
         yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
     reasons = [f.plan.reason for f in plans] + [f.reason for f in case.history if isinstance(f, Confined)]
+    yield from _of_plans_and_leaving(case)
     if expect.said and not any(expect.said in reason for reason in reasons):
         yield end, f"no reason says {expect.said!r}"
     sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
@@ -550,6 +625,41 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
     if expect.back_within_s is not None:
         yield from _back_within(case, expect.back_within_s)
+
+
+def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
+    expect, plans = case.scenario.expect, case.plans
+    small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
+    if small:
+        yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    if expect.ranks_kept:
+        yield from _ranks_kept(plans)
+    if expect.gone_within_s is not None or expect.left_with_all_saved:
+        yield from _leaving(case, expect.gone_within_s, saved=expect.left_with_all_saved)
+
+
+def _ranks_kept(plans: list[Planned]) -> Iterator[Complaint]:
+    for before, after in pairwise(plans):
+        places = {seat.member: i for i, seat in enumerate(before.plan.seats)}
+        moved = [s.member for i, s in enumerate(after.plan.seats) if places.get(s.member, i) != i]
+        if moved and len(before.plan.seats) == len(after.plan.seats):
+            yield after.at, f"generation {after.plan.generation} gives {moved[0]} another rank"
+
+
+def _leaving(case: Case, limit_s: float | None, *, saved: bool) -> Iterator[Complaint]:
+    left = {node_of(fact.member): fact.at for fact in case.history if isinstance(fact, Left)}
+    sealed = committed = 0
+    for fact in case.history:
+        if isinstance(fact, Sealed):
+            sealed = max(sealed, fact.step)
+        elif isinstance(fact, Committed):
+            committed = fact.step
+        elif isinstance(fact, Left) and saved and committed < sealed:
+            yield fact.at, f"{fact.member} left at commit {committed}, step {sealed} was whole"
+        elif isinstance(fact, Asked) and fact.verb == "drain" and limit_s is not None:
+            took = left.get(fact.node, inf) - fact.at
+            if took > limit_s:
+                yield fact.at, f"{fact.node} left {took:.1f} s after its drain, expected {limit_s} s"
 
 
 def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:
@@ -599,10 +709,16 @@ CHECKS: tuple[Check, ...] = (
     the_innocent_keep_their_seats,
     the_innocent_are_not_quarantined,
     quarantines_are_few,
+    quarantines_name_the_living,
     nothing_happens_after_the_end,
     a_job_ends_for_a_reason,
     a_crash_loop_ends,
+    a_rung_does_what_it_says,
+    growth_waits_for_the_gang,
     a_seat_is_filled_as_planned,
+    orders_are_given_once,
+    no_worker_ends_for_an_older_plan,
+    only_who_has_joined_commits,
     commits_only_rise,
     no_sample_is_lost_or_used_twice,
     the_bits_are_the_same,

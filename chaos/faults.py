@@ -72,6 +72,7 @@ KINDS: Final[dict[str, Kind]] = {
     "store_delay": Kind(does="requests and watches are late", reach="store", for_s=(1, 15), value=(0.05, 3)),
     "store_repeat": Kind(does="requests are applied again, late", reach="store", for_s=(1, 15), value=(0.2, 4)),
     "stale_view": Kind(does="a node is shown the store as it was", reach="node", for_s=(1, 12), value=(0.2, 6)),
+    "lose_lease": Kind(does="the store forgets a node's lease", reach="node", weight=0.5),
     "lost_publishes": Kind(does="a node's record writes vanish", reach="node", for_s=(1, 12)),
     "late_commit": Kind(does="the next commit is applied twice, the second time late", reach="store", value=(0.3, 12)),
     "clock_rate": Kind(does="a node's monotonic clock runs fast or slow", reach="node", for_s=(5, 60), value=(0.95, 1.05)),

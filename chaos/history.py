@@ -144,6 +144,24 @@ class Began(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Halted(Fact):
+    """A node ended its living workers, which had joined `generation`, because plan `under` asks for that."""
+
+    node: str
+    generation: int
+    under: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated(Fact):
+    """A node's agent was given the same order again and again within the time that an order has to work."""
+
+    node: str
+    order: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left(Fact):
     """A member ended by its own decision."""
 

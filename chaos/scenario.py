@@ -30,7 +30,10 @@ class Expect:
     seats: int | None = None  # in the last plan
     restarted_at_most: int | None = None  # worker processes started fresh after the first plan
     said: str = ""  # some plan's or quarantine's reason has this in it
-    reordered: bool | None = None
+    ranks_kept: bool = False  # whoever is in two plans of one size in a row has the same rank in both
+    seats_never_below: int | None = None  # in any plan that trains
+    gone_within_s: float | None = None  # from an operator's drain to the node's leaving
+    left_with_all_saved: bool = False  # nobody left before the newest whole step was committed
     steps_at_least: int | None = None
 
 

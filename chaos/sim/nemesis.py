@@ -184,7 +184,7 @@ class Nemesis:
                 return None
         return touched, None
 
-    def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901 - a table of cases
+    def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
         match kind:
             case "join_node" if not node.powered:
@@ -217,6 +217,9 @@ class Nemesis:
                 node.clock.run_at(fault.value)
                 return touched, partial(node.clock.run_at, 1.0)
             case "clock_step":
+                return touched, None
+            case "lose_lease" if node.lease is not None and node.lease in self.cluster.store.leases:
+                self.cluster.store.forget(node.lease)
                 return touched, None
             case "lost_publishes":
                 node.mute_publish = True

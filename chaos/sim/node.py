@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from chaos.history import Asked, Began, Bug, Died, Left, Spun, Started, Suspicion
+from chaos.history import Asked, Began, Bug, Died, Halted, Left, Repeated, Spun, Started, Suspicion
 from chaos.sim.store import LeaseGone
 from chaos.sim.world import Clock
 from elasticrl.core import events
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REQUEST_S = 1.0  # a store request's deadline
 SPIN = 400  # core steps of one node in one second that nothing explains
+ORDERS = 3  # the same order within the core's `retry_s` that nothing explains
 ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
 
 
@@ -55,6 +56,7 @@ class Node:
         self.wake_at = inf
         self.wake_due = inf
         self.second, self.steps = 0, 0
+        self.orders: dict[str, list[float]] = {}  # when the newest order was given
         self.wants_up = True
         self.mute_publish = False
         # The agent and its workers.
@@ -234,6 +236,8 @@ class Node:
 
     def perform(self, action: Action) -> None:
         """What the core decided."""
+        if isinstance(action, events.Launch | events.Reform | events.Park | events.Probe):
+            self._count(action)
         match action:
             case events.Say():
                 pass
@@ -255,6 +259,15 @@ class Node:
                 )
             case _:
                 self._send(action)
+
+    def _count(self, action: events.Launch | events.Reform | events.Park | events.Probe) -> None:
+        """An order needs its time: the agent should not hear it more than a few times before that is over."""
+        generation = action.generation if isinstance(action, events.Probe) else action.plan.generation
+        order, now = f"{type(action).__name__} {generation}", self.world.now
+        recent = [at for at in self.orders.get(order, ()) if now - at < 0.9 * self.cluster.settings.retry_s] + [now]
+        self.orders = {order: recent}
+        if len(recent) > ORDERS:
+            self.world.note(Repeated(at=now, node=self.name, order=order, times=len(recent)))
 
     @property
     def _me(self) -> Member:
@@ -517,6 +530,10 @@ class Node:
         self.tell()
 
     def _halt(self, action: events.Halt) -> None:
+        if self.alive:
+            self.world.note(
+                Halted(at=self.world.now, node=self.name, generation=self.generation, under=action.generation)
+            )
         if action.save and self.alive:
             self.cluster.finish(self, action)
         else:

@@ -86,6 +86,12 @@ class Store:
         if self.leases.pop(lease, None):
             self._drop(lease)
 
+    def forget(self, lease: int) -> None:
+        """The lease runs out before its time, as after a restored backup or by an operator's hand."""
+        held = self.leases.pop(lease)
+        self._world.note(Expired(at=self._world.now, member=str(held.owner)))
+        self._drop(lease)
+
     def _expire(self, lease: int) -> None:
         held = self.leases.get(lease)
         if held is None:

@@ -106,6 +106,10 @@ def describe(fact: Fact) -> str:  # noqa: C901, PLR0912 - a table of sentences
             return f"an operator asks: {verb} {node}"
         case history.Suspicion(node=node, other=other, suspected=suspected):
             return f"{node} {'does not hear' if suspected else 'hears'} {other}" + ("" if suspected else " again")
+        case history.Halted(node=node, generation=generation, under=under):
+            return f"{node} ends its workers of generation {generation} under {under}"
+        case history.Repeated(node=node, order=order, times=times):
+            return f"{node} is told {order} {times} times"
         case history.Saved(step=step, whole=False):
             return f"the save of step {step} is torn"
         case history.Bug(node=node, error=error):

@@ -94,12 +94,13 @@ class Scene:
 
     @cached_property
     def bits(self) -> str:
-        """What decides the bits in this gang: the first seat's fingerprint, else the commonest one."""
-        if self.plan:
-            for seat in self.plan.seats:
-                if seat.member.node in self.records:
-                    return self.records[seat.member.node].bits
-        common = Counter(record.bits for record in self.records.values()).most_common()
+        """What decides the job's bits: the fingerprint in its plan, before the first the commonest.
+
+        Found by seed 91: when all seats were lost for a moment, the one node with other bits took the job over.
+        """
+        if self.plan and self.plan.bits:
+            return self.plan.bits
+        common = Counter(record.bits for record in self.records.values() if record.bits).most_common()
         return min((bits for bits, n in common if n == common[0][1]), default="")
 
     @cached_property
@@ -242,6 +243,7 @@ class Scene:
             reason=why,
             strike=strike,
             exit_code=exit_code,
+            bits=self.bits,
         )
 
     def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
@@ -515,7 +517,9 @@ def form(scene: Scene) -> Move | None:
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
     if len(seats) < need:
-        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready")
+        others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
+        unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
+        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}")
     if len(seats) < most and scene.now < scene.settled_at:
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:

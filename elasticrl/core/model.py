@@ -104,6 +104,7 @@ class Plan:
     reason: str = ""  # the sentence that status shows
     strike: Strike | None = None
     exit_code: int | None = None  # only with STOP
+    bits: str = ""  # fingerprint of what decides the job's bits: whoever computes others gets no seat
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
