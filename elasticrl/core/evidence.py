@@ -84,7 +84,11 @@ class Sign(StrEnum):
     LINK = "link"
     NIC = "nic"
     MTU = "mtu"
-    UNREACHABLE = "unreachable"  # a probe's finding, with `node` and `peer`
+    # A probe's findings, with `node` and `peer`:
+    UNREACHABLE = "unreachable"
+    ONE_WAY = "one_way"  # packets from `node` do not arrive at `peer`; the other way they do
+    LOSSY = "lossy"
+    DELAYED = "delayed"
     FABRIC = "fabric"  # NCCL's own ways: P2P, NVLS, CUMEM
     NCCL_BROKEN = "nccl_broken"  # a probe's finding; gloo was fine
     HEALTHY = "healthy"  # a probe's finding

@@ -8,13 +8,14 @@ no cause, and among causes the earliest wins. What is only likely is said with c
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.reach import Reach, single_out
 
 
 class Fault(StrEnum):
@@ -450,33 +451,85 @@ def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], 
 
 
 def _probed(case: Case) -> Verdict | None:
-    """Pairs of nodes that tested each other: the node that most broken pairs have in common, else the pair."""
-    broken = [fact for fact in case.evidence if fact.kind is Kind.PROBE and fact.sign is Sign.UNREACHABLE and fact.node]
-    if broken:
-        share = Counter(name for pair in {frozenset((f.node, f.peer)) for f in broken} for name in pair if name)
-        most = max(share.values())
-        nodes = (
-            tuple(sorted(name for name, count in share.items() if count == most)) if most > 1 else tuple(sorted(share))
-        )
-        one = len(nodes) == 1
+    """Pairs of nodes that tested each other: the worst kind of trouble there is, and what its pairs have in common."""
+    facts = [fact for fact in case.evidence if fact.kind is Kind.PROBE and fact.node and fact.peer]
+    for depth, (signs, what) in enumerate(TROUBLE):
+        broken = [fact for fact in facts if fact.sign in signs]
+        if not broken:
+            continue
+        worse = {sign for earlier, _ in TROUBLE[: depth + 1] for sign in earlier}
+        good = [(str(fact.node), str(fact.peer)) for fact in facts if fact.sign not in worse]
+        reach = single_out(((str(fact.node), str(fact.peer)) for fact in broken), good)
+        sure = bool(reach.nodes) or what.fault is Fault.FABRIC
         return Verdict(
-            fault=Fault.NETWORK, nodes=nodes, confidence=_HIGH if one else _MEDIUM,
-            cause=f"{nodes[0]} cannot be reached by {most} of its peers" if one else "the way between "
-            f"{' and '.join(nodes)} is cut",
-            remedy=MEANINGS[Sign.LINK].remedy, because=tuple(broken[:6]),
-            against=("a second probe with other partners is clean",),
-        )  # fmt: skip
-    fabric = [fact for fact in case.evidence if fact.sign is Sign.NCCL_BROKEN]
-    if fabric:
-        share = Counter(name for fact in fabric for name in (fact.node, fact.peer) if name)
-        most = max(share.values(), default=0)
-        return Verdict(
-            fault=Fault.FABRIC, nodes=tuple(sorted(n for n, c in share.items() if c == most)), confidence=_HIGH,
-            cause="gloo works between the nodes and NCCL does not", remedy=MEANINGS[Sign.FABRIC].remedy,
-            because=tuple(fabric[:6]),
-            against=("gloo fails between the same nodes",),
+            fault=what.fault, nodes=reach.blamed, confidence=_HIGH if sure and not reach.apart else _MEDIUM,
+            cause=_where(reach, what) + f" ({broken[0].detail})" * bool(broken[0].detail),
+            remedy=what.remedy, because=tuple(broken[:6]), against=(_doubt(reach), what.contradicted_by),
         )  # fmt: skip
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """How a kind of broken pair is told: of a node, of a link, of all."""
+
+    fault: Fault
+    node: str
+    link: str
+    all: str
+    remedy: str
+    contradicted_by: str
+
+
+#: What a probe can find, the worst first. A lesser trouble of a pair says that the worse one is not there.
+TROUBLE: tuple[tuple[frozenset[Sign], Trouble], ...] = (
+    (frozenset({Sign.UNREACHABLE, Sign.ONE_WAY}), Trouble(
+        Fault.NETWORK, "cannot be reached by its peers", "the way between {} is cut", "no node can reach any other",
+        MEANINGS[Sign.LINK].remedy, "a second probe with other partners is clean",
+    )),
+    (frozenset({Sign.MTU}), Trouble(
+        Fault.NETWORK, "loses large packets (MTU black hole)", "large packets vanish between {} (MTU black hole)",
+        "large packets vanish between all nodes (MTU black hole)", MEANINGS[Sign.MTU].remedy,
+        MEANINGS[Sign.MTU].contradicted_by,
+    )),
+    (frozenset({Sign.LOSSY}), Trouble(
+        Fault.NETWORK, "loses packets", "packets are lost between {}", "packets are lost between all nodes",
+        "Look at the error counters of both ends and of the switch's ports (ip -s link, ethtool -S); change the cable.",
+        "a second probe in a quiet moment loses nothing",
+    )),
+    (frozenset({Sign.DELAYED}), Trouble(
+        Fault.NETWORK, "answers late", "packets take long between {}", "packets take long between all nodes",
+        "Look for a detour (traceroute), a saturated link or a shaper (tc qdisc) at that place.",
+        "a second probe in a quiet moment is as fast as elsewhere",
+    )),
+    (frozenset({Sign.NCCL_BROKEN}), Trouble(
+        Fault.FABRIC, "works over gloo and not over NCCL", "gloo works between {} and NCCL does not",
+        "gloo works between the nodes and NCCL does not, for any pair: settings, version or driver",
+        MEANINGS[Sign.FABRIC].remedy, "gloo fails between the same nodes",
+    )),
+)  # fmt: skip
+
+
+def _where(reach: Reach, what: Trouble) -> str:
+    if reach.everywhere:
+        return what.all
+    if reach.apart:
+        return "the network has fallen apart: " + " | ".join(_few(part) for part in reach.apart)
+    parts = [f"{_few(reach.nodes)} {what.node}"] if reach.nodes else []
+    parts += [what.link.format(" and ".join(link)) for link in reach.links[:3]]
+    return "; ".join(parts)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:6])} and {len(names) - 6} more"
+
+
+def _doubt(reach: Reach) -> str:
+    if reach.apart:
+        return "several links broke by themselves: pairs across, not tested yet, would tell"
+    if reach.nodes:
+        return "its peers fail with others too (then they are at fault)"
+    return "one of the two ends fails with all others (a probe of further pairs tells node from link)"
 
 
 def _deep(case: Case) -> Verdict | None:
