@@ -81,8 +81,6 @@ def record_of(state: State, now: float) -> Record:
             if left
             else Exit(generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False)
         )
-    if left and left.generation < here:
-        left = None  # a later plan has dealt with it
     stale = state.view.own is None or now >= state.reported + state.settings.membership.report_s
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card

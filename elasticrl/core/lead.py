@@ -109,11 +109,22 @@ class Scene:
         return tuple(self._fate(seat) for seat in self.plan.seats) if self.plan else ()
 
     @cached_property
+    def missing(self) -> int:
+        """How many seats' nodes have no record."""
+        return sum(seat.member.node not in self.records for seat in self.plan.seats) if self.plan else 0
+
+    @property
+    def lapsed(self) -> bool:
+        """Did several members have no record when this node began to lead?"""
+        return self.lead.lapsed if self.lead.planned_at > -inf else self.missing > 1
+
+    @property
     def grace(self) -> bool:
-        """A new leader sees several members without a record: likelier their leases lapsed with the store than they died."""
-        assert self.plan is not None
-        missing = sum(seat.member.node not in self.records for seat in self.plan.seats)
-        return missing > 1 and self.now < self.grace_until
+        """If so, their leases lapsed with the store, likelier than that they died: each is waited for.
+
+        Found by the scenario all-leases-lapse: when all but one were back, the last one was taken for dead.
+        """
+        return self.lapsed and self.missing > 0 and self.now < self.grace_until
 
     @property
     def grace_until(self) -> float:
@@ -189,7 +200,7 @@ class Scene:
         """Does every seat's node report one of these under the present generation?"""
         return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)
 
-    def arrange(self, fates: tuple[Fate, ...], *, fill: bool = True, grow: bool = True) -> tuple[Seat, ...]:
+    def arrange(self, fates: tuple[Fate, ...], *, grow: bool = True) -> tuple[Seat, ...]:
         """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
         generation = self.view.generation + 1
         membership = self.settings.membership
@@ -197,7 +208,7 @@ class Scene:
         kept = sum(fate.seat is not None for fate in fates)
         room = membership.max_nodes - kept
         # Spares are held back only from growth: a gap in the gang is what they are there for.
-        gaps = len(fates) - kept if fill else 0
+        gaps = len(fates) - kept
         taken = min(
             len(waiting), room, max(gaps, len(waiting) - membership.spares if grow else 0, membership.min_nodes - kept)
         )
@@ -206,7 +217,7 @@ class Scene:
         for fate in fates:
             if fate.seat:
                 seats.append(fate.seat)
-            elif fill and waiting:
+            elif waiting:
                 seats.append(waiting.pop(0))
         seats.extend(waiting)
         ranks = 0
@@ -294,7 +305,9 @@ def seat_for(record: Record, born: int) -> Seat:
 
 
 # What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
-TIMELESS = frozenset({"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates", "doing"})
+TIMELESS = frozenset(
+    {"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates", "doing", "missing"}
+)
 
 
 def lead(state: State, now: float) -> tuple[State, Wish]:
@@ -321,7 +334,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
                 if_leader=view.leader_revision,
             )
         )
-    graced = scene.grace_until if scene.plan is not None and scene.grace else inf
+    graced = scene.grace_until if scene.grace else inf
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced), move.why)
 
 
@@ -359,6 +372,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         since=lead.since,
         generation=scene.view.generation,
         planned_at=now if new_plan or deaf else lead.planned_at,
+        lapsed=scene.lapsed,
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,
         stalled_at=None if not stalled else now if lead.stalled_at is None or new_plan or deaf else lead.stalled_at,
@@ -512,7 +526,7 @@ def form(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is not None and plan.phase is not Phase.HOLD:
         return None
-    if plan is not None and scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
+    if scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
         return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes

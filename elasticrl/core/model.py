@@ -217,7 +217,7 @@ class Record:
     generation: int = 0  # that `work` speaks of
     born: int = 0  # of its running workers; 0: none
     step: int = 0  # newest sealed step, refreshed slowly
-    exit: Exit | None = None
+    exit: Exit | None = None  # how its last workers ended, until there are others; `generation` says under which plan
     stall: Stall | None = None
     suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, sorted
     unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan of `generation`; None: not answered

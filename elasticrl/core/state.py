@@ -25,6 +25,7 @@ class Lead:
     since: float  # when this node began to lead
     generation: int = 0  # that `planned_at` speaks of
     planned_at: float = -inf  # when it was first seen here
+    lapsed: bool = False  # several members had no record when this node began to lead
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
