@@ -23,7 +23,7 @@ from typing import Any, Self
 import yaml
 
 from elasticrl.core.model import Record
-from elasticrl.daemon.control import Unanswered, ask
+from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.main import read_all
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings, open_store

@@ -1,6 +1,5 @@
 """What operators ask of a running job: `status`, `drain`, `pause` and the like. It imports neither torch nor pydantic."""
 
-import asyncio
 import json
 import sys
 import time
@@ -19,7 +18,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 StoreAt = Annotated[
     str | None,
-    typer.Option("--store", metavar="HOST:PORT,...", help="Ask etcd itself, without a daemon.", show_default=False),
+    typer.Option(
+        "--store",
+        metavar="HOST:PORT,...|FILE",
+        help="Ask etcd itself, without a daemon: its endpoints (and --job), or a configuration that names them.",
+        show_default=False,
+    ),
 ]
 
 
@@ -38,7 +42,7 @@ def status(
 ) -> None:
     """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
     while True:
-        picture = from_store(store, job) if store else ask(run_dir, job, "status")
+        picture = outside(store, job, "look") if store else ask(run_dir, job, "status")
         if as_json:
             typer.echo(json.dumps(picture))
         else:
@@ -57,9 +61,11 @@ def events(
     job: Job = None,
     run_dir: Run = None,
     as_json: AsJson = False,
+    store: StoreAt = None,
 ) -> None:
-    """The newest events that this machine's daemon logged."""
-    for line in stream(run_dir, job, "events", node=node, follow=follow):
+    """The newest events that this machine's daemon logged; with --store, what the store says of plan, commit and nodes."""
+    lines = from_store(store, job, node, follow=follow) if store else None
+    for line in lines or stream(run_dir, job, "events", node=node, follow=follow):
         typer.echo(json.dumps(line) if as_json else render.event(line))
 
 
@@ -68,32 +74,33 @@ def drain(
     job: Job = None,
     run_dir: Run = None,
     yes: Yes = False,
+    store: StoreAt = None,
 ) -> None:
     """Let a node finish its step, leave the plan and end. The others go on without it."""
     confirm(f"{node or 'This node'} leaves the job; the others reform without it (well under a second).", yes=yes)
-    typer.echo(ask(run_dir, job, "drain", node=node))
+    say(store, run_dir, job, "drain", node)
 
 
-def admit(node: str, job: Job = None, run_dir: Run = None) -> None:
+def admit(node: str, job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
     """Let a quarantined node back."""
-    typer.echo(ask(run_dir, job, "admit", node=node))
+    say(store, run_dir, job, "admit", node)
 
 
-def pause(job: Job = None, run_dir: Run = None, yes: Yes = False) -> None:
+def pause(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """Hold the job at its next step; processes and state stay."""
     confirm("The whole job stops making steps until `elasticrl resume`.", yes=yes)
-    typer.echo(ask(run_dir, job, "pause"))
+    say(store, run_dir, job, "pause")
 
 
-def resume(job: Job = None, run_dir: Run = None) -> None:
+def resume(job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
     """Go on after a pause."""
-    typer.echo(ask(run_dir, job, "resume"))
+    say(store, run_dir, job, "resume")
 
 
-def stop(job: Job = None, run_dir: Run = None, yes: Yes = False) -> None:
+def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """End the job on all nodes, after a save."""
     confirm("The job saves and ends on every node; the daemons end with it (exit code 75).", yes=yes)
-    typer.echo(ask(run_dir, job, "stop"))
+    say(store, run_dir, job, "stop")
 
 
 def logs(
@@ -116,10 +123,15 @@ def logs(
         typer.echo("\n".join(text[-lines:]))
 
 
+def say(store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None) -> None:
+    """Ask for something, and print what will happen."""
+    typer.echo(outside(store, job, "ask", verb, node) if store else ask(run_dir, job, verb, node=node))
+
+
 def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
     """Ask a daemon of this machine; a refusal ends the command with its sentence."""
-    from elasticrl.daemon.control import Unanswered
-    from elasticrl.daemon.control import ask as put
+    from elasticrl.daemon.client import Unanswered
+    from elasticrl.daemon.client import ask as put
 
     try:
         return put(find.daemon(run_dir, job), verb, **fields)
@@ -130,7 +142,7 @@ def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
 
 def stream(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Iterator[dict[str, Any]]:
     """The same for a question with many answers."""
-    from elasticrl.daemon.control import Unanswered, ask_stream
+    from elasticrl.daemon.client import Unanswered, ask_stream
 
     try:
         yield from ask_stream(find.daemon(run_dir, job), verb, **fields)
@@ -141,19 +153,53 @@ def stream(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> I
         return
 
 
-def from_store(endpoints: str, job: str | None) -> dict[str, Any]:
-    """The picture, from etcd itself."""
-    if not job:
-        typer.echo("say which job: --store HOST:PORT --job NAME", err=True)
-        raise typer.Exit(Exit.REFUSED)
-    from elasticrl.daemon.outside import look
-    from elasticrl.store import StoreError
+def outside(where: str, job: str | None, what: str, verb: str = "", node: str | None = None) -> Any:
+    """The same without a daemon, from etcd itself."""
+    import asyncio
+
+    from elasticrl.config import ConfigError
+    from elasticrl.core.model import Verb
+    from elasticrl.daemon import outside as store
+    from elasticrl.store import StoreError, StoreRefused
 
     try:
-        return asyncio.run(look(tuple(endpoints.split(",")), job))
+        settings = store.reach(where, job)
+        return asyncio.run(store.look(settings) if what == "look" else store.ask(settings, Verb(verb), node))
+    except (ConfigError, StoreRefused) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
     except StoreError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
+
+
+def from_store(where: str, job: str | None, node: str | None, *, follow: bool) -> Iterator[dict[str, Any]]:
+    """Events without a daemon."""
+    import asyncio
+
+    from elasticrl.config import ConfigError
+    from elasticrl.daemon import outside as store
+    from elasticrl.store import StoreError, StoreRefused
+
+    with asyncio.Runner() as runner:
+        try:
+            lines = store.events(store.reach(where, job), node, follow=follow)
+
+            async def next_line() -> dict[str, Any]:
+                return await anext(lines)
+
+            while True:
+                yield runner.run(next_line())
+        except StopAsyncIteration:
+            return
+        except KeyboardInterrupt:
+            return
+        except (ConfigError, StoreRefused) as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(Exit.REFUSED) from None
+        except StoreError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(Exit.FAILED) from None
 
 
 def confirm(cost: str, *, yes: bool) -> None:

@@ -34,7 +34,7 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None) -> str:
         f"{paint(picture['job'], BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
         f"  generation {picture['generation']}"
         f"  step {picture['step']:,} (committed {picture['committed']:,})"
-        f"  {picture['nodes']} of {picture['known']} nodes, needs {picture['needs']}"
+        f"  {picture['nodes']} of {picture['known']} nodes{f', needs {needs}' if (needs := picture['needs']) else ''}"
     )
     lines = [head, paint(picture["reason"], DIM, on=on)]
     rows = [

@@ -160,7 +160,7 @@ def run(
 
 def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float) -> int:
     """Print the status when it changes, until all daemons have ended; returns the worst of their exit codes."""
-    from elasticrl.daemon.control import Unanswered, ask
+    from elasticrl.daemon.client import Unanswered, ask
 
     shown = ""
     while any(process.poll() is None for process in daemons):

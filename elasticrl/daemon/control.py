@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+from elasticrl.daemon.client import VERSION, pack
+
 MAX_LINE = 64 * 1024
 
 
@@ -137,39 +138,3 @@ def parse(line: bytes) -> Mapping[str, Any]:
             f"this daemon speaks version {VERSION}, the question is of version {question.get('v')!r}: update the older one"
         )
     return question
-
-
-def pack(answer: Mapping[str, Any]) -> bytes:
-    """An answer as one line."""
-    return json.dumps({"v": VERSION, **answer}, separators=(",", ":"), default=str).encode() + b"\n"
-
-
-class Unanswered(RuntimeError):
-    """The daemon did not answer, or said no."""
-
-
-def ask(path: Path, verb: str, *, deadline_s: float = 15.0, **fields: Any) -> Any:
-    """Ask a daemon and wait for its answer; blocking, for the command line. Raises `Unanswered` with what to do."""
-    return next(ask_stream(path, verb, deadline_s=deadline_s, **fields))
-
-
-def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fields: Any) -> Any:
-    """The same for a question with many answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(deadline_s)
-        try:
-            sock.connect(str(path))
-        except OSError as error:
-            remedy = "start it (systemctl start elasticrl), or ask the store: --store"
-            raise Unanswered(f"no daemon answers at {path} ({error.strerror}); {remedy}") from None
-        sock.sendall(pack({"verb": verb, **fields}))
-        try:
-            for line in sock.makefile("rb"):
-                answer = json.loads(line)
-                if not answer.get("ok"):
-                    raise Unanswered(answer.get("error", "refused"))
-                yield answer["value"]
-        except TimeoutError:
-            raise Unanswered(
-                f"the daemon at {path} did not answer within {deadline_s:.0f} s; its log says why"
-            ) from None

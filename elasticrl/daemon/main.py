@@ -198,27 +198,13 @@ class Daemon:
 
     async def _store(self) -> Store:
         """The store, started here first if the configuration says so."""
-        conf = self.tree.store
-        endpoints = conf.endpoints
+        endpoints = self.tree.store.endpoints
         if self.etcd is not None:
             adopted = self.etcd.running() is not None
             process = await self.etcd.ensure()
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
-        tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key) if conf.tls.ca or conf.tls.cert else None
-        settings = StoreSettings(
-            endpoints=endpoints,
-            namespace=f"{conf.prefix.rstrip('/')}/{self.tree.job.name}/",
-            client=conf.client,
-            try_timeout_s=conf.try_timeout_s,
-            timeout_s=conf.timeout_s,
-            ping_s=conf.ping_s,
-            ping_timeout_s=conf.ping_timeout_s,
-            username=conf.username,
-            password=reveal(conf.password, conf.password_file) if conf.username else None,
-            tls=tls,
-        )
-        return open_store(settings, say=self.log.info)
+        return open_store(settings_of(self.tree, endpoints), say=self.log.info)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -396,9 +382,16 @@ class Daemon:
             self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
         if view.commit is not self._commit:
             self._commit = view.commit
-            self.crew.inform(view.commit)
+            self._tell_commit(view.commit)
         self._remember()
         self._measure(decision, now)
+
+    def _tell_commit(self, commit: Commit | None) -> None:
+        if commit is not None:
+            self.log.info(
+                "checkpoint.committed", step=commit.step, generation=commit.generation, manifest=commit.manifest
+            )
+        self.crew.inform(commit)
 
     def _remember(self) -> None:
         """Keep what the next daemon needs, when it changes."""
@@ -465,20 +458,7 @@ class Daemon:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))
-        return self._promise(asked, node)
-
-    def _promise(self, verb: Verb, node: str | None) -> str:
-        match verb:
-            case Verb.DRAIN:
-                return f"{node or self.name} was asked to leave: it finishes its step, and the plan goes on without it"
-            case Verb.ADMIT:
-                return f"{node} may take a seat again"
-            case Verb.PAUSE:
-                return "the job pauses at the next step; go on with: elasticrl resume"
-            case Verb.RESUME:
-                return "the job goes on"
-            case Verb.STOP:
-                return "the job saves and ends on all nodes"
+        return promise(asked, node or self.name)
 
     async def picture(self) -> Picture:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
@@ -509,6 +489,39 @@ class Daemon:
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
         self.node.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable))
         return True
+
+
+def settings_of(tree: Tree, endpoints: tuple[str, ...]) -> StoreSettings:
+    """How this configuration's store is reached."""
+    conf = tree.store
+    tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key, server_name=conf.tls.server_name)
+    return StoreSettings(
+        endpoints=endpoints,
+        namespace=f"{conf.prefix.rstrip('/')}/{tree.job.name}/",
+        client=conf.client,
+        try_timeout_s=conf.try_timeout_s,
+        timeout_s=conf.timeout_s,
+        ping_s=conf.ping_s,
+        ping_timeout_s=conf.ping_timeout_s,
+        username=conf.username,
+        password=reveal(conf.password, conf.password_file) if conf.username else None,
+        tls=tls if conf.tls.ca or conf.tls.cert else None,
+    )
+
+
+def promise(verb: Verb, node: str) -> str:
+    """What an operator is told that will happen now."""
+    match verb:
+        case Verb.DRAIN:
+            return f"{node} was asked to leave: it finishes its step, and the plan goes on without it"
+        case Verb.ADMIT:
+            return f"{node} may take a seat again"
+        case Verb.PAUSE:
+            return "the job pauses at the next step; go on with: elasticrl resume"
+        case Verb.RESUME:
+            return "the job goes on"
+        case Verb.STOP:
+            return "the job saves and ends on all nodes"
 
 
 async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:

@@ -1,24 +1,130 @@
-"""The job's picture from etcd alone, for a machine without a daemon: `elasticrl status --store`."""
+"""The job through etcd alone, for a machine without a daemon: `elasticrl status --store HOST:PORT,... --job NAME`.
 
+The one idea: a daemon adds nothing to what operators see and ask but its own log; all else is read from the store and written
+to it here in the same way. `--store FILE.yaml` takes endpoints, prefix, TLS and password from a configuration.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
-from elasticrl.core.model import Commit, Member, Plan, View
-from elasticrl.daemon.main import read_all
+from elasticrl.config import load
+from elasticrl.core.model import Member, Record, Verb, View
+from elasticrl.daemon.history import about
+from elasticrl.daemon.main import promise, settings_of
 from elasticrl.daemon.picture import picture
 from elasticrl.shell import keys
-from elasticrl.store import Get, StoreSettings, open_store
+from elasticrl.shell.office import request
+from elasticrl.shell.sight import Sight
+from elasticrl.store import Store, StoreError, StoreRefused, StoreSettings, open_store
+
+NOBODY = Member(node="", incarnation=0)  # whose eyes we look with: a member that nobody is
+FIRST_S = 10.0  # for the first picture
 
 
-async def look(endpoints: tuple[str, ...], job: str) -> dict[str, Any]:
-    """One look."""
-    async with open_store(StoreSettings(endpoints=endpoints, namespace=keys.namespace(job))) as store:
-        answer = await store.txn((), [Get(scope=key) for key in (keys.PLAN, keys.COMMIT, keys.LEADER)])
-        plan, commit, leader = (r.entries[0] if r.entries else None for r in answer.responses)
-        view = View(
-            plan=keys.load(Plan, plan.value, keys.PLAN) if plan else None,
-            commit=keys.load(Commit, commit.value, keys.COMMIT) if commit else None,
-            leader=keys.load(Member, leader.value, keys.LEADER) if leader else None,
-        )
-        records, quarantines = await read_all(store)
-        return asdict(picture(job, view, records, quarantines, needs=1, here="asked of the store"))
+def reach(where: str, job: str | None) -> StoreSettings:
+    """What `--store` and `--job` say."""
+    if where.endswith((".yaml", ".yml")):
+        tree = load(where, (f"job.name={job}",) if job else ())
+        return settings_of(tree, tree.store.endpoints)  # with store.embedded there are none, and it says so
+    if not job:
+        raise StoreRefused("say which job: --store HOST:PORT --job NAME")
+    return StoreSettings(endpoints=tuple(where.split(",")), namespace=keys.namespace(job))
+
+
+async def views(store: Store) -> AsyncIterator[View]:
+    """What the store says, and again whenever it says something else."""
+    seen: asyncio.Queue[View] = asyncio.Queue()
+    sight = Sight(store, NOBODY, changed=seen.put_nowait, complain=lambda _: None)
+    watching = asyncio.create_task(sight.watch(everyone=True), name="watch")
+    try:
+        while True:
+            looking = asyncio.create_task(seen.get())
+            await asyncio.wait({looking, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                looking.cancel()
+                watching.result()  # raises what ended it
+            yield looking.result()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def now(store: Store) -> View:
+    """The first picture, or StoreError."""
+    looks = views(store)
+    try:
+        async with asyncio.timeout(FIRST_S):
+            return await anext(looks)
+    except TimeoutError:
+        raise StoreError(f"the store has not shown the job within {FIRST_S:g} s") from None
+    finally:
+        await looks.aclose()  # type: ignore[attr-defined] # it is a generator
+
+
+async def look(where: StoreSettings) -> dict[str, Any]:
+    """`elasticrl status`."""
+    async with open_store(where) as store:
+        view = await now(store)
+    job = where.namespace.strip("/").rpartition("/")[2]
+    return asdict(picture(job, view, view.records or {}, view.quarantines or {}, needs=0, here="asked of the store"))
+
+
+async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:
+    """`elasticrl drain` and the like: what will happen now, or StoreRefused."""
+    async with open_store(where) as store:
+        view = await now(store)
+        if view.plan is None and not view.records:
+            raise StoreRefused(f"there is no job under {where.namespace} in this store")
+        if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
+            raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
+        if not await request(store, verb, node, view.generation):
+            raise StoreRefused(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
+    return promise(verb, node or "")
+
+
+async def events(where: StoreSettings, node: str | None, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    """`elasticrl events`: what is so, as the daemons would have logged it, and with `follow` what changes from now on."""
+    before = View()
+    async with open_store(where) as store:
+        async for view in views(store):
+            for line in differences(before, view):
+                if about(line, node):
+                    yield {"at": datetime.fromtimestamp(time.time(), UTC).isoformat(), "level": "info", **line}
+            before = view
+            if not follow:
+                return
+
+
+def differences(before: View, view: View) -> Iterator[dict[str, Any]]:
+    """What has changed between two looks, as events."""
+    plan, commit = view.plan, view.commit
+    if plan is not None and plan != before.plan:
+        members, rung = len(plan.seats), plan.rung.name.lower()
+        yield {
+            "event": "plan.adopted", "generation": plan.generation, "phase": plan.phase.value, "members": members,
+            "world": plan.world, "resume": plan.resume, "rung": rung, "reason": plan.reason,
+        }  # fmt: skip
+    if commit is not None and commit != before.commit:
+        yield {"event": "checkpoint.committed", **asdict(commit)}
+    if view.leader is not None and view.leader != before.leader:
+        yield {"event": "leader.elected", "node": view.leader.node, "member": str(view.leader)}
+    old, new = before.records or {}, view.records or {}
+    for node in sorted({*old, *new}):
+        if node not in new:
+            yield {"event": "node.state", "node": node, "reason": "it has no lease any more"}
+        elif node not in old or worth(old[node]) != worth(new[node]):
+            yield {"event": "workers.changed", "node": node, **worth(new[node])}
+    for node, quarantine in sorted((view.quarantines or {}).items()):
+        if quarantine != (before.quarantines or {}).get(node):
+            yield {"event": "node.state", "node": node, "reason": f"quarantined: {quarantine.reason}"}
+
+
+def worth(record: Record) -> dict[str, Any]:
+    """What of a record is worth a line."""
+    said = {"work": record.work.value, "generation": record.generation, "born": record.born}
+    more = {"leaving": record.leaving, "exit": record.exit.cause if record.exit else "", "suspects": record.suspects}
+    return {"member": str(record.member), **said, **{name: value for name, value in more.items() if value}}

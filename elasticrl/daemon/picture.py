@@ -40,7 +40,7 @@ class Picture:
     committed: int = 0
     nodes: int = 0
     known: int = 0
-    needs: int = 1
+    needs: int = 1  # 0: whoever looks does not know
     reason: str = ""
     here: str = ""  # what this daemon says of itself
     rows: tuple[Row, ...] = ()

@@ -78,7 +78,7 @@ class Office:
                 put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))
                 await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
             case Ask(verb=verb, node=node):
-                await self._ask(verb, node)
+                await request(self._store, verb, node, self._sight.view.generation)
             case _:
                 return False
         return True
@@ -111,16 +111,22 @@ class Office:
             self.lease = None
             self._post(Leased(now=self._clock(), sent=0.0, held=False))
 
-    async def _ask(self, verb: Verb, node: str | None) -> None:
-        if verb in INTENTS:
-            wanted = Wanted(intent=INTENTS[verb], generation=self._sight.view.generation)
-            await self._store.put(keys.INTENT, keys.dump(wanted))
-        elif verb is Verb.ADMIT and node:
-            await self._store.txn((), [Delete(scope=keys.quarantine_key(node)), Delete(scope=keys.drain_key(node))])
-        elif verb is Verb.DRAIN and node:
-            entry = await self._store.get(keys.member_key(node))
-            if entry:
-                await self._store.put(keys.drain_key(node), keys.dump(member_of(entry.value, node)))
+
+async def request(store: Store, verb: Verb, node: str | None, generation: int) -> bool:
+    """Write down what an operator asks, for those whom it concerns to see. False: there is no such node.
+
+    `generation` is the newest that the asker knows of: what was wanted of an earlier run of the job is not wanted of a later.
+    """
+    if verb in INTENTS:
+        await store.put(keys.INTENT, keys.dump(Wanted(intent=INTENTS[verb], generation=generation)))
+    elif verb is Verb.ADMIT and node:
+        await store.txn((), [Delete(scope=keys.quarantine_key(node)), Delete(scope=keys.drain_key(node))])
+    elif verb is Verb.DRAIN and node:
+        entry = await store.get(keys.member_key(node))
+        if entry is None:
+            return False
+        await store.put(keys.drain_key(node), keys.dump(member_of(entry.value, node)))
+    return True
 
 
 def member_of(value: bytes, node: str) -> Member:

@@ -62,6 +62,11 @@ EVENTS: tuple[Declared, ...] = (
             "reason": "the sentence that status shows",
         },
     ),
+    Declared(
+        name="checkpoint.committed",
+        meaning="There is a newer disk checkpoint: the job will never go back behind its step.",
+        fields={"step": "", "generation": "that committed it", "manifest": "its name"},
+    ),
     Declared(name="leader.elected", meaning="This node leads from now on.", fields={"member": "this member"}),
     Declared(name="leader.resigned", meaning="This node does not lead any more.", fields={"member": "this member"}),
     Declared(

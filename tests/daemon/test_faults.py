@@ -3,10 +3,14 @@
 One job serves all tests, in order: each begins when three ranks train, and ends with the same.
 """
 
+import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,6 +52,71 @@ def restarted(job: Job, node: str) -> bool:
 
 def generation(job: Job) -> int:
     return max(line.generation for line in job.sealed())
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, on a machine without a daemon unless --run-dir says where one is."""
+    command = [sys.executable, "-m", "elasticrl.cli.main", *arguments]
+    environ = {**os.environ, "ELASTICRL_RUN_DIR": "/nonexistent"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+
+
+def test_status_answers_before_one_has_time_to_wonder(job: Job) -> None:
+    run_dir = ("--run-dir", str(job.folder / "run"))
+    job.until(lambda: job.ask("n0", "status")["state"] == "TRAINING", 10.0, "the records say so as well")
+    said = cli("status", *run_dir)
+    assert said.returncode == 0, said.stderr
+    assert "TRAINING" in said.stdout
+    # 300 ms on a machine of its own. Here others use the cores, so what counts is the processor's time, beside that of an
+    # interpreter that does nothing, which a busy machine slows as well.
+    spent, idle = [], []
+    for _ in range(5):
+        spent.append(cpu_s(lambda: cli("status", *run_dir)))
+        idle.append(cpu_s(lambda: subprocess.run([sys.executable, "-c", "pass"])))
+    assert min(spent) < 0.3 * 2
+    assert min(spent) < 20 * min(idle)
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """What the processes that this starts and waits for cost."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
+    at = ("--store", ",".join(job.etcd.endpoints), "--job", job.name)
+    status = cli("status", "--json", *at)
+    assert status.returncode == 0, status.stderr
+    picture = json.loads(status.stdout)
+    assert picture["state"] == "TRAINING"
+    assert [row["node"] for row in picture["rows"]] == list(NODES)
+    assert "TRAINING" in cli("status", "--store", str(job.folder / "job.yaml")).stdout
+    said = [json.loads(line) for line in cli("events", "--json", *at).stdout.splitlines()]
+    assert {line["event"] for line in said} >= {
+        "plan.adopted",
+        "checkpoint.committed",
+        "leader.elected",
+        "workers.changed",
+    }
+    assert next(line for line in said if line["event"] == "plan.adopted")["generation"] == picture["generation"]
+    assert all("n1" in str(json.loads(line)) for line in cli("events", "n1", "--json", *at).stdout.splitlines())
+    refused = cli("drain", "n9", "--yes", *at)
+    assert (refused.returncode, refused.stderr) == (2, "n9 is no member now; there are n0, n1, n2\n")
+    assert cli("status", "--store", at[1]).returncode == 2
+    assert cli("pause", "--yes", *at).returncode == 0
+    job.until(lambda: job.ask("n1", "status")["state"] == "HOLDING", 10.0, "the job holds")
+    assert cli("status", *at).returncode == 1
+    assert cli("resume", *at).returncode == 0
+    job.until_steps(3, within_s=20.0)
+
+
+def test_a_store_that_is_not_there_is_said_so() -> None:
+    said = cli("status", "--store", "127.0.0.1:9", "--job", "x")
+    assert said.returncode == 1
+    assert "127.0.0.1:9" in said.stderr
+    assert "Traceback" not in said.stderr
 
 
 def test_a_killed_worker_is_replaced_by_its_spare(job: Job) -> None:

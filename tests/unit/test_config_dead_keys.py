@@ -19,7 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "elasticrl"
 
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
 WAITING = {
-    "store": """store.tls.server_name""",
     "runtime": """job.seed node.device lanes.bucket lanes.digest vault.every vault.window
         checkpoint.dir checkpoint.shared checkpoint.every checkpoint.keep_last
         checkpoint.keep_every checkpoint.timeout timeouts.collective model.strategy comm.backend""",

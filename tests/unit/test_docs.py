@@ -52,7 +52,7 @@ def test_the_command_line_starts_without_the_heavy_packages() -> None:
 import sys
 from elasticrl.cli.main import build
 build(["status"])
-import elasticrl.cli.operate, elasticrl.daemon.control, elasticrl.cli.render
+import elasticrl.cli.operate, elasticrl.daemon.client, elasticrl.cli.render
 heavy = [name for name in ("torch", "pydantic", "grpc", "numpy", "rich") if name in sys.modules]
 assert not heavy, heavy
 """

@@ -1,0 +1,48 @@
+"""The asking end of the control socket: blocking, and cheap to import, because `elasticrl status` has 300 ms.
+
+`control` says what is spoken.
+"""
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+def pack(answer: Mapping[str, Any]) -> bytes:
+    """An answer as one line."""
+    return json.dumps({"v": VERSION, **answer}, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+class Unanswered(RuntimeError):
+    """The daemon did not answer, or said no."""
+
+
+def ask(path: Path, verb: str, *, deadline_s: float = 15.0, **fields: Any) -> Any:
+    """Ask a daemon and wait for its answer; blocking, for the command line. Raises `Unanswered` with what to do."""
+    return next(ask_stream(path, verb, deadline_s=deadline_s, **fields))
+
+
+def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fields: Any) -> Any:
+    """The same for a question with many answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(deadline_s)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            remedy = "start it (systemctl start elasticrl), or ask the store: --store"
+            raise Unanswered(f"no daemon answers at {path} ({error.strerror}); {remedy}") from None
+        sock.sendall(pack({"verb": verb, **fields}))
+        try:
+            for line in sock.makefile("rb"):
+                answer = json.loads(line)
+                if not answer.get("ok"):
+                    raise Unanswered(answer.get("error", "refused"))
+                yield answer["value"]
+        except TimeoutError:
+            raise Unanswered(
+                f"the daemon at {path} did not answer within {deadline_s:.0f} s; its log says why"
+            ) from None
