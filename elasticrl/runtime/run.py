@@ -38,6 +38,7 @@ from elasticrl.runtime.agree import Agreed, agree, exchange
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.manifest import parse_name
 from elasticrl.runtime.checkpoint.parts import Part, Parts
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
@@ -493,9 +494,9 @@ class Run:
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
         self._fill(place, agreed, kept)
+        self._check_alike(agreed)  # before anything is published, which would make them alike
         for role in self._roles.values():
             role.live.publish()
-        self._check_alike(agreed)
         self.timeline.mark("restore")
         self._changed, self._used, self._digest, self._restored = False, [], (), None
         self._counts = {self._now: self.progress.count}
@@ -597,6 +598,10 @@ class Run:
             keeper.ledger.restored(trees.join(values["ledger"], {}))
         for sentence in agreed.passed_over:
             self._say(sentence)
+        if agreed.version.step < place.resume:
+            self._say(
+                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
+            )
 
     def _check_alike(self, agreed: Agreed) -> None:
         """At the very beginning: nobody restored anything, so the ranks' models must have been built alike."""
@@ -822,8 +827,6 @@ class Run:
                 keeper.save_last(keeper.kept, self._check)
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
         self._poll()
-        if self.context.alone and keeper.saved:
-            keeper.committed(keeper.saved, generation=self.generation)
 
     # ---- inside: small things
 
@@ -841,11 +844,12 @@ class Run:
     def _poll(self) -> None:
         """Saves that have ended, and commits that were made."""
         keeper = self._hold()
-        for outcome in keeper.poll():
-            if outcome.manifest and outcome.ok:
-                self._beat.saved(outcome.version.step, outcome.manifest)
-                if self.context.alone:
-                    keeper.committed(outcome.manifest, generation=self.generation)
+        keeper.poll()
+        parsed = parse_name(keeper.saved or "")
+        if keeper.saved and parsed and keeper.saved != self._beat.now.manifest:
+            self._beat.saved(parsed[0].step, keeper.saved)
+            if self.context.alone:
+                keeper.committed(keeper.saved, generation=self.generation)
         told = self._seat.committed if self._seat else None
         if told is not None:
             keeper.committed(told.manifest, generation=told.generation)

@@ -82,12 +82,12 @@ class Nodes:
 
     def __init__(
         self, folder: Path, *, steps: int = 60, lanes: int = 12, strategy: str = "replicated", copies: int = 1,
-        every: int = 1000, step_ms: float = 0.0,
+        every: int = 1000, step_ms: float = 0.0, args: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.folder = folder
         self.copies = copies
         self.lanes = lanes
-        self.args = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault")]
+        self.args = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault"), *args]
         self.tree = Tree.model_validate(
             {
                 "job": {"name": "job", "seed": 7},
@@ -103,6 +103,7 @@ class Nodes:
         self.run_dir = folder / "saves" / "job"
         self.generation = 0
         self.resume = 0
+        self.committed: Committed | None = None
         self.rung = 1
         self.vaults: dict[str, Node] = {}
         self.workers: dict[str, Worker] = {}
@@ -178,9 +179,9 @@ class Nodes:
         beat = self.workers[self.plan_now[0]].beat
         if beat.saved > self.resume:
             self.resume = beat.saved
-            told = news(Committed(step=beat.saved, manifest=beat.manifest, generation=self.generation))
+            self.committed = Committed(step=beat.saved, manifest=beat.manifest, generation=self.generation)
             for node in self.plan_now:
-                self.workers[node].channel.sendall(told)
+                self.workers[node].channel.sendall(news(self.committed))
         return self.resume
 
     def kill_worker(self, node: str) -> None:
@@ -259,3 +260,5 @@ class Nodes:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.args)
+        if self.committed is not None:
+            self.workers[node].channel.sendall(news(self.committed))

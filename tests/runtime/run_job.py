@@ -2,7 +2,7 @@
 
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
-    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv", "at": "lane" | "update" | "after"}
+    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt", "at": "lane" | "update" | "after"}
 """
 
 import argparse
@@ -73,28 +73,31 @@ def main() -> None:
     options.add_argument("--history", default="")
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
+    options.add_argument("--unlike", action="store_true", help="each process builds another model")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
         cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
         schedule = Warmup()
         model = sharded if run.tree.model.strategy == "fsdp" else fresh()
+        if args.unlike:
+            next(model.parameters()).data += os.getpid()
         run.register(model=model, optimizer=rule, data=cursor, schedule=schedule)
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()
             for lane in run.lanes():
                 points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
-                misbehave(args.faults, step, run.rank, "lane")
+                misbehave(args.faults, step, run, "lane")
                 with lane.rng("dropout"):
                     loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
                     loss.backward()
                 lane.tally.add(loss=loss.item())
                 lane.done()
-            misbehave(args.faults, step, run.rank, "update")
+            misbehave(args.faults, step, run, "update")
             run.update(max_norm=0.5, lr_factor=schedule.factor)
             schedule.steps += 1
-            misbehave(args.faults, step, run.rank, "after")
+            misbehave(args.faults, step, run, "after")
             told = tell(run, args.history, told)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - begun)))
         tell(run, args.history, told)
@@ -109,11 +112,11 @@ def tell(run: Run, history: str, told: int) -> int:
     return run.sealed
 
 
-def misbehave(path: str, step: int, rank: int, at: str) -> None:
+def misbehave(path: str, step: int, run: Run, at: str) -> None:
     if not path or not Path(path).exists():
         return
     fault = json.loads(Path(path).read_text())
-    if fault["rank"] != rank or fault["step"] > step or fault.get("at", "lane") != at:
+    if fault["rank"] != run.rank or fault["step"] > step or fault.get("at", "lane") != at:
         return
     Path(path).unlink()
     match fault["do"]:
@@ -127,6 +130,8 @@ def misbehave(path: str, step: int, rank: int, at: str) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "corrupt":  # as a bad memory chip would: one bit of one parameter
+            next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
 
 
 if __name__ == "__main__":

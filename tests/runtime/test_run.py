@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from gang_kit import Nodes
 
+from elasticrl.agent.beats import State
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
@@ -82,6 +83,76 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undist
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed
         proof(nodes.run_dir, STEPS)
+
+
+def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=4 * STEPS, every=10, step_ms=40.0) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until(lambda: nodes.commit() >= 20, "a commit of step 20", 60.0)
+        committed = nodes.resume
+        nodes.until_sealed(committed + 3)
+        for node in ("n0", "n1", "n2"):
+            nodes.lose(node)
+        nodes.rung = 4
+        nodes.plan("n3", "n4")
+        nodes.until(lambda: nodes.sealed() >= 0, "training", 60.0)
+        assert f"from step {committed}.0" in nodes.workers["n3"].text
+        nodes.until_done()
+        assert undisturbed.items() <= digests(nodes.run_dir).items()
+        proof(nodes.run_dir, 4 * STEPS)
+
+
+def test_a_drained_worker_ends_after_a_whole_step_that_is_on_the_disk(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS, copies=0, step_ms=20.0) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_new(5)
+        drained = nodes.workers["n2"].process
+        nodes.drain("n2")
+        drained.join(20)
+        assert drained.exitcode == 0, nodes.workers["n2"].text
+        nodes.plan_now = ("n0", "n1")
+        nodes.until(lambda: nodes.commit() > 0, "the commit of the last step together", 10.0)
+        nodes.lose("n2")  # without copies nobody else has its shard: the disk has
+        nodes.plan("n0", "n1")
+        nodes.until(lambda: nodes.sealed() >= 0, "training", 30.0)
+        assert f"from step {nodes.resume}.0" in nodes.workers["n0"].text
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+        proof(nodes.run_dir, STEPS)
+
+
+def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_new(3)
+        nodes.fault(step=6, rank=1, do="corrupt", at="after")
+        bad = nodes.workers["n1"]
+        bad.process.join(30)
+        assert "The parameters that rank 1 computes with are not those of the others" in bad.text
+        assert "divergence at step" in nodes.workers["n0"].text
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+
+
+def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_new(3)
+        nodes.park()
+        nodes.until(lambda: all(nodes.workers[n].beat.state is State.PARKED for n in ("n0", "n1")), "parked", 10.0)
+        nodes.plan("n1", "n0")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+
+
+def test_ranks_that_built_different_models_are_told_so(tmp_path: Path):
+    with Nodes(tmp_path, steps=STEPS, args=("--unlike",)) as nodes:
+        nodes.plan("n0", "n1")
+        worker = nodes.workers["n0"]
+        worker.process.join(30)
+        assert "The ranks built different models" in worker.text
 
 
 def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_path: Path):
