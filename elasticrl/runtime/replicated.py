@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,15 +36,22 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 16 << 20  # each bucket costs about a millisecond of gloo; DDP uses 25 MiB
 
 
+class _Row(NamedTuple):
+    """Memory for one bucket's gradient. The views are made once: each pass asks for all of them."""
+
+    flat: torch.Tensor
+    places: tuple[torch.Tensor, ...]  # one for each parameter, in its shape
+
+
 @dataclass(slots=True)
 class _Filling:
     """One bucket in one update: the subtrees added up so far, and the row that the present lane's gradient goes to."""
 
-    fold: Fold[torch.Tensor]
+    fold: Fold[_Row]
     node: Node | None = None
-    row: torch.Tensor | None = None
+    row: _Row | None = None
     fresh: bool = True  # the row has no lane in it yet: copy, don't add
-    missing: set[int] = field(default_factory=set)  # parameters whose gradient is still to come
+    missing: set[int] = field(default_factory=set)  # parameters of the bucket whose gradient is still to come
 
 
 class Replicated(Strategy):
@@ -85,7 +92,6 @@ class Replicated(Strategy):
         self._flat = [self._row(i) for i in range(len(self.buckets))]
         self._adopt(dict(named), fill=not kept)
         self._index = [(b, i) for b, bucket in enumerate(self.buckets) for i in range(len(bucket.params))]
-        self._first = [sum(len(x.params) for x in self.buckets[:b]) for b in range(len(self.buckets))]
         self._hooks: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
             for i, param in enumerate(self.params)
@@ -154,35 +160,38 @@ class Replicated(Strategy):
         for b, filling in enumerate(self._filling):
             filling.node, row = filling.fold.take(turn.lane)
             filling.fresh = row is None
-            filling.row = row if row is not None else self._spare[b].pop() if self._spare[b] else self._row(b)
-            filling.missing = set(range(self._first[b], self._first[b] + len(self.buckets[b].params)))
+            filling.row = row if row is not None else self._spare[b].pop() if self._spare[b] else self._room(b)
+            filling.missing = set(range(len(self.buckets[b].params)))
         return tally
 
-    def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
-        """Autograd has this parameter's gradient for this pass."""
-        if self.turn is None:
-            raise RuntimeError(
-                "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
-            )
-        if i not in self._filling[self._index[i][0]].missing:
-            raise RuntimeError(
-                f"lane {self.turn.lane} ran backward twice; a lane is one backward pass: take more lanes instead"
-            )
-        assert param.grad is not None
-        self._collect(i, param.grad)
-        param.grad = None
+    def _room(self, b: int) -> _Row:
+        flat = self._row(b)
+        params = self.buckets[b].params
+        return _Row(flat, tuple(flat[begin : begin + prod(shape)].view(shape) for _, shape, begin in params))
 
-    def _collect(self, i: int, grad: torch.Tensor | None) -> None:
+    def _arrived(self, i: int, param: torch.nn.Parameter) -> None:
+        """Autograd has this parameter's gradient for this pass. Called for each one in each pass, so it does little."""
         b, j = self._index[i]
         filling = self._filling[b]
-        _, shape, begin = self.buckets[b].params[j]
+        if j not in filling.missing:
+            raise RuntimeError(
+                f"lane {self.turn.lane} ran backward twice; a lane is one backward pass: take more lanes instead"
+                if self.turn is not None
+                else "a backward pass outside of a lane: call begin(turn) first, so that its gradient has an owner"
+            )
+        assert param.grad is not None
+        self._collect(b, j, param.grad)
+        param.grad = None
+
+    def _collect(self, b: int, j: int, grad: torch.Tensor | None) -> None:
+        filling = self._filling[b]
         assert filling.row is not None
-        place = filling.row[begin : begin + prod(shape)].view(shape)
+        place = filling.row.places[j]
         if filling.fresh:
             place.zero_() if grad is None else place.copy_(grad)
         else:  # an absent gradient is added as zero, not skipped: it would be, had the lane come from another rank
             place.add_(0.0 if grad is None else grad)
-        filling.missing.discard(i)
+        filling.missing.discard(j)
         if not filling.missing:
             self._complete(b)
 
@@ -195,14 +204,15 @@ class Replicated(Strategy):
         filling.row = None
         self._send()
 
-    def _join(self, b: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def _join(self, b: int, left: _Row, right: _Row) -> _Row:
         self._spare[b].append(right)
-        return left.add_(right)
+        left.flat.add_(right.flat)
+        return left
 
     def _finish(self, turn: Turn) -> None:
         for b, filling in enumerate(self._filling):
-            for i in sorted(filling.missing):
-                self._collect(i, None)  # a parameter that this lane had no use for
+            for j in sorted(filling.missing):
+                self._collect(b, j, None)  # a parameter that this lane had no use for
             assert filling.row is None, f"bucket {b} of lane {turn.lane}"
 
     def _send(self) -> None:
@@ -214,9 +224,12 @@ class Replicated(Strategy):
         mine = self._subtrees[self.rank]
         while self._sent < self._waves * len(self.buckets):
             wave, b = divmod(self._sent, len(self.buckets))
-            row = self._filling[b].fold.parts.get(mine[wave]) if wave < len(mine) else self._nothing
-            if row is None:
-                return
+            row = self._nothing
+            if wave < len(mine):
+                ready = self._filling[b].fold.parts.get(mine[wave])
+                if ready is None:
+                    return
+                row = ready.flat
             part = self._parts[b]
             before = sum(map(len, self._arrivals[:wave]))
             inbox = self._inbox[b][before : before + len(self._arrivals[wave])]
@@ -237,20 +250,32 @@ class Replicated(Strategy):
             if b == len(self.buckets) // 2:
                 self.point("reduce")
             if self.group is None:
-                grad.copy_(filling.fold.total())
+                grad.copy_(filling.fold.total().flat)
             else:
                 for wave in range(self._waves):
                     self._works[wave * len(self.buckets) + b].wait()
-                fold = Fold[torch.Tensor](self.deal.lanes, torch.Tensor.add_)
-                for node, row in zip((n for wave in self._arrivals for n in wave), self._inbox[b], strict=True):
-                    fold.put(node, row)
-                grad.copy_(fold.total())
+                self._finish_tree(self._inbox[b], grad)
             self._spare[b] += filling.fold.parts.values()
         self._start()
 
+    def _finish_tree(self, inbox: torch.Tensor, grad: torch.Tensor) -> None:
+        """The gang's subtrees, in the order they arrive in, into their sum. The last addition writes where it belongs."""
+        left_over = len(inbox) - 1
+
+        def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            nonlocal left_over
+            left_over -= 1
+            return torch.add(left, right, out=grad) if left_over == 0 else left.add_(right)
+
+        fold = Fold[torch.Tensor](self.deal.lanes, add)
+        for node, row in zip((n for wave in self._arrivals for n in wave), inbox, strict=True):
+            fold.put(node, row)
+        if len(inbox) == 1:
+            grad.copy_(fold.total())
+
     def _drop(self) -> None:
         # Fresh memory for everything a peer might still write to or read from.
-        self._spare: list[list[torch.Tensor]] = [[] for _ in self.buckets]
+        self._spare: list[list[_Row]] = [[] for _ in self.buckets]
         self._inbox = [torch.empty_like(inbox) for inbox in self._inbox]
         for param in self.params:
             param.grad = None
