@@ -94,7 +94,12 @@ class Shard:
 
     def _bodies(self) -> list[torch.Tensor]:
         """The whole units of the gradient, one after the other."""
-        bodies = [self.grad[part.start : part.stop] for part in self._halving.bodies]
+        runs: list[range] = []  # neighbours as one: a shard is usually a single run, which then needs no copy
+        for part in self._halving.bodies:
+            runs[-1:] = (
+                [range(runs[-1].start, part.stop)] if runs and runs[-1].stop == part.start else [*runs[-1:], part]
+            )
+        bodies = [self.grad[part.start : part.stop] for part in runs]
         return bodies if len(bodies) == 1 else [torch.cat(bodies)]
 
     @cached_property
