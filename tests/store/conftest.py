@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from store_kit import Backend
 
 from elasticrl.store.cluster import LocalCluster
+from elasticrl.store.etcd import EtcdStore
 from elasticrl.store.memory import MemoryServer
+from elasticrl.store.settings import StoreSettings
 
 TEST_S = 40.0  # no test here may take longer, whatever hangs
 _numbers = itertools.count()
@@ -31,12 +34,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+async def version(cluster: LocalCluster) -> str:
+    async with EtcdStore(StoreSettings(endpoints=cluster.endpoints)) as store:
+        return (await store.status()).endpoints[0].version
+
+
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[LocalCluster]:
     """An etcd for all tests that do not break it."""
     with tempfile.TemporaryDirectory(prefix="elasticrl-store-") as folder:
         cluster = LocalCluster(Path(folder), members=1)
         asyncio.run(cluster.__aenter__())
+        # `make etcd34` says which version is meant to be tested, lest it test another one unnoticed.
+        assert asyncio.run(version(cluster)).startswith(os.environ.get("ELASTICRL_ETCD_IS", ""))
         yield cluster
         asyncio.run(cluster.__aexit__())
 
