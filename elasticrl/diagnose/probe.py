@@ -1,0 +1,425 @@
+"""A node tests the way to its partners, outside of the trainers: `python -m elasticrl.diagnose.probe TASK.json`.
+
+The one idea: every node answers all the time and asks when it is its turn, so nobody has to be ready at the same moment. From
+the bottom up: do datagrams arrive (and back), how late, how many, how large; does TCP connect and carry; does gloo compute.
+What a layer shows decides what is at fault, so each is tried even if the one below failed, and each has its deadline.
+
+The task is JSON (see `Task`); what was found goes to stdout as one JSON line for each partner (`pairs.Result`), and the exit
+code is 0 whatever it is. Datagrams and connections bear the task's token: what does not is dropped.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+from elasticrl.diagnose.pairs import Pair, Result, schedule
+
+PING, PONG, BYE = 1, 2, 3
+HEAD: Final = struct.Struct("!4sB8sHIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping
+MAGIC: Final = b"elP1"
+EVERY_S: Final = 0.01  # between datagrams
+COUNT: Final = 100  # datagrams to measure with
+DRAIN_S: Final = 1.0  # the longest that an answer to the last one is waited for
+SIZES: Final = (9000, 8000, 4000, 2000, 1500, 1450, 1400, 1280, 1000, 576)  # of packets, beside the interface's own
+JUMBO: Final = 9216  # no network that is not inside of one machine carries more
+CHUNK: Final = 1 << 16
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # Linux; Python names them only since 3.14
+BUSY: Final = 64  # connections served at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a node is asked to do. Durations are in seconds.
+
+    Example: Task(me="n00", token="g14", nodes={"n00": "10.0.0.1:7700", "n01": "10.0.0.2:7700"}, within_s=10.0)
+    """
+
+    me: str
+    token: str  # of this probe alone: what comes from another one is dropped
+    nodes: Mapping[str, str]  # name -> host:port, which is both TCP and UDP; the same on all nodes
+    rounds: tuple[tuple[Pair, ...], ...] = ()  # empty: `pairs.schedule` of all nodes
+    within_s: float = 10.0  # all of it; what is not done by then is reported as not tested
+    start_s: float = 4.0  # how long a partner is awaited that may not have started yet
+    tcp_s: float = 1.5  # for a connection, and again for the transfer
+    bytes: int = 16 << 20  # sent at most to measure bandwidth
+    gloo_s: float = 4.0  # for both collectives; 0: no gloo
+    nccl: str = "off"  # off, or stub:FILE, a JSON list of pairs that fail ("*" for any node)
+
+    def __post_init__(self) -> None:
+        """Refuse what could never work."""
+        if self.me not in self.nodes:
+            raise ValueError(
+                f"the probe's task is for {self.me!r}, who is none of {', '.join(sorted(self.nodes))[:200]}"
+            )
+
+    @property
+    def turns(self) -> tuple[tuple[Pair, ...], ...]:
+        """The rounds, as all nodes compute them."""
+        return self.rounds or schedule(self.nodes)
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """Those that this node tests, in the order of the rounds."""
+        mine = [pair for turn in self.turns for pair in turn if self.me in pair]
+        return tuple(dict.fromkeys(b if a == self.me else a for a, b in mine))
+
+
+def task_of(plain: object) -> Task:
+    """A task from JSON; ValueError or TypeError if it is none."""
+    if not isinstance(plain, dict):
+        raise ValueError("it is no JSON object")
+    rounds = tuple(tuple((str(a), str(b)) for a, b in turn) for turn in plain.get("rounds", ()))
+    return Task(**{**plain, "rounds": rounds})
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of a partner while datagrams fly."""
+
+    address: tuple[Any, ...]
+    heard: int = 0
+    times: dict[int, float] = field(default_factory=dict)  # number of a ping -> seconds until its answer
+    largest: int = 0  # packet that was answered
+    left: bool = False
+
+
+class Post:
+    """This node's datagrams: one socket sends, hears and answers."""
+
+    def __init__(self, task: Task, family: int, address: tuple[Any, ...]) -> None:
+        self.task = task
+        self._names = sorted(task.nodes)
+        self._token = digest(task.token)
+        self.socket = socket.socket(family, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET:
+            # Don't fragment, and don't believe what routers said of the path: this is what is to be tested.
+            self.socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+        self.socket.bind(address)
+        self.peers = {name: Peer(resolve(task.nodes[name])[1]) for name in task.nodes if name != task.me}
+        self._numbers = count(1)  # several threads take from it
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def send(self, kind: int, peer: str, number: int = 0, size: int = 0, clock: float | None = None) -> bool:
+        """One datagram of `size` bytes, headers of IP and UDP included; False if the kernel refuses (too large, no route)."""
+        body = HEAD.pack(
+            MAGIC, kind, self._token, self._names.index(self.task.me), number,
+            time.monotonic() if clock is None else clock, size,
+        )  # fmt: skip
+        try:
+            self.socket.sendto(body.ljust(size - 28, b"\0"), self.peers[peer].address)
+        except OSError:
+            return False
+        return True
+
+    def ping(self, peer: str, size: int = 0) -> int:
+        """Its number."""
+        number = next(self._numbers)
+        self.send(PING, peer, number, size)
+        return number
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data, _ = self.socket.recvfrom(1 << 16)
+            except OSError:
+                return
+            if len(data) < HEAD.size:
+                continue
+            magic, kind, token, sender, number, clock, _ = HEAD.unpack_from(data)
+            if magic != MAGIC or token != self._token or sender >= len(self._names):
+                continue
+            name = self._names[sender]
+            if name not in self.peers:
+                continue
+            peer = self.peers[name]
+            if kind == PING:
+                peer.heard += 1
+                self.send(PONG, name, number, clock=clock)
+            elif kind == PONG:
+                peer.times.setdefault(number, time.monotonic() - clock)
+            elif kind == BYE:
+                peer.left = True
+
+    def measure(self, peer: str) -> Result:
+        """Reach, latency, loss and size of packets, from the first answer on."""
+        known, start = self.peers[peer], time.monotonic()
+        result = Result(node=self.task.me, peer=peer)
+        while not known.times and time.monotonic() - start < self.task.start_s:
+            self.ping(peer)
+            time.sleep(EVERY_S)
+        if not known.times:
+            return replace(result, heard=known.heard)
+        numbers = set()
+        for _ in range(COUNT):
+            numbers.add(self.ping(peer))
+            time.sleep(EVERY_S)
+        self._drain(peer, numbers)
+        times = sorted(known.times[number] * 1000 for number in numbers if number in known.times)
+        mtu, largest = self._sizes(peer, times[-1] / 1000 if times else DRAIN_S)
+        return replace(
+            result, sent=COUNT, answered=len(times), heard=known.heard, mtu=mtu, largest=largest,
+            latency_ms=round(median(times), 3) if times else None,
+            p99_ms=round(quantiles(times, n=100)[98], 3) if len(times) > 1 else None,
+        )  # fmt: skip
+
+    def _drain(self, peer: str, numbers: set[int]) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while not numbers <= set(self.peers[peer].times) and time.monotonic() < deadline:
+            time.sleep(EVERY_S)
+
+    def _sizes(self, peer: str, slowest_s: float) -> tuple[int | None, int | None]:
+        """What the interface says a packet may have, and the largest that was answered."""
+        mtu = mtu_towards(self.peers[peer].address, self.socket.family)
+        if mtu is None:
+            return None, None
+        mtu = min(mtu, JUMBO)
+        sizes = sorted({mtu, *(size for size in SIZES if size < mtu)}, reverse=True)
+        asked: dict[int, set[int]] = {size: set() for size in sizes}
+        for size in sizes * 3:  # one by one: a burst would overflow the peer's buffer, and look like a black hole
+            asked[size].add(self.ping(peer, size))
+            time.sleep(EVERY_S / 2)
+        deadline = time.monotonic() + min(DRAIN_S, max(0.2, 2 * slowest_s))
+        while time.monotonic() < deadline and not asked[sizes[0]] & set(self.peers[peer].times):
+            time.sleep(EVERY_S)
+        answered = [size for size in sizes if asked[size] & set(self.peers[peer].times)]
+        return mtu, max(answered, default=None)
+
+
+class Port:
+    """This node's connections: it receives bytes and counts them, and keeps the keys by which gloo finds itself."""
+
+    def __init__(self, task: Task, family: int, address: tuple[Any, ...]) -> None:
+        self._token = digest(task.token)
+        self.keys: dict[str, bytes] = {}
+        self._room = threading.Semaphore(BUSY)
+        self.listener = socket.socket(family, socket.SOCK_STREAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind(address)
+        self.listener.listen(BUSY)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _one(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, ValueError):
+                connection.settimeout(10.0)
+                if receive(connection, 8) != self._token:
+                    return
+                kind = receive(connection, 1)
+                if kind == b"B":
+                    self._count(connection)
+                elif kind == b"K":
+                    self._key(connection)
+        finally:
+            self._room.release()
+
+    def _count(self, connection: socket.socket) -> None:
+        total, begin = 0, time.monotonic()
+        while data := connection.recv(CHUNK):
+            total += len(data)
+        connection.sendall(struct.pack("!Qd", total, time.monotonic() - begin))
+
+    def _key(self, connection: socket.socket) -> None:
+        """Set (a value follows) or get (nothing does); the answer is the value, or nothing if there is none."""
+        key = receive(connection, struct.unpack("!H", receive(connection, 2))[0]).decode()
+        (size,) = struct.unpack("!i", receive(connection, 4))
+        if 0 <= size <= CHUNK:
+            self.keys[key] = receive(connection, size)
+        value = self.keys.get(key)
+        connection.sendall(struct.pack("!i", -1 if value is None else len(value)) + (value or b""))
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the peer closed the connection")
+        data += more
+    return data
+
+
+def digest(token: str) -> bytes:
+    """What datagrams and connections bear."""
+    return blake2b(token.encode(), digest_size=8).digest()
+
+
+def resolve(endpoint: str) -> tuple[int, tuple[Any, ...]]:
+    """host:port as (family, address)."""
+    host, _, port = endpoint.rpartition(":")
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    return family, address
+
+
+def mtu_towards(address: tuple[Any, ...], family: int) -> int | None:
+    """What the kernel would send in one piece."""
+    if family != socket.AF_INET:
+        return None
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(address)
+            return int(sock.getsockopt(socket.IPPROTO_IP, IP_MTU))
+        except OSError:
+            return None
+
+
+def transfer(task: Task, peer: str) -> tuple[str, float | None]:
+    """Whether TCP connects and carries, and how fast: ("ok", Mbit/s), or what happened."""
+    family, address = resolve(task.nodes[peer])
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(task.tcp_s)
+        try:
+            sock.connect(address)
+        except OSError as error:
+            return f"connect: {error.strerror or error}", None
+        sent, begin = 0, time.monotonic()
+        try:
+            sock.sendall(digest(task.token) + b"B")
+            chunk = bytes(CHUNK)
+            while sent < task.bytes and time.monotonic() - begin < task.tcp_s / 2:
+                sock.settimeout(max(0.01, begin + task.tcp_s - time.monotonic()))
+                sent += sock.send(chunk)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(max(0.05, begin + 2 * task.tcp_s - time.monotonic()))
+            total, _ = struct.unpack("!Qd", receive(sock, 16))
+        except (OSError, struct.error) as error:
+            return f"stalled after at most {sent} bytes: {error}", None
+        # The sender's clock: the receiver's may begin late, and a buffer that is not empty yet would count as sent.
+        return "ok", round(total * 8 / max(time.monotonic() - begin, 1e-6) / 1e6, 1)
+
+
+def fabric(task: Task, peer: str) -> str | None:
+    """The round over NCCL: None if there is none.
+
+    The stub stands for it where there is no GPU: a file names the pairs that fail, and is read by the node that tests.
+    """
+    if not task.nccl.startswith("stub:"):
+        return None
+    broken = json.loads(Path(task.nccl.removeprefix("stub:")).read_text(encoding="utf-8"))
+    here = {task.me, peer}
+    fails = any(set(pair) == here or ("*" in pair and set(pair) - {"*"} <= here) for pair in broken)
+    return "stub: ncclRemoteError" if fails else "ok"
+
+
+def run(task: Task, say: Callable[[Result], None]) -> None:
+    """Test all partners; tell each result when it is complete. Ends within `within_s`."""
+    began = time.monotonic()
+    deadline = began + task.within_s
+    family, address = resolve(task.nodes[task.me])
+    Port(task, family, address)
+    post = Post(task, family, address)
+    results: dict[str, Result] = {}
+    gloo = Gloo(task) if task.gloo_s else None
+    asking = [
+        threading.Thread(target=lambda peer=peer: results.update({peer: post.measure(peer)}), daemon=True)
+        for peer in task.partners
+    ]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for peer in task.partners:
+        result = results.get(peer) or Result(node=task.me, peer=peer, heard=post.peers[peer].heard)
+        left_s = deadline - time.monotonic()
+        if left_s > 0.2:
+            tcp, mbps = transfer(task, peer)
+            result = replace(result, tcp=tcp, mbps=mbps, heard=max(result.heard, post.peers[peer].heard))
+        if result.tcp == "ok" and gloo is not None and left_s > task.gloo_s / 2:
+            result = replace(result, gloo=gloo.ask(peer))
+        if result.tcp == "ok":
+            result = replace(result, nccl=fabric(task, peer))
+        say(result)
+    if gloo is not None:
+        gloo.close()
+    # Stay to answer those that are not done with us.
+    for peer in task.partners:
+        post.send(BYE, peer)
+    while time.monotonic() < deadline and not all(
+        post.peers[peer].left for peer in task.partners if post.peers[peer].heard
+    ):
+        for peer in task.partners:
+            post.send(BYE, peer)
+        time.sleep(10 * EVERY_S)
+
+
+class Gloo:
+    """The process that imports torch and computes: importing holds the GIL for seconds, and late answers look like loss."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "elasticrl.diagnose.probe_gloo"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        plain = {**asdict(self._task), "nodes": dict(self._task.nodes)}
+        print(json.dumps(plain), file=process.stdin, flush=True)
+        return process
+
+    def ask(self, peer: str) -> str:
+        """How the collectives with this partner went. A process that does not come back is replaced by a fresh one."""
+        answer: list[str] = []
+        thread = threading.Thread(target=lambda: answer.append(self._say(peer)), daemon=True)
+        thread.start()
+        # Its import may still be going on, and the partner's too.
+        thread.join(2 * self._task.gloo_s)
+        if answer and answer[0]:
+            return answer[0]
+        self.close()
+        self._process = self._start()
+        return "the collectives did not come back in time" if not answer else "the process that computes died"
+
+    def _say(self, peer: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(peer, file=self._process.stdin, flush=True)
+            return self._process.stdout.readline().strip()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """End it, stuck or not."""
+        self._process.kill()
+        self._process.wait()
+
+
+def main(arguments: list[str]) -> None:
+    """The program. Reads the task from a file, or from stdin for "-"."""
+    text = sys.stdin.read() if arguments in ([], ["-"]) else Path(arguments[0]).read_text(encoding="utf-8")
+    try:
+        task = task_of(json.loads(text))
+    except (ValueError, TypeError) as error:
+        print(f"this is no task for a probe: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    run(task, lambda result: print(json.dumps(result.plain()), flush=True))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,161 @@
+"""Probes of real nodes: processes on loopback, and network namespaces with faults between them."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from diagnose_net import Net, cannot, network, probe
+
+from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.verdict import Confidence, Fault, judge
+from elasticrl.diagnose.probe import Task, task_of
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def free(count: int) -> list[int]:
+    """Ports that nobody has at this moment, for TCP and UDP."""
+    held = [socket.socket() for _ in range(count)]
+    for sock in held:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in held]
+    for sock in held:
+        sock.close()
+    return ports
+
+
+def signs(facts: tuple[Evidence, ...]) -> dict[tuple[str, str], Sign]:
+    return {(str(fact.node), str(fact.peer)): fact.sign for fact in facts}
+
+
+def test_two_healthy_nodes_are_measured_from_datagrams_to_gloo_and_nobody_is_blamed() -> None:
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(2))}
+    results, facts = probe(ends)
+    assert [(result.tcp, result.gloo) for result in results] == [("ok", "ok")] * 2
+    for result in results:
+        assert result.mtu == result.largest == 9216
+        assert result.latency_ms is not None
+        assert result.p99_ms is not None
+        assert 0 < result.latency_ms <= result.p99_ms
+        assert result.mbps is not None
+        assert result.mbps > 1
+    assert signs(facts) == {("n0", "n1"): Sign.HEALTHY}
+    assert judge(facts).nodes == ()
+
+
+def test_nccl_that_fails_on_the_links_of_a_file_is_told_from_a_broken_network(tmp_path: Path) -> None:
+    """The stub stands for NCCL. The same program with another file names another culprit."""
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(4))}
+    for broken, nodes in (([["n2", "*"]], ("n2",)), ([["n0", "n1"]], ("n0", "n1"))):
+        stub = tmp_path / "nccl.json"
+        stub.write_text(json.dumps(broken))
+        _, facts = probe(ends, nccl=f"stub:{stub}", gloo_s=0.0)
+        verdict = judge(facts)
+        assert (verdict.fault, verdict.nodes) == (Fault.FABRIC, nodes), facts
+
+
+def test_a_node_that_is_not_there_costs_its_partners_their_deadlines_and_is_named() -> None:
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(4))}
+    began = time.monotonic()
+    _, facts = probe(ends, absent={"n3"}, gloo_s=0.0, start_s=3.0, within_s=12.0)
+    assert time.monotonic() - began < 30.0
+    verdict = judge(facts)
+    assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n3",)), facts
+
+
+def test_a_task_for_somebody_else_is_refused_and_what_is_no_task_too() -> None:
+    with pytest.raises(ValueError, match="who is none of n0"):
+        Task(me="n9", token="t", nodes={"n0": "h:1"})
+    plain = {"me": "n0", "token": "t", "nodes": {"n0": "h:1", "n1": "h:2"}, "rounds": [[["n0", "n1"]]]}
+    assert task_of(plain).partners == ("n1",)
+    for text in ("", "[]", '{"me": "n0"}', json.dumps({**plain, "strange": 1})):
+        done = subprocess.run(
+            [sys.executable, "-m", "elasticrl.diagnose.probe"], input=text, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2, text
+        assert "no task" in done.stderr
+
+
+def test_what_bears_another_token_is_not_answered() -> None:
+    """A probe of an earlier generation must not speak into this one."""
+    (port,) = free(1)
+    plain = {"me": "n0", "token": "new", "nodes": {"n0": f"127.0.0.1:{port}", "n1": "127.0.0.1:9"}, "gloo_s": 0.0,
+             "start_s": 6.0, "within_s": 8.0}  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elasticrl.diagnose.probe"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(plain))
+        process.stdin.close()
+        deadline = time.monotonic() + 20.0
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", port), timeout=5.0)
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        with sock:
+            sock.sendall(b"8 bytes!B" + b"x" * 1000)
+            sock.shutdown(socket.SHUT_WR)
+            try:
+                assert sock.recv(16) == b""
+            except ConnectionResetError:
+                pass
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    if reason := cannot():
+        pytest.skip(reason)
+    with network(4) as found:
+        yield found
+
+
+def test_a_healthy_network_has_no_culprit(net: Net) -> None:
+    _, facts = net.probe()
+    assert set(signs(facts).values()) == {Sign.HEALTHY}, facts
+
+
+def test_a_node_whose_cable_is_out_is_named(net: Net) -> None:
+    net.cut("n2")
+    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    verdict = judge(facts)
+    assert (verdict.fault, verdict.nodes, verdict.confidence) == (Fault.NETWORK, ("n2",), Confidence.HIGH), facts
+
+
+def test_one_way_loss_names_the_link_and_the_direction(net: Net) -> None:
+    net.deafen("n2", "n1")
+    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    assert signs(facts)[("n1", "n2")] is Sign.ONE_WAY, facts
+    verdict = judge(facts)
+    assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1", "n2"))
+    assert "packets from n1 do not arrive at n2" in verdict.cause
+
+
+def test_an_mtu_black_hole_is_told_from_a_cut_and_named(net: Net) -> None:
+    net.narrow("n3", 1000)
+    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    verdict = judge(facts)
+    assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n3",)), facts
+    assert "MTU black hole" in verdict.cause
+    assert "over 1000 bytes vanish" in verdict.cause
+
+
+def test_a_node_that_is_200_ms_away_is_named(net: Net) -> None:
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun to delay frames with")
+    with net.delayed("n1", 100.0):  # each way
+        _, facts = net.probe(within_s=40.0, gloo_s=0.0)
+    verdict = judge(facts)
+    assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1",)), facts
+    assert "answers late" in verdict.cause
