@@ -344,6 +344,11 @@ class Run:
         return self._deal.carried[self._place.rank if self._place else 0]
 
     @property
+    def rounds(self) -> int:
+        """Lanes of the rank that carries most: so many passes all make where they must keep step."""
+        return self._deal.rounds
+
+    @property
     def rank(self) -> int:
         """In this generation. For names and logs; nothing that is computed may depend on it."""
         return self._place.rank if self._place else 0
@@ -375,6 +380,11 @@ class Run:
             if not self._cut_by(error) or self._guarded:
                 raise
             return None
+
+    def used(self, lane: int, ids: Sequence[SampleId], turn: int = 0) -> None:
+        """These samples of a lane enter the next update."""
+        if self._cut is None:
+            self._used.append((lane * self.parts_per_lane, turn, tuple(ids)))
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""

@@ -47,6 +47,14 @@ class Sharded(Protocol):
         """The pieces have been filled; these are the values of all ranks."""
 
 
+@runtime_checkable
+class Prepared(Protocol):
+    """Sharded state whose pieces are not known before its values: it is shown these first, to make room."""
+
+    def prepare(self, values: Mapping[str, Any], /) -> None:
+        """What `restored` will get; `pieces` is asked next."""
+
+
 Part = Replicated | Sharded
 
 
@@ -139,6 +147,7 @@ class Parts:
             if name in but:
                 continue
             if name in self._sharded:
+                self._prepare(name, source)
                 found.extend(piece for piece, _ in self._sharded[name].pieces())
             elif isinstance(part, torch.nn.Module):
                 live = part.state_dict().items()
@@ -146,6 +155,11 @@ class Parts:
             else:
                 found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found
+
+    def _prepare(self, name: str, source: Source) -> None:
+        part = self._sharded[name]
+        if isinstance(part, Prepared) and name in source.values:
+            part.prepare(tree.join(source.values[name], {}))
 
     def restore(self, source: Source, *, allow: Collection[str] = (), but: Collection[str] = ()) -> None:
         """Make everything registered, `but` these parts, what it was. Refused as a whole, before anything is changed, if the
@@ -165,6 +179,7 @@ class Parts:
             if name in missing or name in but:
                 continue
             if name in self._sharded:
+                self._prepare(name, source)
                 source.fill(self._sharded[name].pieces())
                 self._sharded[name].restored(tree.join(source.values[name], {}))
             elif isinstance(part, torch.nn.Module):

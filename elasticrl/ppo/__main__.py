@@ -1,0 +1,188 @@
+"""`python -m elasticrl.ppo`, and what `job.program: elasticrl.ppo` runs: the whole job, from its configuration.
+
+The idea: this is only the list of parts. The models and their optimizers go to the runtime, the trainer gets the roles, and
+each step is one `with` that a fault may cut short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+import elasticrl
+from elasticrl.ppo import models, prompts, rewards
+from elasticrl.ppo.elastic import ElasticRun
+from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.optim import AdamW, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from elasticrl.config import Tree
+    from elasticrl.ppo.prompts import Prompt, Prompts
+    from elasticrl.runtime.run import Run
+
+HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
+
+
+class NotHere(ValueError):
+    """The configuration asks for something that this trainer cannot do yet."""
+
+
+def main(config: str | None = None) -> None:
+    """One job, to its end."""
+    with elasticrl.runtime.join(config) as base:
+        trainer, refresh = build(base)
+        generation = 0
+        for step in base.steps():
+            with step:
+                if base.generation != generation:
+                    generation = base.generation
+                    refresh()
+                report = trainer.step(step)
+                if base.rank == 0:
+                    print(report.line(), flush=True)
+                    note(base, report.metrics)
+
+
+def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
+    """The trainer, and what is to be called in each new generation, when sharded models have been built anew."""
+    tree = base.tree
+    check(tree)
+    path = str(tree.model.path)
+    tokenizer = models.tokenizer(path)
+    ppo, lanes = tree.ppo, tree.lanes.count
+    makers: dict[str, Callable[[], nn.Module]] = {"actor": lambda: models.actor(tree.model, path, seed=tree.job.seed)}
+    if ppo.algorithm == "ppo" and tree.model.value_head == "separate":
+        makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
+    run = ElasticRun(base, parts=parts_of(ppo, lanes))
+    sharded = tree.model.strategy == "fsdp"
+    given: dict[str, Any] = {name: shards(make) if sharded else make() for name, make in makers.items()}
+    base.train(**{name: (model, rule_of(tree, name)) for name, model in given.items()})
+    reference = models.reference(tree.model, tree.model.ref_path or path) if ppo.kl.where != "off" else None
+    data = prompts.load(tree.data, tokenizer)
+    cursor = Cursor(
+        Walk(
+            name=str(tree.data.path), size=len(data), lanes=lanes, per_lane=ppo.batch // lanes // ppo.group,
+            turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+        )
+    )  # fmt: skip
+    scorer = rewards.of(
+        tree.reward,
+        deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
+        load=lambda name: rewards.RewardModel(
+            model=models.reward_model(tree.model, name),
+            width=tree.data.max_prompt + tree.rollout.max_tokens,
+            rows=ppo.micro_batch,
+            pad=tokenizer.pad_token_id,
+        ),
+    )
+    sampling = Sampling(
+        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=ppo.batch // lanes,
+        eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
+        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
+    )  # fmt: skip
+    blank = nn.Module()  # until the first generation has built what is sharded
+    roles = Roles(
+        model=tree.model, actor=blank if sharded else given["actor"],
+        critic=(blank if sharded else given["critic"]) if "critic" in given else None,
+        ref=reference, tokenizer=tokenizer, device=base.context.device, temperature=tree.rollout.temperature,
+    )  # fmt: skip
+    engine = TorchEngine(body(roles.actor), sampling, lockstep=sharded)
+    trainer = Trainer(
+        run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, feed=Feed(cursor, data), engine=engine, scorer=scorer
+    )
+    base.register(data=cursor, kl=trainer.coefficient)
+
+    def refresh() -> None:
+        if sharded:
+            critic = base.role("critic").model if "critic" in makers else None
+            trainer.roles = replace(trainer.roles, actor=base.role("actor").model, critic=critic)
+            engine.model = body(trainer.roles.actor)
+
+    return trainer, refresh
+
+
+def check(tree: Tree) -> None:
+    """Refuse what is not built, before anything is loaded."""
+    missing = {
+        "rollout.engine": tree.rollout.engine != "torch",
+        "rollout.overlap": tree.rollout.overlap,
+        "rollout.nodes": tree.rollout.nodes > 0,
+        "model.strategy": tree.model.strategy == "deepspeed",
+        "ppo.algorithm": tree.ppo.algorithm in ("dpo", "kto"),
+        "placement": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",
+    }
+    asked = [name for name, there in missing.items() if there]
+    if asked:
+        raise NotHere(
+            f"{', '.join(asked)}: not built into this trainer yet; leave it at its default, or write a script."
+        )
+    if tree.model.path is None:
+        raise NotHere("model.path is not set: name a folder in Hugging Face's layout, or a model on its hub.")
+
+
+class Feed:
+    """Which prompts a lane gets in a step: the cursor's samples."""
+
+    def __init__(self, cursor: Cursor, data: Prompts) -> None:
+        self._cursor, self._data = cursor, data
+
+    def __call__(self, step: int, lane: int) -> Sequence[tuple[str, Prompt]]:
+        """(sample id, prompt) of each."""
+        return [(str(sample), self._data[sample.index]) for sample in self._cursor.ids(step, 0, lane)]
+
+
+def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
+    """AdamW with the role's learning rate."""
+    ppo = tree.ppo
+    lr = ppo.critic_lr if role == "critic" else ppo.lr
+    rule = AdamW(lr=lr, betas=ppo.betas, eps=ppo.eps, weight_decay=ppo.weight_decay)
+    return lambda _name: rule
+
+
+def shards(make: Callable[[], nn.Module]) -> Callable[[DeviceMesh], nn.Module]:
+    """The model with every layer a unit of FSDP2's."""
+
+    def build(mesh: DeviceMesh) -> nn.Module:
+        from torch.distributed.fsdp import fully_shard
+
+        model = make()
+        for layers in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
+            for layer in layers:
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    return build
+
+
+def body(model: nn.Module) -> nn.Module:
+    """What generates: a tied actor without its value head."""
+    return model.actor if isinstance(model, models.Tied) else model
+
+
+def note(base: Run, metrics: Any) -> None:
+    """One line of the step, for whoever draws the curve."""
+    path = os.environ.get(HISTORY)
+    if path:
+        line = {"at": time.monotonic(), "step": base.progress.step, "generation": base.generation, "world": base.world}
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"reward": metrics["reward"], "kl": metrics["kl"]}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -1,0 +1,152 @@
+"""The trainer's run over the elastic runtime: any number of workers, any of which may die.
+
+The idea: everything that must not be lost is a part of the runtime's state, the buffer of the present step included; so a step
+that was cut short goes on at the newest stage or update that is whole everywhere, with the same samples. What the trainer calls
+a lane's micro-batch is a leaf of the runtime's tree of sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticrl.ppo.run import Buffer
+from elasticrl.runtime.data.cursor import SampleId
+from elasticrl.runtime.vault.piece import Piece, whole
+from elasticrl.runtime.vault.source import dtype_of, name_of
+
+if TYPE_CHECKING:
+    from elasticrl.runtime.rng import Streams
+    from elasticrl.runtime.run import Run
+    from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.strategy import Reduced
+
+KEPT = ("reward",)  # stages after which the state is kept: what they made is dear, or not to be had again
+LAST = "sync"
+
+
+class ElasticRun:
+    """`ppo.run.Run` over `runtime.run.Run`.
+
+    Example: with elasticrl.runtime.join() as base: run = ElasticRun(base, parts=2)
+    """
+
+    def __init__(self, base: Run, *, parts: int) -> None:
+        self.base = base
+        self.buffer = Buffer()
+        self.seconds: dict[str, float] = {}
+        self.lockstep = base.tree.model.strategy == "fsdp"
+        base.parts_per_lane = parts
+        base.register(buffer=BufferPart(self.buffer, lambda: base.carried))
+
+    @property
+    def streams(self) -> Streams:
+        """As Run's."""
+        return self.base.streams
+
+    @property
+    def version(self) -> int:
+        """As Run's."""
+        return self.base.progress.count
+
+    @property
+    def lanes(self) -> Sequence[int]:
+        """As Run's."""
+        mine = self.base.carried
+        return [*mine, *[mine[-1]] * (self.base.rounds - len(mine))] if self.lockstep else mine
+
+    def begin(self, step: int) -> None:
+        """As Run's."""
+        self.buffer.begin(step)
+        self.seconds = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """As Run's."""
+        start = time.perf_counter()
+        try:
+            with self.base.phase(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def keep(self, stage: str) -> None:
+        """As Run's. What is cheap to make again is made again."""
+        self.buffer.done.append(stage)
+        if stage in KEPT:
+            self.base.keep()
+        if stage == LAST:  # the step is over: its samples need not be copied into the vault once more
+            self.buffer.rows, self.buffer.ids = {}, {}
+
+    def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
+        """As Run's."""
+        return self.base.exchange(tallies)
+
+    def passes(self, role: str) -> Iterator[tuple[int, int, Tally]]:
+        """As Run's."""
+        for lane in self.base.passes(role):
+            yield *divmod(lane.index, self.base.parts_per_lane), lane.tally
+            lane.done()
+
+    def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
+        """As Run's. Of a group's samples the first stands for their prompt, which the ledger counts."""
+        prompts = [name.partition(".") for name in ids]
+        self.base.used(lane, [_sample(name) for name, _, member in prompts if member in ("", "0")], turn=epoch)
+
+    def update(self, *, lr_factor: float, max_norm: float | None) -> Mapping[str, Reduced]:
+        """As Run's."""
+        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm)
+        assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
+        return found
+
+
+class BufferPart:
+    """The buffer as a part of the state: each lane's rows belong to whoever carries the lane."""
+
+    def __init__(self, buffer: Buffer, carried: Callable[[], Sequence[int]]) -> None:
+        self._buffer, self._carried = buffer, carried
+
+    def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """The carried lanes' rows, whole."""
+        for lane in self._carried():
+            for name, rows in sorted(self._buffer.rows.get(lane, {}).items()):
+                full = f"buffer.{lane}.{name}"
+                yield whole(full, name_of(rows.dtype), tuple(rows.shape)), rows
+
+    def values(self) -> Mapping[str, Any]:
+        """What all ranks know alike, and each carried lane's ids and shapes."""
+        buffer = self._buffer
+        lanes = {
+            f"lane.{lane}": {
+                "ids": list(buffer.ids.get(lane, ())),
+                "rows": {n: [name_of(x.dtype), list(x.shape)] for n, x in sorted(buffer.rows.get(lane, {}).items())},
+            }
+            for lane in self._carried()
+        }
+        return {"head": {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}, **lanes}
+
+    def prepare(self, values: Mapping[str, Any], /) -> None:
+        """Room for the rows of the lanes that are carried now."""
+        self._buffer.rows = {
+            lane: {name: torch.empty(shape, dtype=dtype_of(dtype)) for name, (dtype, shape) in of["rows"].items()}
+            for lane, of in self._of(values)
+        }
+
+    def restored(self, values: Mapping[str, Any], /) -> None:
+        """The rows are filled; the rest is here."""
+        head, buffer = values["head"], self._buffer
+        buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
+        buffer.ids = {lane: list(of["ids"]) for lane, of in self._of(values)}
+
+    def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+        return [(lane, values[f"lane.{lane}"]) for lane in self._carried()]
+
+
+def _sample(name: str) -> SampleId:
+    """The cursor's name of a sample, as it is written."""
+    epoch, _, index = name.partition(":")
+    return SampleId(int(epoch), int(index))
