@@ -357,6 +357,17 @@ def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
 
 
+def the_job_keeps_its_bits(case: Case) -> Iterator[Complaint]:
+    """Who computes other bits than the first gang is never seated."""
+    alien = set(case.scenario.shape.alien)
+    first = next((fact.plan for fact in case.plans if fact.plan.phase is Phase.TRAIN and fact.plan.seats), None)
+    other = first is not None and first.seats[0].member.node in alien
+    for fact in case.plans:
+        wrong = [seat.member for seat in fact.plan.seats if (seat.member.node in alien) != other]
+        if wrong:
+            yield fact.at, f"generation {fact.plan.generation} seats {wrong[0]}, which computes other bits"
+
+
 def growth_waits_for_the_gang(case: Case) -> Iterator[Complaint]:
     """A gang that has not yet formed is not broken up to make it larger."""
     resumed: set[int] = set()
@@ -715,6 +726,7 @@ CHECKS: tuple[Check, ...] = (
     a_crash_loop_ends,
     a_rung_does_what_it_says,
     growth_waits_for_the_gang,
+    the_job_keeps_its_bits,
     a_seat_is_filled_as_planned,
     orders_are_given_once,
     no_worker_ends_for_an_older_plan,

@@ -51,6 +51,7 @@ class Node:
         self.running: dict[
             Hashable, tuple[int, float]
         ] = {}  # by subject: which request, and until when it is waited for
+        self.newer: events.Publish | None = None  # the newest record, decided while an older one was being written
         self.request = 0
         self.inbox: list[Event] = []
         self.wake_at = inf
@@ -125,6 +126,7 @@ class Node:
         self.detector = Detector(settings=self.cluster.settings.membership)
         self.ring_of = -1
         self.running.clear()
+        self.newer = None
         self.inbox.clear()
         self.lease_sent = -inf
         self.wake_at = self.wake_due = inf
@@ -303,6 +305,8 @@ class Node:
         """One request to the store; its answer, if it comes, only ends the waiting for it, but for the lease's."""
         about = subject(action)
         if about in self.running and self.world.now < self.running[about][1]:
+            if isinstance(action, events.Publish):
+                self.newer = action
             return
         if isinstance(action, events.Publish) and self.mute_publish:
             return
@@ -315,8 +319,11 @@ class Node:
         def answer(result: object) -> None:
             if life != self.life or not self.daemon_up:
                 return
+            newer = None
             if self.running.get(about, (0, 0.0))[0] == number:
                 del self.running[about]
+                if isinstance(action, events.Publish):
+                    newer, self.newer = self.newer, None
             if isinstance(result, LeaseGone):
                 self.lease = None
                 self.post(events.Leased(now=self.clock.now(), sent=0.0, held=False))
@@ -328,6 +335,9 @@ class Node:
                 held = self.lease is not None
                 self.lease_sent = max(self.lease_sent, true_sent) if held else -inf
                 self.post(events.Leased(now=self.clock.now(), sent=sent, held=held))
+
+            if newer is not None and newer != action and life == self.life:
+                self._send(newer)
 
         lease = self.lease
         ttl_s = self.cluster.settings.membership.lease_ttl_s

@@ -559,9 +559,8 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
         return None
-    if not scene.trained or scene.now < scene.settled_at:
-        wake_at = scene.settled_at if scene.now < scene.settled_at else inf  # else the last seat's record wakes us
-        return Move(wake_at=wake_at, why=f"{came} more nodes are ready; waiting whether more come")
+    if scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
+        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
     return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
 
 

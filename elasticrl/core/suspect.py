@@ -40,7 +40,9 @@ class Detector:
 
     settings: Membership
     peers: Mapping[str, Heard] = field(default_factory=dict)
-    doubt_s: float | None = None  # how long a doubted neighbour that is asked has for its answer; None: 1.5 beats, unasked
+    doubt_s: float | None = (
+        None  # how long a doubted neighbour that is asked has for its answer; None: 1.5 beats, unasked
+    )
 
     def watch(self, nodes: Iterable[str], now: float) -> "Detector":
         """Another ring: forget who is not in it; newcomers have until `suspect_s` from now."""
@@ -133,12 +135,20 @@ def convict(
 
 
 def conviction(view: View, reach: int) -> Conviction:
-    """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them."""
+    """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them.
+
+    Nor do they judge. Found by the scenario in-halves-that-both-hear-the-store: those whom a probe had put out went on
+    accusing, as neighbours of an earlier ring, those who had stayed.
+    """
     plan, records = view.plan, view.records
     if plan is None or not records:
         return NOBODY
-    pairs = ((node, other) for node, r in records.items() if r.suspects for other in r.suspects if other in plan.place)
-    return convict(pairs, lambda node: neighbours(plan, node, reach))
+
+    def watchers(node: str) -> tuple[str, ...]:
+        return neighbours(plan, node, reach)
+
+    accusations = ((node, other) for node, record in records.items() for other in record.suspects)
+    return convict(((node, other) for node, other in accusations if node in watchers(other)), watchers)
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

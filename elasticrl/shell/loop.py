@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from math import inf
 from typing import Protocol
 
-from elasticrl.core.events import Action, Event, Leave, Say, Seen, Tick
+from elasticrl.core.events import Action, Event, Leave, Publish, Say, Seen, Tick
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import step, subject
 from elasticrl.shell.trace import Trace
@@ -48,6 +48,7 @@ class Loop:
         self._events: deque[Event] = deque()
         self._something = asyncio.Event()
         self._running: dict[Hashable, asyncio.Task[None]] = {}
+        self._newer: Publish | None = None  # the newest record, decided while an older one was being written
         self._left: Leave | None = None
 
     def post(self, event: Event) -> None:
@@ -72,6 +73,7 @@ class Loop:
                     self._start(action)
                 self.decided(event, decision)
         finally:
+            self._newer = None
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -100,10 +102,21 @@ class Loop:
             case _:
                 about = subject(action)
                 if about in self._running:
-                    return  # its answer is still awaited; the core asks again if it comes to nothing
+                    # Its answer is still awaited; the core asks again if it comes to nothing. But a record that changes
+                    # before it is written would come a whole `retry_s` late, and with it a neighbour's second suspicion.
+                    if isinstance(action, Publish):
+                        self._newer = action
+                    return
                 task = asyncio.create_task(self._perform(action), name=f"{about}")
                 self._running[about] = task
-                task.add_done_callback(lambda _: self._running.pop(about, None))
+                task.add_done_callback(lambda _: self._ended(about, action))
+
+    def _ended(self, about: Hashable, action: Action) -> None:
+        del self._running[about]
+        if isinstance(action, Publish):
+            newer, self._newer = self._newer, None
+            if newer is not None and newer != action:
+                self._start(newer)
 
     async def _perform(self, action: Action) -> None:
         try:
