@@ -106,11 +106,15 @@ def run(
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option("--nodes", help="How many nodes to play on this machine.")] = 1,
     every: Annotated[float, typer.Option("--every", help="Seconds between looks at the status.")] = 1.0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="What may differ from the checkpoint's run: lanes, batch, data, job, parts."),
+    ] = None,
 ) -> None:
     """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing behind."""
     from elasticrl.config import ConfigError, load
 
-    chosen = list(overrides or ())
+    chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     run_dir = find.private_run_dir()
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:

@@ -301,6 +301,9 @@ class Checkpoint(Section):
     timeout_s: Seconds = 1800.0
     """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
     storage; less reports a dead file server sooner."""
+    allow: tuple[Literal["lanes", "batch", "data", "job", "parts"], ...] = ()
+    """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
+    samples would be lost or used twice, or state dropped. Take it out again once the job has resumed."""
 
 
 class Health(Section):

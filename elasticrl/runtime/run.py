@@ -37,9 +37,10 @@ from elasticrl.core.model import Rung
 from elasticrl.runtime.agree import Agreed, agree, exchange
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import parse_name
 from elasticrl.runtime.checkpoint.parts import Part, Parts
+from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
 from elasticrl.runtime.digest import MASK, Digest, outliers
@@ -572,6 +573,14 @@ class Run:
         parts.register("ledger", keeper.ledger)
         self._parts = parts
         values: Mapping[str, Any] = {}
+        allow = self.tree.checkpoint.allow
+        if self._cursor is not None:
+            self._cursor.allow |= set(allow)
+        facts = facts_of(
+            self.context,
+            batch=self._cursor.batch if self._cursor else 0,
+            data=self._cursor.describe() if self._cursor else "",
+        )
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
             with keeper.vault.gather(
@@ -581,8 +590,11 @@ class Run:
                 values = source.values
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
         elif agreed.checkpoint is not None:
+            written = read_manifest(keeper.place, agreed.checkpoint)
+            for change in permitted(keeper.place, written, facts, allow=allow):
+                self._say(change.sentence)
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
-                parts.restore(source, but={"ledger"})
+                parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
         elif self.progress.count or place.resume:
             raise CheckpointRefused(
@@ -598,11 +610,7 @@ class Run:
             lineage=self._lineage,
             segments=self._cursor.segments if self._cursor else (),
             lanes=self.carried,
-            facts=facts_of(
-                self.context,
-                batch=self._cursor.batch if self._cursor else 0,
-                data=self._cursor.describe() if self._cursor else "",
-            ),
+            facts=facts,
         )
         if "ledger" in values:
             keeper.ledger.restored(trees.join(values["ledger"], {}))
@@ -661,7 +669,7 @@ class Run:
 
     def _settle_votes(self) -> None:
         """A second state of a step is kept: the one before must be sealed by then, as before an update."""
-        if self._hold().kept is None or not self._unsealed:
+        if not self._unsealed and self._restored is None:
             return
         self._hold().await_copies(self._check)
         self._notes_heard(exchange(self._gang_now, self._notes()))

@@ -138,7 +138,7 @@ def test_a_part_that_was_not_saved_is_refused_unless_allowed(tmp_path: Path):
     source = Source([shard_of(pinned(p)) for p in snapshots(tmp_path, job, 1)], name="the vault")
     other = Job(seed=2)
     other.parts.register("extra", torch.nn.Linear(2, 2))
-    with pytest.raises(CheckpointRefused, match=r"extra would start anew\. .*--allow-parts"):
+    with pytest.raises(CheckpointRefused, match=r"extra would start anew\. .*--allow parts"):
         other.parts.restore(source)
     other.parts.restore(source, allow={"parts"})
     assert same(other.state()["model"], job.state()["model"])
@@ -154,7 +154,7 @@ def test_resume_refuses_other_lanes_and_says_why(tmp_path: Path):
     found = resume(where, FACTS)
     assert found is not None
     assert found[2] == ()
-    with pytest.raises(CheckpointRefused, match=r"lanes was 4 and is 8: samples, random streams .* --allow-lanes"):
+    with pytest.raises(CheckpointRefused, match=r"lanes was 4 and is 8: samples, random streams .* --allow lanes"):
         resume(where, replace(FACTS, lanes=8))
     allowed = resume(where, replace(FACTS, lanes=8, threads=7), allow={"lanes"})
     assert allowed is not None

@@ -163,7 +163,7 @@ def test_another_batch_lane_count_or_data_is_refused_unless_allowed(change: dict
 
     before = Cursor(WALK)
     before.advance(6)
-    with pytest.raises(CheckpointRefused, match=f"--allow-{name}"):
+    with pytest.raises(CheckpointRefused, match=f"--allow {name}"):
         resumed(replace(WALK, **change), before)
     resumed(replace(WALK, **change), before, "lanes", "batch", "data")
 

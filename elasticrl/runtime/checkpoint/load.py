@@ -43,10 +43,16 @@ def resume(
     found = newest_good(place, commit=commit, uncommitted=uncommitted)
     if found is None:
         return None
-    changed = differences(found.manifest.facts, machine_facts(facts), allow=allow)
-    if refused := [change.sentence for change in changed if change.refuse]:
-        raise CheckpointRefused(f"This run can't continue from {found.manifest.name} at {place}. " + " ".join(refused))
+    changed = permitted(place, found.manifest, facts, allow=allow)
     return open_checkpoint(place, found.manifest.name, check=False), found, changed
+
+
+def permitted(place: Place, manifest: Manifest, facts: Facts, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:
+    """What differs between the run that wrote a checkpoint and this one, to be logged; CheckpointRefused if that is grave."""
+    changed = differences(manifest.facts, machine_facts(facts), allow=allow)
+    if refused := [change.sentence for change in changed if change.refuse]:
+        raise CheckpointRefused(f"This run can't continue from {manifest.name} at {place}. " + " ".join(refused))
+    return changed
 
 
 def _table(place: Place, manifest: Manifest, shard: int) -> ShardTable:

@@ -267,7 +267,7 @@ def differences(saved: Facts, now: Facts, *, allow: Collection[str] = ()) -> tup
         if old == new or not old or not new:  # unknown on either side is no difference
             continue
         refuse = grave and name not in allow
-        remedy = f" Set it back, or continue with --allow-{name}." if refuse else ""
+        remedy = f" Set it back, or continue with --allow {name} (checkpoint.allow)." if refuse else ""
         sentence = f"{name} was {_show(old)} and is {_show(new)}: {consequence}.{remedy}"
         found.append(Difference(field=name, saved=old, now=new, refuse=refuse, sentence=sentence))
     return tuple(found)

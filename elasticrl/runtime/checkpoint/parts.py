@@ -173,7 +173,7 @@ class Parts:
                 + (f"{', '.join(missing)} would start anew" if missing else "")
                 + ("; " if missing and extra else "")
                 + (f"{', '.join(extra)} would be lost" if extra else "")
-                + ". Register the same parts, or continue with --allow-parts."
+                + ". Register the same parts, or continue with --allow parts (checkpoint.allow)."
             )
         for name, part in self._parts.items():
             if name in missing or name in but:

@@ -111,7 +111,7 @@ class Cursor:
             raise DataError("A Cursor needs to know the number of samples; for a stream use data.loader.Loader alone.")
         _check(walk)
         self.walk = walk
-        self._allow = frozenset(allow)
+        self.allow = frozenset(allow)  # what may differ from the run that is gone on from
         self._segments: tuple[Segment, ...] = (Segment(first=0, epoch=0, offset=0, walk=walk),)
         self._next = 0  # the draw after the newest one that was asked to be kept
 
@@ -189,7 +189,7 @@ class Cursor:
         """Go on where it was. Another batch, lane count or data than it was is refused unless it was allowed by name."""
         segments = tuple(Segment.from_json(row) for row in state["segments"])
         self._next = int(state["next"])
-        self._segments = join_on(segments, self.walk, self._next, self._allow)
+        self._segments = join_on(segments, self.walk, self._next, self.allow)
 
 
 def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collection[str]) -> tuple[Segment, ...]:
@@ -211,7 +211,7 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
         if old != new and name not in allow:
             raise CheckpointRefused(
                 f"data.{name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
-                f"planned. Set it back, or continue with --allow-{name}."
+                f"planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
     used = last.offset + (draw - last.first) * last.walk.batch
     epochs, offset = divmod(used, last.walk.usable)

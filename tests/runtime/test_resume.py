@@ -1,0 +1,69 @@
+"""A job that is started again from its checkpoints with other lanes, batch or data than it had: refused, unless told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrl.runtime.chronicle import read
+
+SCRIPT = """
+import sys
+import torch
+import elasticrl
+from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.optim import AdamW
+
+steps, per_lane, name = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+with elasticrl.runtime.join(sys.argv[1]) as run:
+    model = torch.nn.Linear(3, 5)
+    cursor = Cursor(Walk(name=name, size=100, lanes=run.tree.lanes.count, per_lane=per_lane, seed=7))
+    run.register(model=model, optimizer=AdamW(lr=1e-3), data=cursor)
+    for step in run.steps(steps):
+        for lane in run.lanes():
+            points = torch.tensor([[sample.epoch, sample.index, 1.0] for sample in lane.ids()])
+            model(points).square().mean().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def start(
+    folder: Path, steps: int, *, lanes: int = 4, per_lane: int = 6, name: str = "numbers", allow: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """One life of the job, alone; what it made is in `folder`."""
+    (folder / "job.py").write_text(SCRIPT)
+    (folder / "job.yaml").write_text(
+        f"job: {{name: small, program: job.py}}\nlanes: {{count: {lanes}}}\nnode: {{name: n0}}\nmembership: {{max_nodes: 1}}\n"
+        f"checkpoint: {{dir: {folder}/run, every: 2, allow: [{allow}]}}\nvault: {{dir: {folder}/vault}}\n"
+        "store: {embedded: true}\n"
+    )
+    command = [sys.executable, "job.py", "job.yaml", str(steps), str(per_lane), name]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"lanes": 2}, "lanes"), ({"per_lane": 5}, "batch"), ({"name": "others"}, "data")]
+)
+def test_a_resume_with_other_lanes_batch_or_data_is_refused_unless_told(
+    tmp_path: Path, change: dict[str, object], field: str
+):
+    first = start(tmp_path, 4)
+    assert first.returncode == 0, first.stderr
+    refused = start(tmp_path, 8, **change)
+    assert refused.returncode != 0
+    assert f"{field} was" in refused.stderr
+    assert f"continue with --allow {field} (checkpoint.allow)" in refused.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 4, "nothing was trained"
+    names = "lanes, batch" if field == "lanes" else field  # fewer lanes of the same size are another batch as well
+    allowed = start(tmp_path, 8, allow=names, **change)
+    assert allowed.returncode == 0, allowed.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 8
+
+
+def test_a_resume_that_changes_nothing_needs_no_leave(tmp_path: Path):
+    assert start(tmp_path, 4).returncode == 0
+    second = start(tmp_path, 8)
+    assert second.returncode == 0, second.stderr
+    assert sorted(read(tmp_path / "run" / "small").steps) == list(range(9))
