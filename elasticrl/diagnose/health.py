@@ -1,0 +1,709 @@
+"""How this machine is: memory, disks, load, network, limits, kernel log, GPUs. Each look gives a few `Check`s.
+
+The one idea: every look is a reader of a few files below `root`, and a pure reading of their texts; so a test is a folder
+with the texts of a real machine. What is not there (a container without sysfs, a machine without GPUs) is said as `skip` and
+never guessed. Counters mean nothing by themselves: those are read twice (`Counters`), and only what they gained counts.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose.logs import Parser
+
+ROOT: Final = Path("/")
+GIB: Final = 1 << 30
+
+
+class Level(StrEnum):
+    """How a check came out. `skip`: this machine does not have it, or does not let us look."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+OK, WARN, FAIL, SKIP = Level.OK, Level.WARN, Level.FAIL, Level.SKIP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at.
+
+    Example: Check(name="memory.available", level=Level.OK, value="20.1 of 23.5 GiB", why="...", remedy="")
+    """
+
+    name: str
+    level: Level
+    value: str  # what was found
+    why: str = ""  # why it matters
+    remedy: str = ""  # only where something should be done
+    sign: Sign | None = None  # what it speaks for, should something be wrong right now
+    kind: Kind | None = None
+
+    def plain(self) -> dict[str, str]:
+        """For JSON."""
+        return {name: str(value) for name, value in asdict(self).items() if name not in {"sign", "kind"}}
+
+
+def evidence(checks: Iterable[Check], *, node: str | None = None, when: float | None = None) -> tuple[Evidence, ...]:
+    """What the bad checks speak for, if a gang has stalled."""
+    return tuple(
+        Evidence(
+            kind=check.kind or Kind.NODE, sign=check.sign, node=node, when=when, clock="core" if when is not None else "",
+            detail=f"{check.name}: {check.value}", source="health",
+        )
+        for check in checks
+        if check.sign is not None and check.level is FAIL
+    )  # fmt: skip
+
+
+# Texts of /proc and /sys.
+
+
+def pressure(text: str) -> dict[str, float]:
+    r"""Shares of the last 10 s in which tasks waited, in percent.
+
+    >>> pressure("some avg10=1.50 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=3")
+    {'some': 1.5, 'full': 0.25}
+    """
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(" ")
+        value = next((word[6:] for word in rest.split() if word.startswith("avg10=")), None)
+        if value is not None:
+            found[name] = float(value)
+    return found
+
+
+def meminfo(text: str) -> dict[str, int]:
+    """Bytes by name."""
+    rows = (line.replace(":", " ").split() for line in text.splitlines())
+    return {
+        row[0]: int(row[1]) * (1024 if row[2:] == ["kB"] else 1) for row in rows if len(row) > 1 and row[1].isdigit()
+    }
+
+
+def flat(text: str) -> dict[str, int]:
+    """Lines of `name number`: memory.events, memory.oom_control, memory.stat."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """Where a path lies.
+
+    Example: Mount(point="/data", kind="nfs4", options=frozenset({"rw", "hard"}))
+    """
+
+    point: str
+    kind: str
+    options: frozenset[str] = frozenset()
+
+
+def mount_of(text: str, path: str) -> Mount | None:
+    """The mount that holds a path, from /proc/self/mountinfo: the last one at the longest point above it."""
+    best: Mount | None = None
+    for line in text.splitlines():
+        left, dash, right = line.partition(" - ")
+        row, tail = left.split(" "), right.split(" ")
+        if not dash or len(row) < 6 or len(tail) < 3:
+            continue
+        point = row[4].encode().decode("unicode_escape") if "\\" in row[4] else row[4]
+        above = path == point or path.startswith(point.rstrip("/") + "/")
+        if above and (best is None or len(point) >= len(best.point)):
+            best = Mount(point=point, kind=tail[0], options=frozenset(row[5].split(",") + tail[2].split(",")))
+    return best
+
+
+def chosen(text: str) -> str:
+    """The word in brackets.
+
+    >>> chosen("always [madvise] never")
+    'madvise'
+    """
+    return text.partition("[")[2].partition("]")[0]
+
+
+def snmp(text: str) -> dict[str, int]:
+    """`Tcp.RetransSegs` and the like, from /proc/net/snmp or netstat: pairs of lines, names and numbers."""
+    lines = text.splitlines()
+    found: dict[str, int] = {}
+    for names, numbers in zip(lines[::2], lines[1::2], strict=False):
+        family, _, rest = names.partition(":")
+        values = numbers.partition(":")[2].split()
+        found |= {
+            f"{family}.{n}": int(v) for n, v in zip(rest.split(), values, strict=False) if v.lstrip("-").isdigit()
+        }
+    return found
+
+
+def cpu_times(text: str) -> dict[str, int]:
+    """Ticks of all CPUs together, from /proc/stat."""
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    row = next((line.split()[1:] for line in text.splitlines() if line.startswith("cpu ")), [])
+    return dict(zip(names, map(int, row), strict=False))
+
+
+def kmsg(text: str) -> str:
+    """Records of /dev/kmsg as dmesg prints them.
+
+    >>> kmsg("6,339,5140900,-;NVRM: Xid (PCI:0000:44:00): 79")
+    '[    5.140900] NVRM: Xid (PCI:0000:44:00): 79'
+    """
+    lines = []
+    for line in text.splitlines():
+        head, semicolon, message = line.partition(";")
+        fields = head.split(",")
+        if semicolon and len(fields) >= 3 and fields[2].isdigit():
+            micros = int(fields[2])
+            lines.append(f"[{micros // 1_000_000:5}.{micros % 1_000_000:06}] {message}")
+    return "\n".join(lines)
+
+
+def offset_s(asked: float, theirs: float, answered: float) -> float:
+    """How far another clock is ahead of ours, as NTP reckons: its answer was half-way between question and answer."""
+    return theirs - (asked + answered) / 2
+
+
+# Looks at the machine.
+
+
+def _text(root: Path, path: str) -> str | None:
+    try:
+        return (root / path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _number(root: Path, path: str) -> int | None:
+    text = (_text(root, path) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+#: resource -> (which share, the warning's limit in percent, why)
+PRESSURE: Final = {
+    "memory": ("full", 10.0, "While all tasks wait for memory nothing is computed; the OOM killer comes next."),
+    "io": ("full", 40.0, "Saves and data loading wait for the disk."),
+    "cpu": ("some", 60.0, "Workers wait for a core: one slow rank slows all of them."),
+}
+
+
+def pressures(root: Path = ROOT) -> Iterator[Check]:
+    """PSI: how much of the last 10 seconds was spent waiting."""
+    for name, (share, limit, why) in PRESSURE.items():
+        text = _text(root, f"proc/pressure/{name}")
+        if text is None or share not in (found := pressure(text)):
+            yield Check(name=f"pressure.{name}", level=SKIP, value="the kernel has no PSI (boot with psi=1)", why=why)
+            continue
+        bad = found[share] > limit
+        yield Check(
+            name=f"pressure.{name}", level=WARN if bad else OK, value=f"{found[share]:.1f} % of the last 10 s", why=why,
+            remedy=f"See who uses it: sort processes by {name}, keep other jobs off this node." if bad else "",
+        )  # fmt: skip
+
+
+def memory(root: Path = ROOT) -> Iterator[Check]:
+    """What the machine and our cgroup have left."""
+    why = "A worker that finds none is killed by the kernel, and the vault's copies need room too."
+    text = _text(root, "proc/meminfo")
+    if text is None or "MemTotal" not in (found := meminfo(text)):
+        yield Check(name="memory.available", level=SKIP, value="/proc/meminfo cannot be read", why=why)
+    else:
+        free, total = found.get("MemAvailable", found.get("MemFree", 0)), found["MemTotal"]
+        level = FAIL if free < 0.03 * total else WARN if free < 0.10 * total else OK
+        yield Check(
+            name="memory.available", level=level, value=f"{_gib(free)} of {_gib(total)}", why=why, kind=Kind.OOM,
+            remedy="" if level is OK else "Fewer dataloader workers, smaller batches, or a node with more memory.",
+            sign=Sign.HOST_MEMORY,
+        )  # fmt: skip
+    yield from _cgroup(root)
+
+
+def cgroup_files(root: Path = ROOT, pid: str = "self") -> tuple[Path, Path, Path] | None:
+    """A process's memory limit, use and events: of cgroup v2, else v1. An empty limit file means none."""
+    rows = [line.split(":", 2) for line in (_text(root, f"proc/{pid}/cgroup") or "").splitlines()]
+    for controllers, place in ((row[1], row[2].lstrip("/")) for row in rows if len(row) == 3):
+        if "memory" in controllers.split(","):
+            here = root / "sys/fs/cgroup/memory" / place
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
+        elif not controllers:
+            here = root / "sys/fs/cgroup" / place
+            names = ("memory.max", "memory.current", "memory.events")
+        else:
+            continue
+        # In a container the path is the host's, and what we see is mounted at the top.
+        for folder in (here, here.parents[len(Path(place).parts) - 1] if place else here):
+            if (folder / names[1]).exists():
+                return folder / names[0], folder / names[1], folder / names[2]
+    return None
+
+
+def _cgroup(root: Path) -> Iterator[Check]:
+    why = "The kernel kills a process of the group when the limit is met, however much the machine has left."
+    files = cgroup_files(root)
+    if files is None:
+        yield Check(name="memory.cgroup", level=SKIP, value="no memory cgroup that we can see", why=why)
+        return
+    limit, used, events = (_text(root, str(file.relative_to(root))) or "" for file in files)
+    kills = flat(events).get("oom_kill", 0)
+    most = int(limit) if limit.strip().isdigit() and int(limit) < 1 << 60 else None
+    share = int(used) / most if most and used.strip().isdigit() else 0.0
+    level = FAIL if share > 0.97 else WARN if share > 0.9 else OK
+    yield Check(
+        name="memory.cgroup", level=level, why=why, sign=Sign.HOST_MEMORY, kind=Kind.OOM,
+        value=f"{share:.0%} of {_gib(most)}" if most else "no limit",
+        remedy="" if level is OK else "Raise the limit (MemoryMax=, --memory), or use less; page cache counts too.",
+    )  # fmt: skip
+    if kills:
+        yield Check(
+            name="memory.oom_kills", level=WARN, value=f"{kills} since the group was made", why=why,
+            remedy="Raise the limit; see the kernel log for whom it was.",
+        )  # fmt: skip
+
+
+NETWORKED: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "lustre", "gpfs", "fuse.gcsfuse"}
+)
+IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+
+
+def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bool = True) -> Iterator[Check]:
+    """Space, inodes, read-only, and how long a small write takes to be safe. `need`: bytes that must fit."""
+    why = "A save that cannot be written loses the steps since the last one, at the next reload."
+    place = path if path.is_absolute() else Path.cwd() / path
+    there = next((p for p in (place, *place.parents) if p.exists()), None)
+    if there is None:
+        yield Check(name=f"{name}.space", level=FAIL, value=f"{path} does not exist", why=why, remedy="Create it.")
+        return
+    try:
+        stat = os.statvfs(there)
+    except OSError as error:
+        yield Check(
+            name=f"{name}.space", level=FAIL, value=f"{path}: {error.strerror}", why=why, kind=Kind.DISK,
+            remedy="Mount it again; a stale handle means that its server has gone.", sign=Sign.DISK_BROKEN,
+        )  # fmt: skip
+        return
+    mount = mount_of(_text(root, "proc/self/mountinfo") or "", str(there.resolve()))
+    where = f"{path} ({mount.kind})" if mount else str(path)
+    if (mount and "ro" in mount.options) or stat.f_flag & os.ST_RDONLY:
+        yield Check(
+            name=f"{name}.writable", level=FAIL, value=f"{where} is mounted read-only", why=why, kind=Kind.DISK,
+            remedy="The kernel remounts a file system it no longer trusts: see its log, check the disk.",
+            sign=Sign.DISK_BROKEN,
+        )  # fmt: skip
+        return
+    free = stat.f_bavail * stat.f_frsize
+    inodes = stat.f_favail / stat.f_files if stat.f_files else 1.0
+    level = FAIL if free < need or inodes < 0.001 else WARN if free < 2 * need or inodes < 0.02 else OK
+    yield Check(
+        name=f"{name}.space", level=level, value=f"{_gib(free)} free on {where}, {inodes:.0%} of inodes",
+        why=f"{why} It needs {_gib(need)}.", kind=Kind.DISK, sign=Sign.DISK_FULL,
+        remedy="" if level is OK else "Free space, keep fewer checkpoints (checkpoint.keep_last), or move them.",
+    )  # fmt: skip
+    if write:
+        yield _latency(there, name, where, why)
+
+
+SLOW_WRITE_S: Final = 0.25  # for 4 KiB to be on the disk; a healthy disk takes 1 to 20 ms, a busy NFS 100
+
+
+def _latency(folder: Path, name: str, where: str, why: str) -> Check:
+    probe = folder / f".elasticrl-{os.getpid()}.probe"
+    begin = time.monotonic()
+    try:
+        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, bytes(4096))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        sign = Sign.DISK_FULL if error.errno in {28, 122} else Sign.DISK_BROKEN
+        return Check(
+            name=f"{name}.write", level=FAIL, value=f"{where}: {error.strerror}", why=why, kind=Kind.DISK, sign=sign,
+            remedy="Give the job's user the right to write there, or free space.",
+        )  # fmt: skip
+    took_s = time.monotonic() - begin
+    slow = took_s > SLOW_WRITE_S
+    return Check(
+        name=f"{name}.write", level=WARN if slow else OK, value=f"{took_s * 1000:.1f} ms for 4 KiB to be safe on {where}",
+        why="Commits wait for it.", remedy="See what else writes there; move checkpoints to a faster disk." if slow else "",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What only grows, at one moment.
+
+    Example: Counters(at=812.5, cpu={"user": 7, "steal": 0}, tcp={"Tcp.OutSegs": 9}, nics={"eth0": {"rx_errors": 0}})
+    """
+
+    at: float
+    cpu: Mapping[str, int] = field(default_factory=dict)
+    tcp: Mapping[str, int] = field(default_factory=dict)
+    nics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    hcas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+NIC_ERRORS: Final = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "tx_carrier_errors")
+HCA_ERRORS: Final = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors",
+                     "port_xmit_discards", "excessive_buffer_overrun_errors")  # fmt: skip
+
+
+def counters(now: float, root: Path = ROOT) -> Counters:
+    """A look. Two of them make checks: `gained`."""
+    nics = {
+        nic.name: {
+            name: value
+            for name in (*NIC_ERRORS, "rx_packets", "tx_packets")
+            if (value := _number(root, f"sys/class/net/{nic.name}/statistics/{name}")) is not None
+        }
+        | {"carrier_changes": _number(root, f"sys/class/net/{nic.name}/carrier_changes") or 0}
+        for nic in _folders(root / "sys/class/net")
+        if nic.name != "lo"
+    }
+    hcas = {
+        f"{hca.name}:{port.name}": {
+            name: value
+            for name in HCA_ERRORS
+            if (value := _number(root, f"sys/class/infiniband/{hca.name}/ports/{port.name}/counters/{name}"))
+            is not None
+        }
+        for hca in _folders(root / "sys/class/infiniband")
+        for port in _folders(hca / "ports")
+    }
+    return Counters(
+        at=now, cpu=cpu_times(_text(root, "proc/stat") or ""), tcp=snmp(_text(root, "proc/net/snmp") or ""), nics=nics,
+        hcas=hcas,
+    )  # fmt: skip
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def gained(before: Counters, after: Counters) -> Iterator[Check]:
+    """What happened between two looks."""
+    seconds = max(after.at - before.at, 1e-6)
+    ticks = {name: after.cpu[name] - before.cpu.get(name, 0) for name in after.cpu}
+    total = sum(ticks.values())
+    if total > 0:
+        steal = ticks.get("steal", 0) / total
+        yield Check(
+            name="cpu.steal", level=WARN if steal > 0.05 else OK, value=f"{steal:.1%} over {seconds:.1f} s",
+            why="The hypervisor gave our time to others: this node will straggle.",
+            remedy="Move the virtual machine, or reserve its cores." if steal > 0.05 else "",
+        )  # fmt: skip
+    sent = after.tcp.get("Tcp.OutSegs", 0) - before.tcp.get("Tcp.OutSegs", 0)
+    again = after.tcp.get("Tcp.RetransSegs", 0) - before.tcp.get("Tcp.RetransSegs", 0)
+    if after.tcp:
+        share = again / sent if sent > 0 else 0.0
+        bad = share > 0.01 and again > 20
+        yield Check(
+            name="tcp.retransmits", level=WARN if bad else OK, value=f"{again} of {sent} segments over {seconds:.1f} s",
+            why="Lost segments cost 200 ms each: gloo and NCCL over sockets crawl.",
+            remedy="Look at the error counters of NIC and switch; elasticrl's probe tells which link." if bad else "",
+        )  # fmt: skip
+    for what, news, olds in (("nic", after.nics, before.nics), ("hca", after.hcas, before.hcas)):
+        for name, values in sorted(news.items()):
+            yield _port(what, name, values, olds.get(name, {}), seconds)
+
+
+def _port(what: str, name: str, values: Mapping[str, int], old: Mapping[str, int], seconds: float) -> Check:
+    grown = {key: value - old.get(key, value) for key, value in values.items()}
+    packets = grown.get("rx_packets", 0) + grown.get("tx_packets", 0)
+    flaps = grown.get("carrier_changes", 0) + grown.get("link_downed", 0)
+    errors = {key: count for key, count in grown.items() if count > 0 and key in {*NIC_ERRORS, *HCA_ERRORS}}
+    bad = flaps > 0 or sum(errors.values()) > max(10, packets // 10_000)
+    said = ", ".join(f"{count} {key}" for key, count in sorted(errors.items())) or "no errors"
+    return Check(
+        name=f"{what}.{name}", level=FAIL if flaps else WARN if bad else OK,
+        value=f"{said}{f', link changed {flaps} times' if flaps else ''} over {seconds:.1f} s",
+        why="A port that flaps or drops makes every rank wait.", sign=Sign.LINK, kind=Kind.KERNEL,
+        remedy="Reseat or change cable and transceiver; look at the switch's port." if bad else "",
+    )  # fmt: skip
+
+
+def load(root: Path = ROOT, cpus: int | None = None) -> Iterator[Check]:
+    """How many want to run."""
+    text = (_text(root, "proc/loadavg") or "").split()
+    cpus = cpus or os.cpu_count() or 1
+    if text:
+        busy = float(text[0]) > 2 * cpus
+        yield Check(
+            name="cpu.load", level=WARN if busy else OK, value=f"{text[0]} on {cpus} cores",
+            why="Workers that share their cores with others are slow and uneven.",
+            remedy="Keep other jobs off this node, or give workers fewer threads (lanes.threads)." if busy else "",
+        )  # fmt: skip
+
+
+def limits(root: Path = ROOT) -> Iterator[Check]:
+    """What a process may have: descriptors, locked memory, processes, shared memory, huge pages."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = files != resource.RLIM_INFINITY and files < 4096
+    yield Check(
+        name="limits.files", level=WARN if few else OK, value=f"{_limit(files)} open files for a process",
+        why="Every peer, dataloader worker and shard is a descriptor or two.",
+        remedy="LimitNOFILE=1048576 in the unit, or ulimit -n 1048576." if few else "",
+    )  # fmt: skip
+    yield from _open_files(root)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    verbs = bool(_folders(root / "sys/class/infiniband"))
+    low = verbs and locked != resource.RLIM_INFINITY
+    yield Check(
+        name="limits.memlock", level=FAIL if low else OK,
+        value=f"{_limit(locked)} bytes may be locked" + ("" if verbs else "; no RDMA device needs it"),
+        why="RDMA registers memory by locking it; NCCL fails with 'Cannot allocate memory' when it may not.",
+        remedy="LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited; --ulimit memlock=-1 for containers." if low else "",
+    )  # fmt: skip
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    few = processes != resource.RLIM_INFINITY and processes < 4096
+    yield Check(
+        name="limits.processes", level=WARN if few else OK, value=f"{_limit(processes)} processes and threads",
+        why="Each worker has some hundred threads with NCCL and dataloaders.",
+        remedy="TasksMax=infinity in the unit, or ulimit -u." if few else "",
+    )  # fmt: skip
+    yield from _huge(root)
+
+
+def _open_files(root: Path) -> Iterator[Check]:
+    row = (_text(root, "proc/sys/fs/file-nr") or "").split()
+    if len(row) == 3:
+        share = int(row[0]) / max(int(row[2]), 1)
+        yield Check(
+            name="files.open", level=FAIL if share > 0.95 else WARN if share > 0.8 else OK, sign=Sign.RESOURCE_LIMIT,
+            value=f"{row[0]} of {row[2]} on this machine", why="When all are used nothing can be opened by anybody.",
+            remedy="Raise fs.file-max; see who leaks them (lsof)." if share > 0.8 else "", kind=Kind.LIMIT,
+        )  # fmt: skip
+
+
+def _huge(root: Path) -> Iterator[Check]:
+    enabled = chosen(_text(root, "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    defrag = chosen(_text(root, "sys/kernel/mm/transparent_hugepage/defrag") or "")
+    if not enabled:
+        yield Check(name="memory.thp", level=SKIP, value="the kernel has no transparent huge pages")
+        return
+    stalls = enabled == "always" and defrag == "always"
+    yield Check(
+        name="memory.thp", level=WARN if stalls else OK, value=f"enabled={enabled} defrag={defrag or '-'}",
+        why="With both `always` any page fault may stop to compact memory: pauses of a second on a full machine.",
+        remedy="echo defer+madvise > /sys/kernel/mm/transparent_hugepage/defrag" if stalls else "",
+    )  # fmt: skip
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def shm(path: Path = Path("/dev/shm"), need: int = 2 * GIB) -> Iterator[Check]:  # noqa: S108 - the tmpfs is what is looked at
+    """Shared memory: dataloaders, NCCL within a node, and the vault live there."""
+    why = "Dataloader workers die of a bus error, and NCCL cannot start, when it is full. Containers give 64 MiB."
+    try:
+        stat = os.statvfs(path)
+    except OSError as error:
+        yield Check(
+            name="shm.space", level=FAIL, value=f"{path}: {error.strerror}", why=why, remedy="Mount a tmpfs there."
+        )
+        return
+    free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    level = FAIL if free < min(need, GIB) // 4 else WARN if free < need else OK
+    yield Check(
+        name="shm.space", level=level, value=f"{_gib(free)} free of {_gib(size)}", why=why, sign=Sign.SHM_FULL,
+        remedy="" if level is OK else "--shm-size=16g or --ipc=host; else remove what dead jobs left there.",
+        kind=Kind.LIMIT,
+    )  # fmt: skip
+
+
+def interfaces(root: Path = ROOT) -> dict[str, str]:
+    """Network interfaces with their state: up, down, unknown (loopback)."""
+    nics = (nic.name for nic in _folders(root / "sys/class/net"))
+    return {nic: (_text(root, f"sys/class/net/{nic}/operstate") or "unknown").strip() for nic in nics}
+
+
+def hcas(root: Path = ROOT) -> dict[str, str]:
+    """RDMA ports with their state: `mlx5_0:1` -> `ACTIVE InfiniBand 400 Gb/sec`."""
+    return {
+        f"{hca.name}:{port.name}": " ".join(
+            (_text(root, f"sys/class/infiniband/{hca.name}/ports/{port.name}/{what}") or "?")
+            .strip()
+            .rpartition(": ")[2]
+            for what in ("state", "link_layer", "rate")
+        )
+        for hca in _folders(root / "sys/class/infiniband")
+        for port in _folders(hca / "ports")
+    }
+
+
+def clock(offset: float | None, of: str = "") -> Check:
+    """How far another node's clock is from ours; see `offset_s`."""
+    why = "Logs of several nodes are read side by side, and certificates have dates. Decisions do not depend on it."
+    if offset is None:
+        return Check(name="clock", level=SKIP, value="no other clock to compare with", why=why)
+    level = WARN if abs(offset) > 0.5 else OK
+    return Check(
+        name="clock", level=level, value=f"{offset * 1000:+.0f} ms{f' at {of}' if of else ''}", why=why,
+        remedy="Start chrony or systemd-timesyncd on both." if level is WARN else "",
+    )  # fmt: skip
+
+
+KERNEL_LINES: Final = 1 << 20  # bytes of the newest kernel log that are read
+
+
+def kernel_log(root: Path = ROOT) -> tuple[str, str]:
+    """The kernel's log as dmesg prints it, and where it came from; or "" and why there is none.
+
+    An unprivileged daemon reads it through the journal's group; root, from the ring buffer.
+    """
+    if journal := shutil.which("journalctl"):
+        command = [journal, "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--lines=5000", "--quiet"]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=5.0)
+        except (OSError, subprocess.TimeoutExpired):
+            done = None
+        if done and done.returncode == 0 and done.stdout.strip():
+            return done.stdout.decode(errors="replace"), "journal"
+    try:
+        handle = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        return "", f"the kernel log cannot be read ({error.strerror}); add the user to the group systemd-journal"
+    records: list[bytes] = []
+    try:
+        while sum(map(len, records)) < KERNEL_LINES:
+            records.append(os.read(handle, 8192))
+            if not records[-1]:
+                break
+    except OSError:
+        pass  # EAGAIN: that was the newest; EPIPE: the ring has moved on
+    finally:
+        os.close(handle)
+    return kmsg(b"".join(records).decode(errors="replace")), "kmsg"
+
+
+def kernel(text: str, source: str) -> tuple[Check, tuple[Evidence, ...]]:
+    """What the kernel has said of GPUs, memory, disks and links, and a check that sums it up."""
+    why = "The kernel knows of broken hardware before anybody else."
+    if not text:
+        return Check(name="kernel.log", level=SKIP, value=source, why=why), ()
+    noise = {Sign.NOISE, Sign.TOLD}
+    facts = tuple(fact for fact in Parser(source=f"kernel ({source})").read(text.encode()) if fact.sign not in noise)
+    broken = [fact for fact in facts if fact.sign in {Sign.GPU_BROKEN, Sign.DISK_BROKEN}]
+    newest = facts[-1].line.strip()[:160] if facts else ""
+    return Check(
+        name="kernel.log", level=FAIL if broken else WARN if facts else OK, why=why,
+        value=f"{len(facts)} messages of trouble since boot, the newest: {newest}" if facts else "nothing of trouble",
+        remedy="Take the node out and run the vendor's diagnostics." if broken else "Read it: dmesg -T." if facts else "",
+    ), facts  # fmt: skip
+
+
+def gpus() -> tuple[tuple[Check, ...], str]:
+    """What NVML says of this machine's GPUs. The second is why there is nothing to say."""
+    try:
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        if Path("/proc/driver/nvidia/version").exists():
+            check = Check(
+                name="gpu", level=WARN, value="a driver, but no nvidia-ml-py", why="GPU health cannot be looked at.",
+                remedy="pip install nvidia-ml-py",
+            )  # fmt: skip
+            return (check,), ""
+        return (), "no NVIDIA driver and no nvidia-ml-py: GPU health is not looked at"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML does not start: {error}"
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(check for i, handle in enumerate(handles) for check in gpu(pynvml, i, handle)), ""
+    except pynvml.NVMLError as error:
+        lost = Check(
+            name="gpu", level=FAIL, value=f"NVML: {error}", why="A GPU has fallen off the bus, or is being reset.",
+            remedy="See the kernel log for its Xid; reboot the node.", sign=Sign.GPU_BROKEN, kind=Kind.CUDA_ERROR,
+        )  # fmt: skip
+        return (lost,), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+#: Reasons for lower clocks that mean trouble (nvml.h): hardware slowdown, thermal slowdown, power brake.
+THROTTLED: Final = {0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
+                    0x80: "power brake"}  # fmt: skip
+
+
+def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
+    """One GPU. What a card does not support says nothing."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, name)(*arguments)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    ecc = ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)  # uncorrected, since the driver was loaded
+    why = "An uncorrected error has changed data; the run's numbers cannot be trusted."
+    if ecc is not None:
+        yield Check(
+            name=f"gpu.{index}.ecc", level=FAIL if ecc else OK, value=f"{ecc} uncorrected errors", why=why,
+            remedy="Drain the node, reset the GPU, replace it if it comes again." if ecc else "", sign=Sign.GPU_BROKEN,
+            kind=Kind.CUDA_ERROR,
+        )  # fmt: skip
+    rows = ask("nvmlDeviceGetRemappedRows", handle)
+    if rows is not None:
+        pending, failed = bool(rows[2]), bool(rows[3])
+        yield Check(
+            name=f"gpu.{index}.rows", level=FAIL if failed else WARN if pending else OK,
+            value=f"{rows[0] + rows[1]} remapped{', pending' * pending}{', failed' * failed}", why=why,
+            remedy="Reset the GPU (pending) or replace it (failed)." if pending or failed else "",
+            sign=Sign.GPU_BROKEN if failed else None, kind=Kind.CUDA_ERROR,
+        )  # fmt: skip
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    if reasons is not None:
+        said = ", ".join(text for bit, text in THROTTLED.items() if reasons & bit)
+        yield Check(
+            name=f"gpu.{index}.clocks", level=WARN if said else OK, value=said or "not throttled",
+            why="A throttled GPU is the straggler that all others wait for.",
+            remedy="Look at cooling and power." if said else "",
+        )  # fmt: skip
+    used, running = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    if used is not None and running is not None:
+        left = not running and used.used > GIB
+        yield Check(
+            name=f"gpu.{index}.memory", level=WARN if left else OK,
+            value=f"{_gib(used.used)} of {_gib(used.total)} used by {len(running)} processes",
+            why="Memory that a dead process holds is missing at the next start.",
+            remedy="Find the leftover (fuser -v /dev/nvidia*), or reset the GPU." if left else "",
+        )  # fmt: skip
+
+
+def look(paths: Mapping[str, Path], *, root: Path = ROOT, before: Counters | None = None, now: float) -> list[Check]:
+    """All of it, but for the kernel log: what a daemon looks at each `health.sample`. `paths` are disks by name."""
+    found: list[Check] = [*pressures(root), *memory(root), *load(root), *limits(root), *shm()]
+    for name, path in paths.items():
+        found += disk(path, name, root=root, write=False)
+    if before is not None:
+        found += gained(before, counters(now, root))
+    return [*found, *gpus()[0]]
+
+
+def worst(checks: Sequence[Check]) -> Level:
+    """The verdict over all: fail, warn or ok."""
+    levels = {check.level for check in checks}
+    return FAIL if FAIL in levels else WARN if WARN in levels else OK
