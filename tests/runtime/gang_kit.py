@@ -9,6 +9,7 @@
 A node is a vault server and a worker. To lose a node is to lose its memory: the vault's files go with it.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,12 +18,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import run_job
 import torch.distributed as dist
 from vault_nodes import KEY, Node
 
@@ -32,28 +32,28 @@ from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
 from elasticrl.core.model import deal
 
-PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "run_job"]
+PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "run_job", "elasticrl.ppo.__main__"]
 
 
-def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], args: list[str]) -> None:
+def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], program: str, args: list[str]) -> None:
     os.environ.update(env)
     open_log(log)
     Seat(channel, Beat(Path(page)))
-    sys.argv = ["run_job.py", *args]
-    run_job.main()
+    sys.argv = [program, *args]
+    importlib.import_module(program).main()
 
 
 class Worker:
     """One process, and our end of its seat."""
 
-    def __init__(self, context, folder: Path, name: str, env: dict[str, str], args: list[str]) -> None:
+    def __init__(self, context, folder: Path, name: str, env: dict[str, str], program: str, args: list[str]) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.page = Page(folder / f"{name}.page")
         self.log = folder / f"{name}.log"
         self.born = 0
         self.process: BaseProcess = context.Process(
-            target=_work, args=(theirs, str(folder / f"{name}.page"), str(self.log), env, args), daemon=True
+            target=_work, args=(theirs, str(folder / f"{name}.page"), str(self.log), env, program, args), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -83,23 +83,27 @@ class Nodes:
     def __init__(
         self, folder: Path, *, steps: int = 60, lanes: int = 12, strategy: str = "replicated", copies: int = 1,
         every: int = 1000, step_ms: float = 0.0, args: tuple[str, ...] = (),
+        program: str = "run_job", conf: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.copies = copies
         self.lanes = lanes
-        self.args = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault"), *args]
-        self.tree = Tree.model_validate(
-            {
-                "job": {"name": "job", "seed": 7},
-                "node": {"device": "cpu", "state_dir": str(folder / "state")},
-                "membership": {"min_nodes": max(1, copies + 1)},
-                "recovery": {"reform": "30s"},
-                "lanes": {"count": lanes, "digest": "full"},
-                "vault": {"dir": str(folder / "vault"), "copies": copies, "timeout": "10s"},
-                "checkpoint": {"dir": str(folder / "saves"), "every": every},
-                "model": {"strategy": strategy},
-            }
-        )
+        self.program = program
+        own = ["--steps", str(steps), "--step-ms", str(step_ms), "--faults", str(folder / "fault"), *args]
+        self.args = own if program == "run_job" else []
+        plain: dict[str, Any] = {
+            "job": {"name": "job", "seed": 7, "steps": steps},
+            "node": {"device": "cpu", "state_dir": str(folder / "state")},
+            "membership": {"min_nodes": max(1, copies + 1)},
+            "recovery": {"reform": "30s"},
+            "lanes": {"count": lanes, "digest": "full"},
+            "vault": {"dir": str(folder / "vault"), "copies": copies, "timeout": "10s"},
+            "checkpoint": {"dir": str(folder / "saves"), "every": every},
+            "model": {"strategy": strategy},
+        }
+        for section, values in (conf or {}).items():
+            plain.setdefault(section, {}).update(values)
+        self.tree = Tree.model_validate(plain)
         self.run_dir = folder / "saves" / "job"
         self.generation = 0
         self.resume = 0
@@ -259,6 +263,6 @@ class Nodes:
             "ELASTICRL_VAULT_KEY": KEY,
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.args)
+        self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
             self.workers[node].channel.sendall(news(self.committed))

@@ -1,0 +1,85 @@
+"""PPO under the elastic runtime: the same bits and the same samples for any gang, and through faults at any stage."""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.ppo import tiny
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("model")
+    chance = random.Random(5)
+    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(150)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return {
+        "ppo": {
+            "batch": 64, "mini_batch": 32, "micro_batch": 4, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3,
+            "kl": {"coef": 0.01, "target": 1.0, "horizon": 100},
+        },
+        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
+        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "rollout": {"max_tokens": 4},
+        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
+    }  # fmt: skip
+
+
+def nodes(folder: Path, conf: dict[str, Any], *, strategy: str = "replicated", copies: int = 1) -> Nodes:
+    conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
+    return Nodes(folder, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=copies)
+
+
+def outcome(gang: Nodes) -> dict[int, str]:
+    """The digests of all steps; every prompt of every step was used exactly once in each epoch."""
+    found = read(gang.run_dir)
+    assert not found.findings, found.findings
+    used = audit(gang.run_dir)
+    assert used.ok, used.sentence
+    assert (used.steps, used.samples) == (STEPS, STEPS * 64 * 2)
+    return dict(found.steps)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) -> dict[int, str]:
+    with nodes(tmp_path_factory.mktemp("alone"), conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        return outcome(gang)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world"), [("replicated", 2), ("replicated", 3), ("replicated", 4), ("fsdp", 1), ("fsdp", 3)]
+)
+def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, undisturbed, strategy: str, world: int):
+    with nodes(tmp_path, conf, strategy=strategy, copies=min(1, world - 1)) as gang:
+        gang.plan(*(f"n{i}" for i in range(world)))
+        gang.until_done()
+        assert outcome(gang) == undisturbed
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
+    phases = ["rollout", "logprobs", "update", "update", "update", "values"]
+    chance = random.Random(3)
+    with nodes(tmp_path, conf, strategy=strategy) as gang:
+        gang.plan("n0", "n1", "n2")
+        for phase in phases:
+            gang.until_new(1)
+            node = chance.choice(["n0", "n1", "n2"])
+            gang.until(lambda node=node, phase=phase: gang.workers[node].beat.phase == phase, phase, 30.0)
+            gang.kill_worker(node)
+            gang.plan("n0", "n1", "n2")
+        gang.until_done()
+        assert outcome(gang) == undisturbed
