@@ -291,6 +291,8 @@ def plain(entry: "Entry") -> dict[str, Any]:
         "written": manifest.written if manifest else None,
         "parent": manifest.parent if manifest else None,
         "contents": dict(manifest.contents) if manifest else None,
+        "world": manifest.world if manifest else None,
+        "shards": list(manifest.shards) if manifest else None,
         "lanes": manifest.facts.lanes if manifest else None,
         "data": manifest.facts.data if manifest else None,
         "versions": dict(manifest.facts.versions) if manifest else None,

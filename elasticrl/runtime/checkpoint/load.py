@@ -26,11 +26,14 @@ def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
     """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one."""
     if check and (problems := verify(place, name)):
         raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
-    manifest = read_manifest(place, name)
-    with explained(f"Loading {name}", place):
-        tables = [_table(place, manifest, shard) for shard in range(manifest.world)]
-        shards = [_shard(place.buffer(name, table.data.name), table) for table in tables]
-    return Source(shards, name=f"checkpoint {name}")
+    return Source(open_shards(place, read_manifest(place, name)), name=f"checkpoint {name}")
+
+
+def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
+    """The shards of a checkpoint that are here: all, or on a node's own disk that node's."""
+    with explained(f"Loading {manifest.name}", place):
+        tables = [_table(place, manifest, shard) for shard in manifest.shards]
+        return [_shard(place.buffer(manifest.name, table.data.name), table) for table in tables]
 
 
 def resume(

@@ -136,11 +136,17 @@ class Manifest:
     files: tuple[FileEntry, ...]
     lineage: Lineage = ()
     written: str = ""  # wall clock, for people
+    own: tuple[int, ...] | None = None  # the shards that are here, on a node's own disk; None: all of them
 
     @property
     def name(self) -> str:
         """Its directory."""
         return name_of(self.version, self.generation)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards that are here."""
+        return tuple(range(self.world)) if self.own is None else self.own
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +167,7 @@ class Manifest:
                 "contents": dict(self.contents),
                 "lineage": [cut.to_json() for cut in self.lineage],
                 "written": self.written,
+                "own": self.own,
                 "files": [asdict(file) for file in self.files],
             }
         )
@@ -184,6 +191,7 @@ class Manifest:
                 contents=body["contents"],
                 lineage=lineage_from_json(body["lineage"]),
                 written=str(body["written"]),
+                own=None if body.get("own") is None else tuple(map(int, body["own"])),
                 files=tuple(FileEntry(**file) for file in body["files"]),
             )
         except (ValueError, KeyError, TypeError) as error:

@@ -6,7 +6,7 @@ finisher waits for all tables, adds what torch's readers need and the manifest, 
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -96,13 +96,17 @@ def finish(
     parent: str | None = None,
     lineage: Lineage = (),
     timeout_s: float = 600.0,
+    own: Collection[int] | None = None,
 ) -> Manifest:
-    """Wait until every shard is staged, then publish. One process of the gang does this."""
+    """Wait until every shard is staged, then publish. One process of the gang does this.
+
+    `own`: where each node writes to its own disk, the shards of this node; one process of each node does it then.
+    """
     name = name_of(version, generation)
     with explained(f"Saving step {version}", place):
         if (done := _already(place, name)) is not None:
             return done
-        tables, files = _collect(place, name, world, timeout_s)
+        tables, files = _collect(place, name, range(world) if own is None else sorted(own), timeout_s)
         values = merge((f"shard {table.shard}", dict(table.values)) for table in tables)
         paths: dict[str, tree.Path] = {}
         plain: list[tuple[tree.Path, object]] = []
@@ -126,6 +130,7 @@ def finish(
             files=tuple(files),
             lineage=lineage,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
+            own=None if own is None else tuple(sorted(own)),
         )
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:
@@ -145,12 +150,14 @@ def _already(place: Place, name: str) -> Manifest | None:
     return None
 
 
-def _collect(place: Place, name: str, world: int, timeout_s: float) -> tuple[list[ShardTable], list[FileEntry]]:
+def _collect(
+    place: Place, name: str, wanted: Sequence[int], timeout_s: float
+) -> tuple[list[ShardTable], list[FileEntry]]:
     limit = time.monotonic() + timeout_s
     tables: dict[int, ShardTable] = {}
     files: list[FileEntry] = []
-    while len(tables) < world:
-        for shard in range(world):
+    while len(tables) < len(wanted):
+        for shard in wanted:
             if shard in tables:
                 continue
             file = table_file(shard)
@@ -159,15 +166,15 @@ def _collect(place: Place, name: str, world: int, timeout_s: float) -> tuple[lis
                 continue
             table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
             files += [table.data, _entry_of(file, text, table)]
-        if len(tables) < world and time.monotonic() > limit:
-            absent = ", ".join(str(shard) for shard in range(world) if shard not in tables)
+        if len(tables) < len(wanted) and time.monotonic() > limit:
+            absent = ", ".join(str(shard) for shard in wanted if shard not in tables)
             raise CheckpointError(
-                f"step {name} has {len(tables)} of {world} shards after {timeout_s:g} s (missing: {absent}): it is not "
+                f"step {name} has {len(tables)} of {len(wanted)} shards after {timeout_s:g} s (missing: {absent}): it is not "
                 "published, and the commit stays where it is. See the logs of the nodes that carry those shards."
             )
-        if len(tables) < world:
+        if len(tables) < len(wanted):
             time.sleep(POLL_S)
-    return [tables[shard] for shard in range(world)], files
+    return [tables[shard] for shard in wanted], files
 
 
 def _entry_of(file: str, text: bytes, table: ShardTable) -> FileEntry:
