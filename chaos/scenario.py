@@ -217,7 +217,8 @@ def big(nodes: int, minutes: float, every_s: float, seed: int) -> Scenario:
         replace(fault, at=at, when="", nth=1, for_s=_until_over(fault, at, drawn, times), or_any=True)
         for fault, at in zip(drawn, times, strict=True)
     )
-    membership = Membership(min_nodes=nodes // 2, max_nodes=nodes, settle_s=2.0)
+    # Leases as long as thousands of nodes would have them: deaths are found by beats, not by leases.
+    membership = Membership(min_nodes=nodes // 2, max_nodes=nodes, settle_s=2.0, lease_ttl_s=30.0, keepalive_s=9.0)
     settings = Settings(lanes=nodes, membership=membership)
     # Agents that have nothing new to say speak as often as records are refreshed: most of the events are theirs.
     shape = Shape(nodes=nodes, settings=settings, step_s=2.0, save_every=10, agent_s=membership.report_s)

@@ -106,28 +106,32 @@ class Cluster:
         if net.to_store[name] or (net.loss and chance.random() < net.loss):
             return
 
-        def arrive() -> None:
-            if not self.store.up:
-                return
-            result = self._apply(apply)
-            if net.repeat and repeatable:
-                self.world.later(net.repeat * chance.random(), self._apply_again, apply)
-            if self.late_commit and isinstance(action, events.Commit):
-                self.world.later(self.late_commit, self._apply_again, apply)
-                self.late_commit = 0.0
-            if not (net.from_store[name] or (net.loss and chance.random() < net.loss)):
-                self.world.later(net.lag(name), back, result)
+        self.world.later(
+            net.lag(name), self._arrive, name, apply, answer, repeatable, isinstance(action, events.Commit)
+        )
 
-        def back(result: object) -> None:
-            node = self.nodes[name]
-            if not node.powered:
-                return
-            if node.frozen or node.daemon_paused:
-                self.world.later(0.1, back, result)
-                return
+    def _arrive(
+        self, name: str, apply: Callable[[], object], answer: Callable[[object], None], repeatable: bool, commit: bool
+    ) -> None:
+        if not self.store.up:
+            return
+        net, chance = self.net, self.world.chance("net " + name)
+        result = self._apply(apply)
+        if net.repeat and repeatable:
+            self.world.later(net.repeat * chance.random(), self._apply_again, apply)
+        if self.late_commit and commit:
+            self.world.later(self.late_commit, self._apply_again, apply)
+            self.late_commit = 0.0
+        if not (net.from_store[name] or (net.loss and chance.random() < net.loss)):
+            self.world.later(net.lag(name), self._back, self.nodes[name], answer, result)
+
+    def _back(self, node: Node, answer: Callable[[object], None], result: object) -> None:
+        if not node.powered:
+            return
+        if node.frozen or node.daemon_paused:
+            self.world.later(0.1, self._back, node, answer, result)
+        else:
             answer(result)
-
-        self.world.later(net.lag(name), arrive)
 
     def _apply(self, apply: Callable[[], object]) -> object:
         try:
