@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 .PHONY: help setup run test check full etcd34 lint types system clean install-systemd
 
 help:
-	@echo "make run    set up and run a small cluster, break it, watch it recover"
+	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
 	@echo "make test   set up and run all tests (about 15 minutes on 2 cores)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 run: setup
-	$(BIN)/python -m chaos.run sim --nodes 4 --seed 7 chaos/scenarios/kill-the-leader.yaml
+	$(BIN)/elasticrl demo
 
 # The tests of the systemd units boot a real systemd in a container, which Debian keeps in a package of its own.
 system:

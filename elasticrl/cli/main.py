@@ -17,6 +17,7 @@ import typer
 
 #: verb -> the module whose `register` brings it, in the order that help lists them.
 VERBS: Final = {
+    "demo": "elasticrl.cli.demo",
     "run": "elasticrl.cli.serve",
     "daemon": "elasticrl.cli.serve",
     "agent": "elasticrl.cli.serve",
@@ -30,6 +31,8 @@ VERBS: Final = {
     "stop": "elasticrl.cli.operate",
     "replay": "elasticrl.cli.replay",
     "diagnose": "elasticrl.cli.diagnose",
+    "incidents": "elasticrl.cli.incidents",
+    "doctor": "elasticrl.cli.doctor",
     "verify": "elasticrl.cli.state",
     "audit": "elasticrl.cli.state",
     "checkpoint": "elasticrl.cli.state",

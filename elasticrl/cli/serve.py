@@ -126,28 +126,9 @@ def run(
     endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
     logs = Path(tree.telemetry.log_dir) / tree.job.name
     logs.mkdir(parents=True, exist_ok=True)
-    daemons = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
-    for number in range(nodes):
-        own = [f"node.name=n{number}", f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
-        command = [
-            sys.executable,
-            "-m",
-            "elasticrl.cli.main",
-            "daemon",
-            "--foreground",
-            "--config",
-            str(config),
-            *chosen,
-            *own,
-        ]
-        with (logs / f"n{number}.daemon.log").open("ab") as output:
-            # Sessions of their own: Ctrl-C reaches this process alone, which then ends them in order.
-            daemons.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-                )
-            )
+    own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
+    daemons = [launch(config, [*own, f"node.name=n{n}"], logs / f"n{n}.daemon.log") for n in range(nodes)]
     code = Exit.FAILED.value
     try:
         code = follow(daemons, run_dir, tree.job.name, every)
@@ -160,6 +141,22 @@ def run(
         if etcd is not None:
             stop_store(tree)
     raise typer.Exit(code)
+
+
+def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """A daemon of this run, in a session of its own: Ctrl-C reaches the run alone, which then ends them in order."""
+    command = [
+        sys.executable,
+        "-m",
+        "elasticrl.cli.main",
+        "daemon",
+        "--foreground",
+        "--config",
+        str(config),
+        *overrides,
+    ]
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
 def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float) -> int:

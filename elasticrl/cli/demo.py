@@ -1,0 +1,381 @@
+"""`elasticrl demo`: the whole promise in two minutes. A model learns with PPO on three nodes, some are killed, the bits stay.
+
+The one idea: nothing in it is for show. It is an ordinary job under ordinary daemons, killed with ordinary signals; what it
+prints is read from what every job writes (the trainer's history, the daemons' logs, the chronicles), and the claim at its end
+is the comparison that `elasticrl verify` makes with a run that nothing happened to.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elasticrl.cli import find
+from elasticrl.cli.main import Exit
+
+NODES = ("n0", "n1", "n2")
+DIGITS, PROMPTS = 4, 20_000
+PATIENCE_S = 120.0  # for anything that should take seconds; a busy machine may need it
+BARS = " ▁▂▃▄▅▆▇█"
+JOB = """\
+# A tiny model learns to read four digits backwards. See docs/CONFIGURATION.md for every key.
+job: {{name: {name}, program: elasticrl.ppo, seed: 0, steps: {steps}}}
+node: {{device: cpu, interface: lo, state_dir: {folder}/state}}
+store: {{embedded: true, try_timeout: 500ms, timeout: 5s, retry: 1s}}
+membership: {{min_nodes: 2, max_nodes: 3, settle: 1s, lease_ttl: 5s, keepalive: 1500ms}}
+timeouts: {{floor: 5s, slack: 20, confirm: 1s}}
+lanes: {{count: 3, digest: full}}
+vault: {{dir: {vault}, copies: 1}}
+checkpoint: {{dir: {folder}/checkpoints, every: 20}}
+telemetry: {{log_dir: {folder}/log}}
+model: {{path: {folder}/model}}
+ppo:
+  batch: 120
+  mini_batch: 30
+  micro_batch: 10
+  epochs: 2
+  lr: 4e-3
+  critic_lr: 4e-3
+  gamma: 0.05
+  clip_high: 0.5
+  entropy_coef: 0.2
+  kl: {{coef: 0.002}}
+reward: {{function: "elasticrl.ppo.tasks:reverse"}}
+rollout: {{max_tokens: {digits}}}
+data: {{path: {folder}/prompts.jsonl, max_prompt: 6}}
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command()(demo)
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where everything goes; what an earlier demo left is removed.")
+    ] = Path("run/demo"),
+    steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of PPO.")] = 60,
+) -> None:
+    """Train a tiny model with PPO on three local nodes, kill some, and show that not a bit was lost. About two minutes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    show = Show(folder.resolve(), steps)
+    try:
+        raise typer.Exit(show.run())
+    except KeyboardInterrupt:
+        typer.echo("ended; nothing is left running")
+        raise typer.Exit(130) from None
+    except Stuck as stuck:
+        typer.echo(f"{stuck}\nThe logs are in {show.folder / 'log'}.", err=True)
+        raise typer.Exit(Exit.FAILED) from None
+    finally:
+        show.close()
+
+
+class Stuck(Exception):
+    """Something did not happen in time; the sentence says what."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing done to the job, and what came of it. Example: Fault(step=15, what="kill -9 of n1's worker")"""
+
+    step: int
+    what: str
+    at: float = 0.0
+    back: float = 0.0  # when the next step was made
+    usual: float = 0.0  # seconds of a step around then
+
+    @property
+    def lost_s(self) -> float:
+        """Beyond what the step would have taken anyway."""
+        return max(0.0, self.back - self.at - self.usual)
+
+
+@dataclass(slots=True)
+class Show:
+    """The demonstration."""
+
+    folder: Path
+    steps: int
+    faults: list[Fault] = field(default_factory=list)
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    alone: subprocess.Popen[bytes] | None = None
+    etcd: Any = None
+    tree: Any = None
+    run_dir: Path = field(default_factory=find.private_run_dir)
+
+    @property
+    def name(self) -> str:
+        """Of the job: short, and this process's own, so that two demonstrations never meet."""
+        return f"demo-{os.getpid()}"
+
+    @property
+    def config(self) -> Path:
+        """The job's file."""
+        return self.folder / "job.yaml"
+
+    @property
+    def history(self) -> Path:
+        """What the trainer notes of each step."""
+        return self.folder / "history.jsonl"
+
+    def run(self) -> int:
+        """All of it; the exit code."""
+        begun = time.monotonic()
+        self.prepare()
+        self.undisturbed()
+        self.gang()
+        same = self.verdict()
+        typer.echo(f"\n{time.monotonic() - begun:.0f} s in all; everything is in {self.folder}")
+        return 0 if same else Exit.FAILED
+
+    # ---- before
+
+    def prepare(self) -> None:
+        """A random model, prompts, a configuration."""
+        if self.folder.exists():
+            if not self.config.exists() and any(self.folder.iterdir()):
+                raise Stuck(f"{self.folder} is not empty and not of an earlier demo: name another with --folder.")
+            shutil.rmtree(self.folder)
+        (self.folder / "log").mkdir(parents=True)
+        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shm = Path("/dev/shm")  # noqa: S108 - tmpfs is the point; the vault makes its own folder there, closed to others
+        vault = shm / "elasticrl-demo" if shm.is_dir() else self.folder / "vault"
+        self.config.write_text(
+            JOB.format(name=self.name, steps=self.steps, folder=self.folder, vault=vault, digits=DIGITS),
+            encoding="utf-8",
+        )
+        code = (
+            "import json, sys; from elasticrl.ppo import tiny; from elasticrl.runtime.rng import seed\n"
+            "folder, digits, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])\n"
+            "tiny.write(folder + '/model', hidden=32, layers=2)\n"
+            "with open(folder + '/prompts.jsonl', 'w') as file:\n"
+            "    for i in range(count):\n"
+            "        text = f\"{seed('digits', digits, i) % 10**digits:0{digits}}\"\n"
+            "        file.write(json.dumps({'prompt': text}) + '\\n')\n"
+        )
+        command = [sys.executable, "-c", code, str(self.folder), str(DIGITS), str(PROMPTS)]
+        if subprocess.run(command, check=False, timeout=PATIENCE_S).returncode:
+            raise Stuck("the model could not be made (see above)")
+
+    def undisturbed(self) -> None:
+        """The same job in one process, without faults: what the other is compared with."""
+        from elasticrl.config import load
+
+        self.tree = load(self.config)
+        typer.echo(f"1. The same job undisturbed, in one process: {self.steps} steps of PPO")
+        own = [
+            "ELASTICRL__MEMBERSHIP__MIN_NODES=1", "ELASTICRL__VAULT__COPIES=0",
+            f"ELASTICRL__VAULT__DIR={self.folder}/vault-alone", f"ELASTICRL__CHECKPOINT__DIR={self.folder}/undisturbed",
+            f"ELASTICRL_HISTORY={self.folder}/undisturbed.jsonl", "OMP_NUM_THREADS=1",
+        ]  # fmt: skip
+        env = os.environ | dict(pair.split("=", 1) for pair in own)
+        with (self.folder / "log" / "undisturbed.log").open("wb") as log:
+            self.alone = subprocess.Popen(
+                [sys.executable, "-m", "elasticrl.ppo", str(self.config)],
+                env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        lines = Lines(self.folder / "undisturbed.jsonl")
+        self.until(lambda: self.alone is not None and self.alone.poll() is not None, "the undisturbed run", lines)
+        if self.alone.returncode:
+            raise Stuck(f"the undisturbed run failed: see {self.folder / 'log' / 'undisturbed.log'}")
+        typer.echo(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+
+    # ---- the gang
+
+    def gang(self) -> None:
+        """The job on three nodes, and what is done to it."""
+        from elasticrl.cli.serve import start_store
+
+        typer.echo("2. Under three daemons, with an etcd of its own")
+        self.etcd = start_store(self.tree)
+        for node in NODES:
+            self.start(node)
+        lines = Lines(self.history)
+        third = self.steps // 4
+        self.until(lambda: lines.step >= third, f"step {third}", lines)
+        self.hit(lines, "kill -9 of the worker on n1", lambda: self.kill(self.worker("n1")))
+        self.until(lambda: lines.step >= 2 * third, f"step {2 * third}", lines)
+        self.hit(lines, "kill -9 of all of n2: daemon, agent, worker, vault", lambda: self.kill_node("n2"))
+        self.until(lambda: lines.step >= 2 * third + 4, "more steps", lines)
+        typer.echo(f"   step {lines.step:3}  n2 is started again")
+        self.start("n2")
+        ended = [self.daemons[node] for node in NODES]
+        self.until(lambda: all(daemon.poll() is not None for daemon in ended), "the end of the job", lines)
+        codes = [daemon.returncode for daemon in ended]
+        if any(codes):
+            raise Stuck(f"the daemons ended with {codes}")
+        typer.echo(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+
+    def start(self, node: str) -> None:
+        """A node's daemon."""
+        from elasticrl.cli.serve import launch
+
+        own = [
+            f"node.name={node}", f"node.run_dir={self.run_dir}", "telemetry.format=json",
+            f"store.endpoints=[{self.etcd.endpoint}]", "store.embedded=false",
+            f"agent.env.ELASTICRL_HISTORY={self.history}",
+        ]  # fmt: skip
+        self.daemons[node] = launch(self.config, own, self.log(node))
+
+    def log(self, node: str) -> Path:
+        """Of a node's daemon."""
+        return self.folder / "log" / f"{node}.daemon.log"
+
+    def hit(self, lines: "Lines", what: str, act: Callable[[], None]) -> None:
+        """Do it, and wait for the next step."""
+        fault = Fault(step=lines.step, what=what, usual=lines.usual_s)
+        typer.echo(f"   step {fault.step:3}  {what}")
+        fault.at = time.monotonic()
+        act()
+        self.until(lambda: lines.after(fault.at) > 0, "the next step", lines)
+        fault.back = lines.after(fault.at)
+        self.faults.append(fault)
+        typer.echo(
+            f"   step {lines.step:3}  made {fault.back - fault.at:.2f} s later, where a step takes {fault.usual:.2f} s"
+        )
+
+    def worker(self, node: str) -> int:
+        """The pid of a node's worker."""
+        from elasticrl.daemon.client import ask
+
+        return int(ask(self.home(node) / "control.sock", "logs", deadline_s=10.0)[0]["pid"])
+
+    def home(self, node: str) -> Path:
+        """A node's runtime directory."""
+        return self.run_dir / self.name / node
+
+    def kill(self, *pids: int) -> None:
+        """SIGKILL."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_node(self, node: str) -> None:
+        """Everything of a node at once; the daemon first, so that it says nothing."""
+        from elasticrl.daemon.vault import dismiss, folder_of
+
+        agent = int(json.loads((self.home(node) / "life.json").read_text(encoding="utf-8"))["agent_pid"])
+        worker, daemon = self.worker(node), self.daemons[node]
+        self.kill(daemon.pid, worker, agent)
+        daemon.wait()
+        vault = folder_of(self.tree.vault.dir, self.name, node)
+        asyncio.run(dismiss(vault, within_s=5.0))  # its memory goes with it
+        shutil.rmtree(self.home(node), ignore_errors=True)
+
+    def until(self, claim: Callable[[], bool], what: str, lines: "Lines") -> None:
+        """Wait. As long as steps are made it may take as long as it takes."""
+        seen, deadline = lines.step, time.monotonic() + PATIENCE_S
+        while not claim():
+            lines.read()
+            if lines.step != seen:
+                seen, deadline = lines.step, time.monotonic() + PATIENCE_S
+            if time.monotonic() > deadline:
+                raise Stuck(f"{what}: not within {PATIENCE_S:.0f} s")
+            time.sleep(0.01)
+
+    # ---- after
+
+    def verdict(self) -> bool:
+        """What was done, what it cost, and whether the bits are the same."""
+        from elasticrl.runtime.chronicle import compare, read
+        from elasticrl.runtime.data.audit import audit
+
+        ours, theirs = self.folder / "checkpoints" / self.name, self.folder / "undisturbed" / self.name
+        typer.echo("3. What it cost")
+        for fault in self.faults:
+            typer.echo(f"   {fault.what}: {fault.lost_s:.2f} s, no step lost")
+        for node in NODES:
+            for line in events(self.log(node), "recovery.done"):
+                stages = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in line["stages"].items())
+                typer.echo(
+                    f"   {node}: generation {line['generation']} ({line['rung']}) in {line['total_s']:.2f} s: {stages}"
+                )
+        used, same = audit(ours), compare(read(theirs), read(ours))
+        exact = same.ok and same.steps > self.steps
+        typer.echo(f"   samples: {used.sentence}")
+        typer.echo(f"   same bits as the undisturbed run: {'yes' if exact else 'NO'} ({same.sentence})")
+        return exact and used.ok
+
+    def close(self) -> None:
+        """End whatever runs still."""
+        from elasticrl.cli.serve import end, end_vaults, stop_store
+
+        if self.alone is not None and self.alone.poll() is None:
+            self.alone.kill()
+            self.alone.wait()
+        end(list(self.daemons.values()), within_s=20.0)
+        if self.tree is not None:
+            asyncio.run(end_vaults(sorted((Path(self.tree.vault.dir) / self.name).glob("*"))))
+            shutil.rmtree(Path(self.tree.vault.dir) / self.name, ignore_errors=True)
+        if self.etcd is not None:
+            stop_store(self.tree)
+        shutil.rmtree(self.run_dir / self.name, ignore_errors=True)
+
+
+class Lines:
+    """The trainer's notes, as far as they are written: one for each step that was made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes: list[dict[str, Any]] = []
+        self._read = 0
+
+    def read(self) -> None:
+        """What was added."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self.notes += [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def step(self) -> int:
+        """The newest."""
+        return int(self.notes[-1]["step"]) if self.notes else -1
+
+    @property
+    def rewards(self) -> list[float]:
+        """By step; of one that was made again, the last."""
+        by_step = {int(note["step"]): float(note["reward"]) for note in self.notes}
+        return [by_step[step] for step in sorted(by_step)]
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds of a step, lately: the median."""
+        times = [float(note["at"]) for note in self.notes[-12:]]
+        gaps = sorted(b - a for a, b in pairwise(times))
+        return gaps[len(gaps) // 2] if gaps else 0.0
+
+    def after(self, at: float) -> float:
+        """When the first step after that time was made; 0 if none was yet."""
+        self.read()
+        return next((float(note["at"]) for note in self.notes if note["at"] > at), 0.0)
+
+
+def curve(values: list[float]) -> str:
+    """A line of bars, one for each two values."""
+    pairs = [max(values[i : i + 2]) for i in range(0, len(values), 2)]
+    return "".join(BARS[min(8, max(0, round(8 * value)))] for value in pairs)
+
+
+def events(log: Path, name: str) -> list[dict[str, Any]]:
+    """A daemon's log lines of one event."""
+    if not log.exists():
+        return []
+    lines = (line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{"))
+    return [line for line in map(json.loads, lines) if line["event"] == name]
