@@ -80,6 +80,11 @@ class Machine:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         self._prepare(self.upper)
+        self.boot()
+        return self
+
+    def boot(self) -> None:
+        """Start it, for the first time or again: what was written in it is still there, but for its /run and /tmp."""
         env = {
             **os.environ,
             "NAME": self.name,
@@ -96,18 +101,21 @@ class Machine:
         except BaseException:
             self.__exit__()
             raise
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        outer = self._outer
+    def power_off(self) -> None:
+        """All of it ends at once."""
+        outer, self._outer = self._outer, None
         if outer is not None and outer.poll() is None:
             with suppress(ProcessLookupError, AssertionError):
-                os.kill(self.init(), signal.SIGKILL)  # everything in it dies with its PID 1
+                os.kill(self.init(outer), signal.SIGKILL)  # everything in it dies with its PID 1
             try:
                 outer.wait(15.0)
             except subprocess.TimeoutExpired:
                 outer.kill()
                 outer.wait()
+
+    def __exit__(self, *exc: object) -> None:
+        self.power_off()
         subprocess.run(["umount", "-l", self.base], check=False)
         self.base.rmdir()
         for hierarchy in ("systemd", "unified", ""):
@@ -118,10 +126,11 @@ class Machine:
             with suppress(OSError):
                 group.rmdir()
 
-    def init(self) -> int:
+    def init(self, outer: "subprocess.Popen[bytes] | None" = None) -> int:
         """The pid, out here, of the machine's PID 1."""
-        assert self._outer is not None
-        children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text(encoding="ascii").split()
+        outer = outer or self._outer
+        assert outer is not None
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text(encoding="ascii").split()
         assert children, "the machine has no PID 1 yet"
         return int(children[0])
 

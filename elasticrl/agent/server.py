@@ -68,6 +68,8 @@ class Server:
                     self._take(order)
         except ConnectionError as error:  # it died; another one will come
             log.info("the daemon's connection ends: %s", error)
+        except asyncio.CancelledError:
+            pass  # the agent ends; asyncio would log a trace
         except ValueError as error:  # Garbled is one; so is a line over the limit
             log.warning("the daemon's connection is ended: %s", error)
         finally:

@@ -79,8 +79,8 @@ class Control:
             asker = asker_of(writer.get_extra_info("socket"))
             while line := await reader.readline():
                 await self._one(line, asker, writer)
-        except (ConnectionError, ValueError, asyncio.LimitOverrunError):
-            pass  # the asker has gone, or sent a line without an end
+        except (ConnectionError, ValueError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # the asker has gone, or sent a line without an end; or we end
         finally:
             writer.close()
 

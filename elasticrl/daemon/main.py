@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,10 +135,15 @@ class Daemon:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(background(self._feed(), "watchdog"))
             crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
             vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
+            if not adopted and await asyncio.to_thread(self.notify.booting):
+                ended = await self._patiently(lambda: how_it_ended(store))
+                if ended is not None:
+                    return await self._stay_out(*ended)
             life = last if last and adopted else await self._begin(store, last)
             self.home.save(life)
             me = life.member
@@ -150,7 +155,6 @@ class Daemon:
             await server.open()
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
-            await stack.enter_async_context(background(self._feed(), "watchdog"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             self._serve_metrics(stack)
             for text in (await store.status()).warnings:
@@ -177,6 +181,20 @@ class Daemon:
         except TimeoutError:
             return last, False
         return last, self.crew.report is not None and self.crew.report.pid == last.agent_pid
+
+    async def _stay_out(self, code: int, reason: str) -> int:
+        """Nobody asked for this job again: it had ended when this machine went down, and a boot is no operator."""
+        remedy = "this machine has just booted, which begins no job anew: systemctl start elasticrl does"
+        self.log.info("daemon.refused", reason=f"the job has ended ({reason}), and {remedy}")
+        self.notify.ready(
+            "the job has ended"
+        )  # so that systemd starts the agent's unit, which we then end, and sees no fault
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AGENT_S):
+                await self.crew.first.wait()
+        await self.crew.quit(reason, QUIT_S)
+        await self._stop_store()
+        return code
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
         """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
@@ -321,7 +339,8 @@ class Daemon:
         plan = self.node.loop.state.view.plan
         # After a crash loop somebody mends the program and starts it again: the newest steps are in the vaults alone.
         over = plan is not None and plan.phase is Phase.STOP and plan.exit_code != Outcome.CRASH_LOOP.value
-        if over or (told and self.foreground):
+        alone = plan is not None and all(seat.member.node == self.name for seat in plan.ring)
+        if over or (told and (self.foreground or alone)):
             await self.vault.end()
         else:
             await self.vault.leave(self.tree.vault.linger_s)
@@ -546,6 +565,13 @@ async def highest_incarnation(store: Store, node: str) -> int:
     members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
     members += [keys.load(Member, drain.value, drain.key)] if drain else []
     return max((member.incarnation for member in members if member.node == node), default=0)
+
+
+async def how_it_ended(store: Store) -> tuple[int, str] | None:
+    """The exit code and the reason of a job that is over; None for one that is not."""
+    entry = await store.get(keys.PLAN)
+    plan = keys.load(Plan, entry.value, keys.PLAN) if entry else None
+    return (plan.exit_code or 0, plan.reason) if plan is not None and plan.phase is Phase.STOP else None
 
 
 async def the_secret(store: Store) -> bytes:

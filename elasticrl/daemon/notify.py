@@ -50,19 +50,28 @@ class Notify:
             except OSError:
                 pass  # systemd is restarting itself; the next one will arrive
 
+    def booting(self) -> bool:
+        """Has systemd started us because the machine has started, and nobody has asked for it?"""
+        return bool(self._address) and said_by("systemctl", "is-system-running") in {"initializing", "starting"}
+
     def for_good(self) -> bool:
         """Is systemd stopping this unit, and not restarting it? Both send the same signal; its list of jobs tells."""
         unit = unit_of(Path("/proc/self/cgroup").read_text(encoding="utf-8"))
         if not self._address or not unit:
             return False
-        try:
-            listed = subprocess.run(
-                ["systemctl", "list-jobs", "--plain", "--no-legend", "--no-pager"],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return False  # it does not say: hand over, which loses nothing
-        return any(line.split()[1:3] == [unit, "stop"] for line in listed.stdout.splitlines())
+        listed = said_by("systemctl", "list-jobs", "--plain", "--no-legend", "--no-pager")
+        # If it does not say: hand over, which loses nothing.
+        return any(line.split()[1:3] == [unit, "stop"] for line in listed.splitlines())
+
+
+def said_by(*command: str) -> str:
+    """What a command prints, whatever its exit code; nothing if it does not answer."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def unit_of(cgroups: str) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticrl.config import load
-from elasticrl.core.model import Member, Record, Verb, View
+from elasticrl.core.model import Member, Phase, Record, Verb, View
 from elasticrl.daemon.history import about
 from elasticrl.daemon.main import promise, settings_of
 from elasticrl.daemon.picture import picture
@@ -79,6 +79,10 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:
         view = await now(store)
         if view.plan is None and not view.records:
             raise StoreRefused(f"there is no job under {where.namespace} in this store")
+        if view.plan is not None and view.plan.phase is Phase.STOP and verb in {Verb.PAUSE, Verb.RESUME, Verb.STOP}:
+            raise StoreRefused(
+                f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again"
+            )
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
             raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
         if not await request(store, verb, node, view.generation):

@@ -19,7 +19,7 @@ from elasticrl.core.events import (
     Publish,
 )
 from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Intent, Member, Record, Verb
+from elasticrl.core.model import Intent, Member, Phase, Record, Verb
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
@@ -66,7 +66,13 @@ class Office:
                     Unchanged(key=keys.COMMIT, revision=action.if_commit),
                     Unchanged(key=keys.LEADER, revision=action.if_leader),
                 ]
-                await self._write(fences, [Put(key=keys.PLAN, value=keys.dump(plan))])
+                ops: list[Op] = [Put(key=keys.PLAN, value=keys.dump(plan))]
+                if plan.phase is Phase.STOP:
+                    # What operators wanted ends with the job. Found on a real systemd: a job that was begun again was stopped
+                    # at its second plan, for the earlier `stop` still stood there and only the first plan passed it over.
+                    wanted = Wanted(intent=Intent.RUN, generation=plan.generation)
+                    ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
+                await self._write(fences, ops)
             case Commit(step=step, generation=generation, manifest=manifest):
                 fences = [
                     Unchanged(key=keys.PLAN, revision=action.if_plan),

@@ -126,6 +126,26 @@ def test_stop_drains_saves_and_leaves_nothing(machine: Machine) -> None:
     assert machine.run("ls", "/var/lib/elasticrl/saves").stdout
 
 
+def test_a_boot_begins_no_job_that_was_stopped_and_an_operator_does(machine: Machine) -> None:
+    elasticrl = str(Path(sys.executable).with_name("elasticrl"))
+    machine.run("systemctl", "enable", "--now", "elasticrl", timeout_s=90.0)
+    goes_on(machine, within_s=60.0)
+    machine.run(elasticrl, "stop", "--yes")
+    machine.until(["systemctl", "show", "-P", "ActiveState", "elasticrl"], 60.0, wanted="inactive")
+    before = len(steps(machine))
+    machine.power_off()
+    machine.boot()
+    machine.until(
+        ["journalctl", "-b", "--no-pager", "-o", "cat", "-u", "elasticrl"], 60.0, wanted="which begins no job anew"
+    )
+    machine.until(["systemctl", "show", "-P", "ActiveState", "elasticrl"], 30.0, wanted="inactive")
+    machine.until(["systemctl", "show", "-P", "ActiveState", "elasticrl-agent"], 60.0, wanted="inactive")
+    assert machine.show("elasticrl", "ExecMainStatus") == "75"
+    assert len(steps(machine)) == before
+    machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
+    goes_on(machine, within_s=60.0)
+
+
 def test_the_units_are_clean_and_confined() -> None:
     for unit in ("elasticrl.service", "elasticrl-agent.service"):
         verified = subprocess.run(["systemd-analyze", "verify", UNITS / unit], capture_output=True, text=True)

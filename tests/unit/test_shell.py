@@ -206,6 +206,25 @@ def test_stop_ends_every_node_with_its_exit_code(tmp_path: Path, capsys: pytest.
     with_cluster(tmp_path, capsys, script, min_nodes=2)
 
 
+def test_a_stopped_job_can_be_begun_again_and_goes_on_beyond_its_second_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(c: Cluster) -> None:
+        for name in ("n0", "n1"):
+            await c.start(name)
+        await c.until(lambda: c.trains("n0", "n1"))
+        c.nodes["n1"].post(Asked(now=time.monotonic(), verb=Verb.STOP))
+        await asyncio.wait_for(asyncio.gather(*c.tasks.values()), 5.0)
+        stopped = c.plan().generation
+        for name in ("n0", "n1"):
+            await c.start(name, incarnation=2)
+        await c.until(lambda: c.trains("n0", "n1", generation=stopped + 1))
+        await c.start("n2")
+        await c.until(lambda: c.trains("n0", "n1", "n2", generation=stopped + 2))
+
+    with_cluster(tmp_path, capsys, script, min_nodes=2)
+
+
 def test_an_outage_of_the_store_stops_nobody_and_what_waited_is_committed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
