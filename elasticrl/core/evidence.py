@@ -141,7 +141,7 @@ class Evidence:
             "at": self.at, "line": self.line,
             "sign": str(self.sign), "node": self.node, "peer": self.peer, "ranks": list(self.ranks),
             "last_enqueued": self.last_enqueued, "last_completed": self.last_completed,
-            "detail": self.detail, "source": self.source, "line_no": self.line_no,
+            "detail": self.detail, "source": self.source, "line_no": self.line_no, "when": self.when, "clock": self.clock,
         }  # fmt: skip
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.reach import pieces
@@ -97,6 +97,8 @@ class Result:
     gloo: str | None = None  # "ok", or what happened
     nccl: str | None = None  # "ok", or what happened
     transport: str = ""  # what NCCL chose: NET/IB, NET/Socket, P2P, SHM
+    offset_s: float | None = None  # the peer's clock is ahead of the node's by this much
+    facts: str = ""  # what the peer says of itself: versions, as JSON
 
     @property
     def loss(self) -> float:
@@ -109,7 +111,8 @@ class Result:
 
 
 _WHOLE = frozenset({"sent", "answered", "heard", "mtu", "largest"})
-_REAL = frozenset({"latency_ms", "p99_ms", "mbps"})
+_REAL = frozenset({"latency_ms", "p99_ms", "mbps", "offset_s"})
+FACTS: Final = 4000  # characters of a node's facts at most
 
 
 def result_of(plain: object) -> Result:
@@ -122,7 +125,7 @@ def result_of(plain: object) -> Result:
         allowed = int if field.name in _WHOLE else (int, float) if field.name in _REAL else str
         if value != field.default and (isinstance(value, bool) or not isinstance(value, allowed)):
             raise ValueError(f"a probe's result has {field.name}={str(value)[:80]!r}")
-        known[field.name] = value[:300] if isinstance(value, str) else value
+        known[field.name] = value[: FACTS if field.name == "facts" else 300] if isinstance(value, str) else value
     return Result(**known)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from elasticrl.diagnose.health import offset_s
 from elasticrl.diagnose.pairs import Pair, Result, schedule
 
 PING, PONG, BYE = 1, 2, 3
@@ -55,6 +56,7 @@ class Task:
     tcp_s: float = 1.5  # for a connection, and again for the transfer
     bytes: int = 16 << 20  # sent at most to measure bandwidth
     gloo_s: float = 4.0  # for both collectives; 0: no gloo
+    facts: str = ""  # what this node says of itself to those who test it: versions, as JSON
     nccl: str = "off"  # off, or stub:FILE, a JSON list of pairs that fail ("*" for any node)
 
     def __post_init__(self) -> None:
@@ -248,7 +250,7 @@ class Port:
         (size,) = struct.unpack("!i", receive(connection, 4))
         if 0 <= size <= CHUNK:
             self.keys[key] = receive(connection, size)
-        value = self.keys.get(key)
+        value = struct.pack("!d", time.time()) if key == "clock" else self.keys.get(key)
         connection.sendall(struct.pack("!i", -1 if value is None else len(value)) + (value or b""))
 
 
@@ -330,7 +332,7 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     began = time.monotonic()
     deadline = began + task.within_s
     family, address = resolve(task.nodes[task.me])
-    Port(task, family, address)
+    Port(task, family, address).keys["facts"] = task.facts.encode()[:CHUNK]
     post = Post(task, family, address)
     results: dict[str, Result] = {}
     gloo = Gloo(task) if task.gloo_s else None
@@ -351,7 +353,8 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         if result.tcp == "ok" and gloo is not None and left_s > task.gloo_s / 2:
             result = replace(result, gloo=gloo.ask(peer))
         if result.tcp == "ok":
-            result = replace(result, nccl=fabric(task, peer))
+            offset, facts = acquaint(task, peer)
+            result = replace(result, nccl=fabric(task, peer), offset_s=offset, facts=facts)
         say(result)
     if gloo is not None:
         gloo.close()
@@ -364,6 +367,34 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         for peer in task.partners:
             post.send(BYE, peer)
         time.sleep(10 * EVERY_S)
+
+
+def ask_key(task: Task, owner: str, key: str, value: bytes | None = None) -> bytes | None:
+    """Get, or set, a key at a node's port."""
+    with socket.create_connection(resolve(task.nodes[owner])[1][:2], timeout=task.tcp_s) as sock:
+        name = key.encode()
+        head = struct.pack("!H", len(name)) + name + struct.pack("!i", -1 if value is None else len(value))
+        sock.sendall(digest(task.token) + b"K" + head + (value or b""))
+        (size,) = struct.unpack("!i", receive(sock, 4))
+        if size > CHUNK:
+            raise ConnectionError(f"{owner} answers with {size} bytes")
+        return None if size < 0 else receive(sock, size)
+
+
+def acquaint(task: Task, peer: str) -> tuple[float | None, str]:
+    """How far the partner's clock is off, by the quickest of three answers, and what it says of itself."""
+    best: tuple[float, float] | None = None
+    try:
+        for _ in range(3):
+            asked, begin = time.time(), time.monotonic()
+            answer = ask_key(task, peer, "clock")
+            took_s = time.monotonic() - begin
+            if answer is not None and len(answer) == 8 and (best is None or took_s < best[0]):
+                best = took_s, offset_s(asked, struct.unpack("!d", answer)[0], asked + took_s)
+        facts = ask_key(task, peer, "facts") or b""
+    except OSError:
+        return (best[1] if best else None), ""
+    return (round(best[1], 4) if best else None), facts.decode(errors="replace")
 
 
 class Gloo:

@@ -5,8 +5,6 @@ Its first line of input is the task, each further one a partner; it answers each
 
 import json
 import os
-import socket
-import struct
 import sys
 import time
 from datetime import timedelta
@@ -16,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
-from elasticrl.diagnose.probe import EVERY_S, Task, digest, receive, resolve, task_of
+from elasticrl.diagnose.probe import EVERY_S, Task, ask_key, resolve, task_of
 
 NUMBERS: Final = 1 << 18  # float32 in the collectives: 1 MiB
 #: What a fallback to gloo has to carry (`comm.fallback`).
@@ -64,13 +62,7 @@ class Keys(Store):
         self._deadline = time.monotonic() + task.gloo_s
 
     def _ask(self, key: str, value: bytes | None) -> bytes | None:
-        address = resolve(self._task.nodes[self._owner])[1][:2]
-        with socket.create_connection(address, timeout=self._task.tcp_s) as sock:
-            name = key.encode()
-            head = struct.pack("!H", len(name)) + name + struct.pack("!i", -1 if value is None else len(value))
-            sock.sendall(digest(self._task.token) + b"K" + head + (value or b""))
-            (size,) = struct.unpack("!i", receive(sock, 4))
-            return None if size < 0 else receive(sock, size)
+        return ask_key(self._task, self._owner, key, value)
 
     def set(self, key: str, value: Any) -> None:
         """As torch's."""

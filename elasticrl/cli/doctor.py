@@ -1,0 +1,134 @@
+"""`elasticrl doctor`: what is wrong with this machine, before anything breaks."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from elasticrl.diagnose.health import Check
+    from elasticrl.diagnose.pairs import Result
+
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        metavar="NAME=HOST:PORT,...",
+        help="Test the way to these nodes too. Run it on each of them at the same time, with the same list (srun, pdsh).",
+        show_default=False,
+    ),
+]
+Me = Annotated[str | None, typer.Option("--me", metavar="NAME", help="Which of --nodes this is; the host's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Within = Annotated[float, typer.Option("--within", min=3.0, help="Seconds for the test of other nodes.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    config: Config = None, nodes: Nodes = None, me: Me = None, as_json: AsJson = False, within: Within = 30.0
+) -> None:
+    """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
+    from elasticrl.cli.main import Exit
+    from elasticrl.config import read
+    from elasticrl.core.verdict import judge
+    from elasticrl.diagnose import doctor as diagnosis
+    from elasticrl.diagnose.health import FAIL, worst
+    from elasticrl.diagnose.pairs import findings
+
+    loaded = read(config) if config else None
+    tree = loaded.tree if loaded else None
+    listed = _nodes(nodes, me) if nodes else None
+    results: list[Result] = []
+    checks = asyncio.run(
+        diagnosis.examine(
+            tree, loaded.findings if loaded else (), env=os.environ, nodes=len(listed[1]) if listed else None
+        )
+    )
+    if listed is not None:
+        name, ends = listed
+        results = _probe(name, ends, within)
+        checks += diagnosis.probed(results, name)
+    verdict = judge(findings(results)) if results else None
+    level = worst(checks)
+    if as_json:
+        plain: dict[str, object] = {
+            "level": str(level), "checks": [{"number": i, **check.plain()} for i, check in enumerate(checks, 1)]
+        }  # fmt: skip
+        if verdict is not None:
+            plain |= {"pairs": [result.plain() for result in results], "verdict": verdict.plain()}
+        typer.echo(json.dumps(plain, indent=2))
+    else:
+        typer.echo(page(checks, colour=sys.stdout.isatty()))
+        if verdict is not None and verdict.nodes:
+            typer.echo(f"The network: {verdict.cause} (confidence {verdict.confidence}). {verdict.remedy}")
+    raise typer.Exit(Exit.FAILED if level is FAIL else Exit.OK)
+
+
+def page(checks: "list[Check]", *, colour: bool = False) -> str:
+    """For people: the bad ones with why and what to do, then the verdict."""
+    from elasticrl.cli.render import DIM, GREEN, RED, YELLOW, paint
+    from elasticrl.diagnose.health import worst
+
+    tone = {"ok": GREEN, "warn": YELLOW, "fail": RED, "skip": DIM}
+    lines = []
+    for number, check in enumerate(checks, 1):
+        lines.append(
+            f"{number:3} {paint(f'{check.level:4}', tone[check.level], on=colour)}  {check.name}: {check.value}"
+        )
+        if check.level in {"warn", "fail"}:
+            lines += [f"           {check.why}"] if check.why else []
+            lines += [f"           -> {check.remedy}"] if check.remedy else []
+    counts = [sum(check.level == level for check in checks) for level in ("fail", "warn", "ok", "skip")]
+    word = {"fail": "NOT READY", "warn": "READY, with warnings", "ok": "READY"}[worst(checks)]
+    verdict = paint(word, tone[worst(checks)], on=colour)
+    lines.append(f"{verdict}: {counts[0]} failed, {counts[1]} warnings, {counts[2]} ok, {counts[3]} not looked at")
+    return "\n".join(lines)
+
+
+def _nodes(text: str, me: str | None) -> tuple[str, dict[str, str]]:
+    """This node's name and everybody's address; a mistake ends the command with a sentence."""
+    import socket
+
+    from elasticrl.cli.main import Exit
+
+    ends = dict(part.partition("=")[::2] for part in text.split(",") if part)
+    bad = [name for name, end in ends.items() if not end.rpartition(":")[2].isdigit() or not end.rpartition(":")[0]]
+    name = me or socket.gethostname()
+    if bad or name not in ends:
+        said = (
+            f"{', '.join(bad)}: not NAME=HOST:PORT" if bad else f"{name} is none of them; say which one this is: --me"
+        )
+        typer.echo(f"--nodes: {said}", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    return name, ends
+
+
+def _probe(me: str, ends: dict[str, str], within_s: float) -> "list[Result]":
+    """The probe as a process of its own: it imports torch, and ends when it is told to."""
+    import subprocess
+
+    from elasticrl.diagnose.doctor import versions
+    from elasticrl.diagnose.pairs import result_of
+
+    # The list itself is the token: who was started with another list does not belong to this look.
+    task = {"me": me, "token": ",".join(sorted(ends)), "nodes": ends, "within_s": within_s, "start_s": within_s / 3,
+            "gloo_s": within_s / 4, "facts": json.dumps(versions())}  # fmt: skip
+    command = [sys.executable, "-m", "elasticrl.diagnose.probe", "-"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(task), stdout=subprocess.PIPE, text=True, timeout=within_s + 10.0
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    return [result_of(json.loads(line)) for line in done.stdout.splitlines()]

@@ -1,0 +1,408 @@
+"""All that can be known before anything breaks: numbered checks of this machine for one job, each with what to do.
+
+The one idea: a check is a value (`health.Check`), so the doctor is a list of small functions that yield them, and printing,
+numbering and the exit code are one place. Nothing here starts, changes or breaks anything: what is written is written beside
+the checkpoints under a name of its own, and removed. torch is never imported: versions are read from what is installed.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from elasticrl.config import Finding, Tree, reveal
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose import environment, health
+from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
+from elasticrl.diagnose.pairs import Result, findings
+from elasticrl.store import StoreError, StoreSettings, Tls, open_store
+
+#: Packages that must be the same on all nodes, where they are installed.
+SAME: Final = ("elasticrl", "torch", "numpy", "transformers", "safetensors", "vllm", "deepspeed", "nvidia-nccl-cu12",
+               "nvidia-nccl-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cudnn-cu12")  # fmt: skip
+SPEED: Final = 64 << 20  # bytes written to learn the speed
+LOOK_S: Final = 1.0  # between two looks at counters
+ROUNDS: Final = 9  # questions to the store, for its latency
+
+
+def versions() -> dict[str, str]:
+    """What this machine runs, by name; without importing any of it."""
+    found = {"python": platform.python_version()}
+    for name in SAME:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with contextlib.suppress(OSError, IndexError):
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        found["driver"] = text.partition("Module")[2].split()[0]
+    return found
+
+
+def installed() -> Iterator[Check]:
+    """What this machine runs."""
+    found = versions()
+    said = ", ".join(f"{name} {version}" for name, version in found.items())
+    lacks = "torch" not in found
+    yield Check(
+        name="versions", level=WARN if lacks else OK, value=said + f", Linux {platform.release()}",
+        why="Ranks with other versions compute other bits, or do not find each other.",
+        remedy="Install the training part: pip install 'elasticrl[train]'." if lacks else "",
+    )  # fmt: skip
+
+
+def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
+    """Nodes whose versions are not those of most, from `versions()` of each.
+
+    >>> [fact.node for fact in differing({"a": {"torch": "2.13.0"}, "b": {"torch": "2.13.0"}, "c": {"torch": "2.12.1"}})]
+    ['c']
+    """
+    found = []
+    for name in sorted({name for each in of.values() for name in each}):
+        counted = Counter(each.get(name, "none") for each in of.values())
+        (usual, most), *others = counted.most_common()
+        if not others:
+            continue
+        tie = others[0][1] == most
+        for node, each in sorted(of.items()):
+            mine = each.get(name, "none")
+            if mine != usual or tie:
+                detail = f"{name} {mine}" + ("" if tie else f", others {usual}")
+                found.append(
+                    Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=node, detail=detail[:200], source="doctor")
+                )
+    return tuple(found)
+
+
+def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iterator[Check]:
+    """The workers' environment: ours, and what the configuration adds."""
+    machine = environment.Machine(
+        interfaces=frozenset(health.interfaces()), hcas=frozenset(name.partition(":")[0] for name in health.hcas()),
+        vendor="nvidia" if Path("/proc/driver/nvidia").exists() else "amd" if Path("/dev/kfd").exists() else "", nodes=nodes,
+    )  # fmt: skip
+    added = dict(tree.agent.env) if tree else {}
+    if tree is not None:
+        added = environment.PROFILES[tree.comm.profile].apply({**env, **added}) | added
+    found = environment.lint({**env, **added}, machine)
+    for finding in found:
+        level = {"fail": FAIL, "warn": WARN}.get(finding.level, OK)
+        yield Check(
+            name=f"environment.{finding.name}", level=level, value=f"{finding.name}={finding.value}: {finding.said}",
+            why="A variable that is wrong or unknown is silently ignored, or means something else.", remedy=finding.remedy,
+        )  # fmt: skip
+    if not found:
+        yield Check(name="environment", level=OK, value="nothing that is wrong, unknown or outdated")
+
+
+def network(tree: Tree | None) -> Iterator[Check]:
+    """The interface and address of this node, its RDMA ports, and its ports."""
+    nics = health.interfaces()
+    named = tree.node.interface if tree else None
+    why = "Beats, copies and collectives go this way; libraries guess another one on machines with several."
+    if named is not None and named not in nics:
+        yield Check(
+            name="network.interface", level=FAIL, value=f"node.interface {named} does not exist; there are "
+            f"{', '.join(sorted(nics))}", why=why, remedy="Correct node.interface.",
+        )  # fmt: skip
+    elif named is not None:
+        down = nics[named] not in {"up", "unknown"}
+        yield Check(
+            name="network.interface", level=FAIL if down else OK, value=f"{named} is {nics[named]}, {_mtu(named)}", why=why,
+            remedy=f"ip link set {named} up, or another node.interface." if down else "",
+        )  # fmt: skip
+    else:
+        up = sorted(nic for nic, state in nics.items() if state == "up")
+        several = len(up) > 1
+        yield Check(
+            name="network.interface", level=WARN if several else OK, value=", ".join(f"{nic} ({_mtu(nic)})" for nic in up),
+            why=why, remedy="Name the one to use: node.interface." if several else "",
+        )  # fmt: skip
+    for port, state in health.hcas().items():
+        dead = not state.startswith("ACTIVE")
+        yield Check(
+            name=f"network.hca.{port}", level=WARN if dead else OK, value=state,
+            why="NCCL falls back to sockets when it finds no active port.",
+            remedy="ibstat; cable and subnet manager." if dead else "",
+        )  # fmt: skip
+    if tree is not None:
+        yield from _ports(tree)
+
+
+def _mtu(nic: str) -> str:
+    try:
+        return "MTU " + Path(f"/sys/class/net/{nic}/mtu").read_text(encoding="ascii").strip()
+    except OSError:
+        return "MTU unknown"
+
+
+def _ports(tree: Tree) -> Iterator[Check]:
+    host = tree.node.address or ""
+    if host:
+        yield _bindable("network.address", host, 0, socket.SOCK_STREAM, "node.address")
+    for name, at, port, kind in (
+        ("beats", host, tree.node.beat_port, socket.SOCK_DGRAM),
+        ("vault", host, tree.vault.port, socket.SOCK_STREAM),
+        ("metrics", tree.telemetry.metrics_address, tree.telemetry.metrics_port, socket.SOCK_STREAM),
+    ):
+        if port:
+            yield _bindable(f"network.port.{name}", at, port, kind, f"the port of {name}")
+
+
+def _bindable(name: str, host: str, port: int, kind: socket.SocketKind, what: str) -> Check:
+    why = "A port that somebody has, or an address of another machine, ends the daemon's start."
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as sock:
+            if kind is socket.SOCK_STREAM:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as error:
+        return Check(
+            name=name, level=FAIL, value=f"{what}: {host}:{port}: {error.strerror or error}", why=why,
+            remedy="See who has it (ss -tulpn): a daemon of this job that runs already is fine. Else correct the setting.",
+        )  # fmt: skip
+    return Check(
+        name=name, level=OK, value=f"{what}: {host or '*'}{f':{port}' if port else ''} is ours to use", why=why
+    )
+
+
+def checkpoints(tree: Tree) -> Iterator[Check]:
+    """The directory of checkpoints: what it is on, whether it keeps its promises, how fast, how much room."""
+    place = tree.checkpoint.dir
+    if "://" in place:
+        yield Check(name="checkpoint.dir", level=SKIP, value=f"{place}: object stores are not looked at")
+        return
+    folder = Path(place) / tree.job.name
+    there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
+    mount = health.mount_of(_read("/proc/self/mountinfo"), str(there.resolve()))
+    if mount is not None:
+        yield _filesystem(tree, mount)
+    yield from health.disk(folder, "checkpoint", need=_needed(tree, folder))
+    if os.access(there, os.W_OK):
+        yield _promises(there)
+        yield _speed(there)
+
+
+def _filesystem(tree: Tree, mount: health.Mount) -> Check:
+    why = "A rename that is not atomic, or a write that is not safe after fsync, leaves torn checkpoints."
+    remedy = ""
+    if mount.kind in health.IN_MEMORY:
+        level, remedy = FAIL, "This is memory: nothing survives a reboot. Use a disk."
+    elif mount.kind in health.NETWORKED:
+        soft = "soft" in mount.options
+        level = FAIL if soft else WARN
+        remedy = (
+            "Mount it `hard`: with `soft` a slow server corrupts what is written."
+            if soft
+            else "A network file system stalls all nodes when its server does; prefer local disks (checkpoint.shared: false)."
+        )
+    elif mount.kind == "overlay":
+        level, remedy = WARN, "This is a container's own layer, which goes with it: mount a volume."
+    elif tree.checkpoint.shared and tree.membership.max_nodes > 1 and tree.node.interface != "lo":
+        level, remedy = (
+            WARN,
+            "checkpoint.shared says that all nodes see it, and this is a local file system: set it to false.",
+        )
+    else:
+        level = OK
+    return Check(
+        name="checkpoint.filesystem", level=level, value=f"{mount.kind} at {mount.point}", why=why, remedy=remedy
+    )
+
+
+def _needed(tree: Tree, folder: Path) -> int:
+    """Bytes for one more checkpoint as large as the newest, beside those that are kept; 1 GiB where there is none."""
+    saved = sorted(path for path in folder.glob("step-*") if path.is_dir())
+    if not saved:
+        return health.GIB
+    size = sum(file.stat().st_size for file in saved[-1].rglob("*") if file.is_file())
+    return int(size * (1 + max(0, tree.checkpoint.keep_last - len(saved))) * 1.1) + (64 << 20)
+
+
+def _promises(folder: Path) -> Check:
+    """What the saver relies on: fsync of files and folders, a rename that replaces, and a lock nobody else gets."""
+    why = "A save is published by a rename after everything has been flushed."
+    probe = folder / f".elasticrl-doctor-{os.getpid()}"
+    doing = "mkdir"
+    try:
+        probe.mkdir()
+        new, old = probe / "new", probe / "old"
+        doing = "write and fsync"
+        for path, text in ((old, b"old"), (new, b"new")):
+            with path.open("wb") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        doing = "rename over an existing file"
+        new.replace(old)
+        doing = "fsync of a folder"
+        handle = os.open(probe, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        doing = "read back"
+        same = old.read_bytes() == b"new" and not new.exists()
+        doing = "rename of a folder"
+        moved = probe.with_name(probe.name + ".moved")
+        probe.rename(moved)
+        moved.rename(probe)
+    except OSError as error:
+        return Check(
+            name="checkpoint.semantics", level=FAIL, value=f"{doing}: {error.strerror}", why=why,
+            remedy="Use a file system that does this (ext4, xfs, NFS mounted hard), or give the job the right to it.",
+        )  # fmt: skip
+    finally:
+        with contextlib.suppress(OSError):
+            for left in probe.iterdir():
+                left.unlink()
+            probe.rmdir()
+    return Check(
+        name="checkpoint.semantics", level=OK if same else FAIL, value="fsync and rename do what they promise" if same
+        else "a file read after a rename is not the one that was written", why=why,
+        remedy="" if same else "Use another file system.",
+    )  # fmt: skip
+
+
+def _speed(folder: Path) -> Check:
+    probe = folder / f".elasticrl-doctor-{os.getpid()}.speed"
+    begin = time.monotonic()
+    try:
+        with probe.open("wb") as stream:
+            block = os.urandom(1 << 20)  # not zeros: some storage does not write those
+            for _ in range(SPEED >> 20):
+                stream.write(block)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return Check(name="checkpoint.speed", level=FAIL, value=str(error.strerror), remedy="Free space.")
+    finally:
+        probe.unlink(missing_ok=True)
+    rate = SPEED / (time.monotonic() - begin) / 1e6
+    slow = rate < 50
+    return Check(
+        name="checkpoint.speed", level=WARN if slow else OK, value=f"{rate:.0f} MB/s written and safe",
+        why="Writing is in the background, but a save that takes longer than the time between saves is given up.",
+        remedy="Fewer saves (checkpoint.every), or a faster disk." if slow else "",
+    )  # fmt: skip
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def configured(found: Iterable[Finding]) -> Iterator[Check]:
+    """What the configuration's own check says."""
+    for finding in found:
+        yield Check(
+            name=f"config.{finding.key or 'file'}", level=FAIL if finding.level == "error" else WARN,
+            value=f"{finding.rule} ({finding.values})", why="The configuration does not fit together.",
+            remedy=finding.remedy,
+        )  # fmt: skip
+
+
+def store_settings(tree: Tree) -> StoreSettings:
+    """How to reach the job's store."""
+    conf = tree.store
+    tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key, server_name=conf.tls.server_name)
+    encrypted = tls != Tls() or any(end.startswith("https://") for end in conf.endpoints)
+    return StoreSettings(
+        endpoints=conf.endpoints, namespace=f"{conf.prefix.rstrip('/')}/{tree.job.name}/", client=conf.client,
+        try_timeout_s=conf.try_timeout_s, timeout_s=conf.timeout_s, username=conf.username,
+        password=reveal(conf.password, conf.password_file) if conf.username else None, tls=tls if encrypted else None,
+    )  # fmt: skip
+
+
+async def store(tree: Tree) -> AsyncIterator[Check]:
+    """The etcd of the job: which members answer, how fast, which versions."""
+    why = "Plans, leases and commits are written there; an outage costs nothing while nothing else breaks."
+    if not tree.store.endpoints:
+        yield Check(name="store", level=SKIP, value="no endpoints: the daemon starts an etcd of its own", why=why)
+        return
+    try:
+        async with open_store(store_settings(tree)) as client:
+            status = await client.status()
+            times = []
+            for _ in range(ROUNDS if status.ok else 0):
+                begin = time.monotonic()
+                await client.get("plan")
+                times.append(time.monotonic() - begin)
+    except StoreError as error:
+        yield Check(name="store", level=FAIL, value=str(error), why=why, remedy="See the endpoints, TLS and user.")
+        return
+    for end in status.endpoints:
+        yield Check(
+            name=f"store.{end.endpoint}", level=FAIL if end.problem else OK, why=why,
+            value=end.problem or f"etcd {end.version}{', leads' if end.leader else ''}, {end.size / 1e6:.1f} MB",
+            remedy="Start it; check the address, the firewall and the certificates." if end.problem else "",
+        )  # fmt: skip
+    if times:
+        late = statistics.median(times) > 0.1
+        yield Check(
+            name="store.latency", level=WARN if late else OK, value=f"{statistics.median(times) * 1000:.1f} ms, the median "
+            f"of {len(times)} reads", why=why, remedy="A disk of its own for etcd; members near each other." if late else "",
+        )  # fmt: skip
+    single = len(status.endpoints) == 1 and tree.membership.max_nodes > 1
+    for text in (*status.warnings, *(["one member only: its death is an outage"] if single else [])):
+        yield Check(
+            name="store.advice", level=WARN, value=text, why=why, remedy="Three or five members of a current version."
+        )
+
+
+def probed(results: Sequence[Result], me: str) -> Iterator[Check]:
+    """What the probe of pairs found, from this node: each way, clocks, versions."""
+    for fact in findings(results):
+        yield Check(
+            name=f"pair.{fact.node}-{fact.peer}", level=OK if fact.sign is Sign.HEALTHY else FAIL, value=fact.detail,
+            why="Every collective goes over such pairs.", remedy="" if fact.sign is Sign.HEALTHY else "See the verdict.",
+        )  # fmt: skip
+    for result in results:
+        if result.offset_s is not None:
+            yield health.clock(result.offset_s, result.peer)
+    for fact in differing(
+        {me: versions()} | {result.peer: facts_of(result.facts) for result in results if result.facts}
+    ):
+        yield Check(
+            name=f"versions.{fact.node}", level=FAIL, value=fact.detail, remedy="Install the same versions everywhere.",
+            why="Ranks with other versions compute other bits, or do not find each other.",
+        )  # fmt: skip
+
+
+def facts_of(text: str) -> dict[str, str]:
+    """A node's versions, as it says them."""
+    try:
+        plain = json.loads(text)
+    except ValueError:
+        return {}
+    return {str(key)[:60]: str(value)[:60] for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+async def examine(
+    tree: Tree | None, found: Iterable[Finding] = (), *, env: Mapping[str, str], nodes: int | None = None
+) -> list[Check]:
+    """Everything but the probe of other nodes."""
+    before = health.counters(time.monotonic())
+    checks = [*configured(found), *installed(), *linted(tree, env, nodes), *network(tree)]
+    if tree is not None:
+        checks += checkpoints(tree)
+        checks += [check async for check in store(tree)]
+        checks += health.disk(Path(tree.node.state_dir), "state", need=2 * tree.telemetry.trace_limit_bytes)
+        checks += health.shm(next(p for p in (Path(tree.vault.dir), *Path(tree.vault.dir).parents) if p.exists()))
+    else:
+        checks += [*health.disk(Path.cwd(), "disk"), *health.shm()]
+    checks += [*health.pressures(), *health.memory(), *health.load(), *health.limits()]
+    time.sleep(max(0.0, before.at + LOOK_S - time.monotonic()))  # counters need two looks  # noqa: ASYNC251 - nobody else waits
+    checks += health.gained(before, health.counters(time.monotonic()))
+    cards, none = health.gpus()
+    checks += cards or (Check(name="gpu", level=SKIP, value=none),)
+    checks.append(health.kernel(*health.kernel_log())[0])
+    return checks

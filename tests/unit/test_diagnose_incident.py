@@ -1,0 +1,145 @@
+"""Incidents: built from log lines, kept as files, told as a page."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from elasticrl.cli import incidents
+from elasticrl.core.evidence import Evidence, of_exit
+from elasticrl.core.model import Exit
+from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose import incident
+from elasticrl.diagnose.incident import Incident, Unreadable, build, found, load, page, save
+from elasticrl.telemetry.events import BY_NAME
+
+
+def line(second: float, event: str, **fields: object) -> dict[str, object]:
+    return {"at": f"2026-11-21T20:34:{second:09.6f}Z", "event": event, "level": "info", "node": "n00", **fields}
+
+
+KILLED = [
+    line(10.0, "workers.changed", work="training", generation=13, born=13, step=128),
+    line(15.12, "worker.exited", generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False),
+    line(15.13, "beats.refused", sender="10.0.0.9", problem="not signed"),
+    line(15.2, "plan.adopted", generation=14, phase="train", rung="replace", reason="n03/1 failed; a spare takes over"),
+    line(15.4, "workers.changed", work="training", generation=14, born=14, step=131),
+    line(15.46, "recovery.done", generation=14, rung="replace", total_s=0.34, stages={"detect": 0.02}),
+]
+EVIDENCE = (of_exit(Exit(generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False), rank=3, node="n03"),)
+
+
+def killed() -> Incident:
+    built = build(KILLED, judge(EVIDENCE), EVIDENCE, job="ppo-7b", node="n00")
+    assert built is not None
+    return built
+
+
+def test_the_log_lines_of_a_killed_worker_become_its_incident() -> None:
+    told = killed()
+    assert told.id == "20261121203410-g14"
+    assert (told.generation, told.steps, told.seconds) == (14, 0, 0.34)
+    assert [moment.event for moment in told.timeline] == [
+        "workers.changed", "worker.exited", "plan.adopted", "workers.changed", "recovery.done",
+    ]  # fmt: skip
+    assert told.actions == ("generation 14 (train, rung replace): n03/1 failed; a spare takes over",)
+    assert (told.verdict.fault, told.verdict.ranks, told.verdict.nodes) == (Fault.DEAD_RANK, (3,), ("n03",))
+
+
+def test_steps_that_were_made_again_are_counted_and_an_incident_that_lasts_says_so() -> None:
+    reloaded = [*KILLED[:4], line(16.0, "workers.changed", work="training", generation=14, born=14, step=100)]
+    told = build(reloaded, judge(EVIDENCE), EVIDENCE, job="j", node="n00")
+    assert told is not None
+    assert (told.steps, told.seconds, told.ended) == (31, None, "")
+    assert "It lasts." in page(told)
+    assert "31 steps were made again." in page(told)
+
+
+def test_lines_in_any_order_make_the_same_incident_and_none_makes_none() -> None:
+    assert build(reversed(KILLED), judge(EVIDENCE), EVIDENCE, job="ppo-7b", node="n00") == killed()
+    assert build([], judge([]), job="j", node="n") is None
+    assert build([line(1.0, "daemon.started")], judge([]), job="j", node="n") is None
+
+
+def test_a_line_without_its_fields_is_told_with_a_question_mark() -> None:
+    told = build([line(1.0, "worker.exited")], judge([]), job="j", node="n")
+    assert told is not None
+    assert told.timeline[0].text == "a worker (slot ?) ended at step ?: ?"
+
+
+def test_every_event_that_is_told_exists_with_the_fields_it_is_told_by() -> None:
+    for name, text in incident.TOLD.items():
+        named = {part.partition("}")[0] for part in text.split("{")[1:]}
+        assert named <= set(BY_NAME[name].fields), name
+
+
+def test_the_page_answers_what_who_when_cost_and_what_to_do() -> None:
+    text = page(killed())
+    for part in (
+        "INCIDENT 20261121203410-g14 of job ppo-7b", "It began at 2026-11-21 20:34:10.000", "over after 0.3 seconds",
+        "No step was lost.", "a rank died (dead_rank)", "At fault: rank 3, node n03.", "What was done:",
+        "What to do: See who sent the signal", "20:34:15.120  n00  a worker (slot 0) ended at step 131: signal 9",
+    ):  # fmt: skip
+        assert part in text, part
+    assert max(map(len, text.splitlines())) < 230
+
+
+def test_a_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = save(tmp_path / "incidents", killed())
+    assert load(path) == killed()
+    assert save(tmp_path / "incidents", killed()) == path
+    assert [file.name for file in (tmp_path / "incidents").iterdir()] == [path.name]
+
+
+def test_evidence_survives_with_all_that_speaks(tmp_path: Path) -> None:
+    fact = Evidence(kind=EVIDENCE[0].kind, sign=EVIDENCE[0].sign, rank=1, ranks=(1, 2), seq=4, op="X", line="a\nb")
+    told = build(KILLED, judge([fact]), [fact], job="j", node="n")
+    assert told is not None
+    assert load(save(tmp_path, told)).evidence == (fact,)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"v": 2}', '{"v": 1, "evidence": [{}]}', "null"])
+def test_what_is_no_incident_is_said_and_the_others_are_told(text: str, tmp_path: Path) -> None:
+    save(tmp_path, killed())
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(Unreadable, match=r"bad\.json"):
+        load(tmp_path / "bad.json")
+    incidents_, unread = found([tmp_path, tmp_path / "none"])
+    assert [each.id for each in incidents_] == [killed().id]
+    assert len(unread) == 1
+
+
+def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incident, "KEPT", 3)
+    for second in range(6):
+        lines = [{**each, "at": f"2026-11-21T20:35:{second:02}.0Z"} for each in KILLED]
+        told = build(lines, judge(EVIDENCE), job="j", node="n")
+        assert told is not None
+        save(tmp_path, told)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"2026112120350{s}-g14.json" for s in (3, 4, 5)]
+
+
+app = typer.Typer()
+app.callback()(lambda: None)
+incidents.register(app)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["incidents", *map(str, arguments)])
+
+
+def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> None:
+    assert run("--state-dir", tmp_path).stdout == "no incidents\n"
+    save(incident.folder_of(tmp_path, "ppo-7b", "n00"), killed())
+    listed = run("--state-dir", tmp_path).stdout
+    assert "20261121203410-g14" in listed
+    assert "rank 3, n03" in listed
+    for name in ("2026112", "last", killed().id):
+        assert run(name, "--state-dir", tmp_path).stdout.startswith("INCIDENT 20261121203410-g14")
+    assert json.loads(run("last", "--state-dir", tmp_path, "--json").stdout) == killed().plain()
+    assert json.loads(run("--state-dir", tmp_path, "--json").stdout) == [killed().plain()]
+    missing = run("nope", "--state-dir", tmp_path)
+    assert missing.exit_code == 1
+    assert "none is nope" in missing.stderr

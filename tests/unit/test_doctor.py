@@ -1,0 +1,229 @@
+"""The doctor: numbered checks with what to do, for a machine as it is and for one that is broken on purpose."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from elasticrl.cli import doctor
+from elasticrl.config import Tree, read
+from elasticrl.core.verdict import Fault, judge
+from elasticrl.diagnose import doctor as diagnosis
+from elasticrl.diagnose.health import Check, Level
+from elasticrl.diagnose.pairs import Result as PairResult
+from elasticrl.store.cluster import LocalCluster
+
+app = typer.Typer()
+app.callback()(lambda: None)
+doctor.register(app)
+
+
+def config(folder: Path, **sections: str) -> Path:
+    """A sound configuration, with further lines in some sections."""
+    lines = {"job": "{name: doctored, program: my.training}", "node": f"{{state_dir: {folder}/state, run_dir: {folder}/run, interface: lo}}",
+             "store": "{embedded: true}", "checkpoint": f"{{dir: {folder}/ckpt, shared: false}}"}  # fmt: skip
+    path = folder / "job.yaml"
+    path.write_text("".join(f"{name}: {text}\n" for name, text in (lines | sections).items()))
+    return path
+
+
+def tree_of(path: Path) -> Tree:
+    loaded = read(path, environ={})
+    assert loaded.tree is not None, [str(finding) for finding in loaded.findings]
+    return loaded.tree
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def checked(result: Result) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+
+
+def test_a_machine_that_is_well_is_ready_and_every_complaint_says_what_to_do(tmp_path: Path) -> None:
+    result = run("--config", config(tmp_path), "--json")
+    checks = checked(result)
+    for name in ("versions", "network.interface", "checkpoint.semantics", "checkpoint.speed", "checkpoint.space",
+                 "memory.available", "shm.space", "cpu.load", "limits.files", "tcp.retransmits", "kernel.log"):  # fmt: skip
+        assert name in checks, name
+    assert [check["number"] for check in checks.values()] == list(range(1, len(checks) + 1))
+    assert all(check["remedy"] for check in checks.values() if check["level"] in {"warn", "fail"}), result.stdout
+    assert result.exit_code == (1 if any(check["level"] == "fail" for check in checks.values()) else 0)
+    assert "torch 2.13.0" in checks["versions"]["value"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"], "the doctor leaves nothing behind"
+
+
+def test_the_page_is_numbered_and_ends_with_the_verdict(tmp_path: Path) -> None:
+    result = run("--config", config(tmp_path))
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("  1 ")
+    assert "READY" in lines[-1]
+    assert "not looked at" in lines[-1]
+
+
+def test_an_interface_that_is_not_there_fails_and_names_those_that_are(tmp_path: Path) -> None:
+    node = f"{{state_dir: {tmp_path}/state, interface: eth77}}"
+    result = run("--config", config(tmp_path, node=node), "--json")
+    check = checked(result)["network.interface"]
+    assert (check["level"], result.exit_code) == ("fail", 1)
+    assert "lo" in check["value"]
+
+
+def test_a_port_that_somebody_has_and_an_address_of_another_machine_fail(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        node = (
+            f"{{state_dir: {tmp_path}/state, interface: lo, address: 127.0.0.1, beat_port: {taken.getsockname()[1]}}}"
+        )
+        found = {check.name: check for check in diagnosis.network(tree_of(config(tmp_path, node=node)))}
+    assert found["network.port.beats"].level is Level.FAIL
+    assert found["network.address"].level is Level.OK
+    node = f"{{state_dir: {tmp_path}/state, interface: lo, address: 192.0.2.1}}"
+    found = {check.name: check for check in diagnosis.network(tree_of(config(tmp_path, node=node)))}
+    assert found["network.address"].level is Level.FAIL
+
+
+def test_the_environment_of_the_workers_is_linted_with_what_the_configuration_adds(tmp_path: Path) -> None:
+    tree = tree_of(config(tmp_path, agent="{env: {NCCL_TIMEOUT: '1200'}}"))
+    found = {check.name: check for check in diagnosis.linted(tree, {"NCCL_SOCKET_IFNAME": "eth77"}, None)}
+    assert set(found) == {"environment.NCCL_TIMEOUT", "environment.NCCL_SOCKET_IFNAME"}
+    assert found["environment.NCCL_SOCKET_IFNAME"].level is Level.FAIL
+    (clean,) = diagnosis.linted(None, {"PATH": "/bin"}, None)
+    assert clean.level is Level.OK
+
+
+def test_a_checkpoint_that_is_larger_than_what_is_free_fails(tmp_path: Path) -> None:
+    newest = tmp_path / "ckpt" / "doctored" / "step-00000100-g3"
+    newest.mkdir(parents=True)
+    with (newest / "shard").open("wb") as stream:
+        stream.truncate(1 << 44)  # sparse: as large as no disk here, and no bytes of it
+    found = {check.name: check for check in diagnosis.checkpoints(tree_of(config(tmp_path)))}
+    assert found["checkpoint.space"].level is Level.FAIL
+    assert (
+        "16384" in found["checkpoint.space"].why
+        or "TiB" in found["checkpoint.space"].why
+        or "GiB" in found["checkpoint.space"].why
+    )
+
+
+def test_checkpoints_in_memory_are_refused(tmp_path: Path) -> None:
+    tree = tree_of(config(tmp_path, checkpoint="{dir: /dev/shm/elasticrl-doctor-test, shared: false}"))
+    found = {check.name: check for check in diagnosis.checkpoints(tree)}
+    assert found["checkpoint.filesystem"].level is Level.FAIL
+    assert "reboot" in found["checkpoint.filesystem"].remedy
+    assert not Path("/dev/shm/elasticrl-doctor-test").exists()
+
+
+def test_a_configuration_that_does_not_fit_together_is_part_of_the_answer(tmp_path: Path) -> None:
+    result = run("--config", config(tmp_path, membership="{lease_ttl: 2s, keepalive: 3s}"), "--json")
+    checks = checked(result)
+    assert result.exit_code == 1
+    assert any(name.startswith("config.") and check["level"] == "fail" for name, check in checks.items())
+
+
+def test_a_living_store_is_measured_and_a_dead_member_is_named(tmp_path: Path) -> None:
+    async def look() -> tuple[list[Check], list[Check]]:
+        async with LocalCluster(tmp_path / "etcd", members=3) as etcd:
+            tree = tree_of(config(tmp_path, store=f"{{endpoints: [{', '.join(map(repr, etcd.endpoints))}]}}"))
+            well = [check async for check in diagnosis.store(tree)]
+            etcd.kill(0)
+            return well, [check async for check in diagnosis.store(tree)]
+
+    well, ill = asyncio.run(look())
+    found = {check.name: check for check in well}
+    assert sum(name.startswith("store.127.0.0.1") and check.level is Level.OK for name, check in found.items()) == 3
+    assert "ms, the median" in found["store.latency"].value
+    assert sum(check.level is Level.FAIL for check in ill) == 1
+
+
+def test_a_store_that_nobody_runs_fails_with_what_to_do(tmp_path: Path) -> None:
+    async def look() -> list[Check]:
+        tree = tree_of(config(tmp_path, store="{endpoints: ['127.0.0.1:9'], timeout: 1s, try_timeout: 200ms}"))
+        return [check async for check in diagnosis.store(tree)]
+
+    found = asyncio.run(look())
+    assert any(check.level is Level.FAIL and check.remedy for check in found)
+
+
+def test_the_node_with_other_versions_is_named_and_of_two_both() -> None:
+    same = {"torch": "2.13.0", "numpy": "2.3.5"}
+    of = {"n0": same, "n1": same, "n2": {**same, "torch": "2.12.1"}}
+    assert (judge(diagnosis.differing(of)).fault, judge(diagnosis.differing(of)).nodes) == (
+        Fault.VERSION_MISMATCH,
+        ("n2",),
+    )
+    assert {fact.node for fact in diagnosis.differing({"n0": same, "n1": {"torch": "2.12.1"}})} == {"n0", "n1"}
+    assert diagnosis.differing({"n0": same, "n1": same}) == ()
+
+
+def test_what_a_peer_says_of_itself_is_compared_with_ours() -> None:
+    theirs = json.dumps({**diagnosis.versions(), "torch": "2.12.1"})
+    result = PairResult(node="n0", peer="n1", sent=9, answered=9, heard=9, tcp="ok", offset_s=31.0, facts=theirs)
+    found = {check.name: check for check in diagnosis.probed([result], "n0")}
+    assert found["pair.n0-n1"].level is Level.OK
+    assert found["clock"].level is Level.WARN
+    assert "torch 2.12.1" in found["versions.n1"].value
+    assert diagnosis.facts_of("[]") == diagnosis.facts_of("{") == {}
+
+
+def free() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
+    ends = f"a=127.0.0.1:{free()},b=127.0.0.1:{free()}"
+    command = [
+        sys.executable,
+        "-m",
+        "elasticrl.cli.main",
+        "doctor",
+        "--json",
+        "--nodes",
+        ends,
+        "--within",
+        "25",
+        "--me",
+    ]
+    running = [subprocess.Popen([*command, me], stdout=subprocess.PIPE, text=True) for me in "ab"]
+    try:
+        answers = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    for answer in answers:
+        (pair,) = answer["pairs"]
+        assert (pair["tcp"], pair["gloo"]) == ("ok", "ok"), pair
+        assert abs(pair["offset_s"]) < 1.0
+        assert json.loads(pair["facts"])["torch"].startswith("2.13.0")
+        checks = {check["name"]: check for check in answer["checks"]}
+        assert checks["pair.a-b"]["level"] == "ok"
+        assert not [name for name in checks if name.startswith("versions.")]
+
+
+@pytest.mark.parametrize("nodes", ["a", "a=host", "a=:1", "b=127.0.0.1:1"])
+def test_a_list_of_nodes_that_makes_no_sense_is_refused(nodes: str) -> None:
+    # It is looked at first: a minute of checks before a typing error is found is a minute lost.
+    result = run("--nodes", nodes, "--me", "a")
+    assert result.exit_code == 2
+    assert "--nodes:" in result.stderr
+
+
+def test_the_doctor_imports_no_torch() -> None:
+    program = (
+        "import sys, asyncio; from elasticrl.diagnose import doctor; asyncio.run(doctor.examine(None, env={})); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
