@@ -31,9 +31,9 @@ def vault(tmp_path: Path) -> Iterator[Vault]:
     made.close()
 
 
-def snapshot(vault: Vault, job: Job, step: int, *, shard: int = 0, world: int = 1) -> Ticket:
+def snapshot(vault: Vault, job: Job, step: int, *, shard: int = 0, world: int = 1, generation: int = 1) -> Ticket:
     ticket = vault.snapshot(
-        job.parts.capture(shard, world), version=Version(step), generation=1, shard=shard, world=world
+        job.parts.capture(shard, world), version=Version(step), generation=generation, shard=shard, world=world
     )
     ticket.wait_sealed(10)
     return ticket
@@ -81,6 +81,19 @@ def test_two_workers_write_one_checkpoint_and_one_of_them_publishes_it(tmp_path:
     assert verify(place(tmp_path / "ck"), outcome.manifest) == ()
     for one in (*savers, *vaults):
         one.close()
+
+
+def test_a_save_whose_gang_broke_up_gives_way_to_a_later_ones(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    saver.save(snapshot(vault, job, 10, world=2), finish=True)  # the other of the two never saves: it died
+    assert saver.poll() == ()
+    saver.save(snapshot(vault, job, 20, generation=2), finish=True)
+    first, second = sorted(saver.wait(60), key=lambda outcome: outcome.generation)
+    assert not first.ok
+    assert "generation 2 saves already" in first.why
+    assert second.manifest == "step-00000020-g2", second.why
+    saver.close()
 
 
 def test_a_writer_that_is_killed_is_an_outcome_and_the_next_save_gets_a_new_one(vault: Vault, tmp_path: Path):

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,34 @@ from elasticrl.runtime.vault.errors import StateError
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.slots import adopt
 
+GRACE_S = 5.0  # for shards of a gang that has broken up, once a later one saves
 
-def save(request: dict[str, Any], fd: int) -> dict[str, Any]:
+
+class Superseded:
+    """Why the other shards of a save will not come: their gang broke up before all had begun, and a later one is saving.
+
+    Those who had begun finish even if their workers die, so they are given some time.
+    """
+
+    def __init__(self, sock: socket.socket, generation: int) -> None:
+        self._sock, self._generation = sock, generation
+        self._since: float | None = None
+
+    def __call__(self) -> str:
+        """The sentence; empty as long as there is hope."""
+        try:
+            data = self._sock.recv(MESSAGE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionResetError):
+            return ""
+        later = int(json.loads(data).get("generation", 0)) if data else self._generation
+        if later <= self._generation:
+            return ""
+        self._since = self._since or time.monotonic()
+        over = time.monotonic() - self._since > GRACE_S
+        return f"generation {later} saves already, and this one's gang broke up" if over else ""
+
+
+def save(request: dict[str, Any], fd: int, hopeless: Callable[[], str]) -> dict[str, Any]:
     """Write one shard, and the manifest if this is the gang's finisher; what became of it."""
     from elasticrl.runtime.checkpoint.save import finish, write_shard
 
@@ -45,6 +72,7 @@ def save(request: dict[str, Any], fd: int) -> dict[str, Any]:
                     parent=request["parent"],
                     lineage=stamp.lineage,
                     timeout_s=request["timeout_s"],
+                    hopeless=hopeless,
                 )
                 answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
         except (StateError, OSError) as error:
@@ -64,7 +92,7 @@ def serve(fd: int) -> None:
                 return
             request = json.loads(data)
             if request["op"] == "save":
-                answer = save(request, fds[0])
+                answer = save(request, fds[0], Superseded(sock, request["generation"]))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             else:

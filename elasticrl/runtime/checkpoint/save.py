@@ -6,7 +6,7 @@ finisher waits for all tables, adds what torch's readers need and the manifest, 
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -97,8 +97,10 @@ def finish(
     lineage: Lineage = (),
     timeout_s: float = 600.0,
     own: Collection[int] | None = None,
+    hopeless: Callable[[], str] = lambda: "",
 ) -> Manifest:
-    """Wait until every shard is staged, then publish. One process of the gang does this.
+    """Wait until every shard is staged, then publish. One process of the gang does this. `hopeless` may say why the missing
+    ones will not come.
 
     `own`: where each node writes to its own disk, the shards of this node; one process of each node does it then.
     """
@@ -106,7 +108,7 @@ def finish(
     with explained(f"Saving step {version}", place):
         if (done := _already(place, name)) is not None:
             return done
-        tables, files = _collect(place, name, range(world) if own is None else sorted(own), timeout_s)
+        tables, files = _collect(place, name, range(world) if own is None else sorted(own), timeout_s, hopeless)
         values = merge((f"shard {table.shard}", dict(table.values)) for table in tables)
         paths: dict[str, tree.Path] = {}
         plain: list[tuple[tree.Path, object]] = []
@@ -151,7 +153,7 @@ def _already(place: Place, name: str) -> Manifest | None:
 
 
 def _collect(
-    place: Place, name: str, wanted: Sequence[int], timeout_s: float
+    place: Place, name: str, wanted: Sequence[int], timeout_s: float, hopeless: Callable[[], str]
 ) -> tuple[list[ShardTable], list[FileEntry]]:
     limit = time.monotonic() + timeout_s
     tables: dict[int, ShardTable] = {}
@@ -166,10 +168,11 @@ def _collect(
                 continue
             table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
             files += [table.data, _entry_of(file, text, table)]
-        if len(tables) < len(wanted) and time.monotonic() > limit:
+        why = f"not within {timeout_s:g} s" if time.monotonic() > limit else hopeless()
+        if len(tables) < len(wanted) and why:
             absent = ", ".join(str(shard) for shard in wanted if shard not in tables)
             raise CheckpointError(
-                f"step {name} has {len(tables)} of {len(wanted)} shards after {timeout_s:g} s (missing: {absent}): it is not "
+                f"step {name} has {len(tables)} of {len(wanted)} shards (missing: {absent}; {why}): it is not "
                 "published, and the commit stays where it is. See the logs of the nodes that carry those shards."
             )
         if len(tables) < len(wanted):
