@@ -20,6 +20,7 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import HashStore, Store
 
@@ -39,7 +41,7 @@ from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import parse_name
-from elasticrl.runtime.checkpoint.parts import Part, Parts
+from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
@@ -203,7 +205,10 @@ def join(config: Path | str | Tree | None = None) -> Run:
         seat = None
     found = context(config, seated=seat is not None)
     torch.set_num_threads(found.tree.lanes.threads)
-    torch.manual_seed(seed(found.tree.job.seed, "init"))
+    number = seed(found.tree.job.seed, "init")
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)  # noqa: NPY002 - the generator that libraries use
     return Run(found, seat)
 
 
@@ -267,7 +272,7 @@ class Run:
             raise Misuse("register(optimizer=...) needs model=... too.")
         for name, part in parts.items():
             self._check_open("register")
-            if name in self._others or name in self._roles or name in {"run", "ledger"}:
+            if name in self._others or name in self._roles or name in {"run", "ledger", "ambient"}:
                 raise Misuse(f"There is a part called {name!r} already.")
             if isinstance(part, Cursor):
                 if self._cursor is not None:
@@ -570,6 +575,7 @@ class Run:
         for name, part in self._others.items():
             parts.register(name, part)
         parts.register("run", self.progress)
+        parts.register("ambient", Ambient())  # for libraries that draw from nobody's stream
         parts.register("ledger", keeper.ledger)
         self._parts = parts
         values: Mapping[str, Any] = {}

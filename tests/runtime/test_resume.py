@@ -9,7 +9,9 @@ import pytest
 from elasticrl.runtime.chronicle import read
 
 SCRIPT = """
+import random
 import sys
+import numpy
 import torch
 import elasticrl
 from elasticrl.runtime.data.cursor import Cursor, Walk
@@ -26,6 +28,7 @@ with elasticrl.runtime.join(sys.argv[1]) as run:
             model(points).square().mean().backward()
             lane.done()
         run.update()
+        print(step, random.random(), numpy.random.rand(), torch.rand(1).item())
 """
 
 
@@ -67,3 +70,18 @@ def test_a_resume_that_changes_nothing_needs_no_leave(tmp_path: Path):
     second = start(tmp_path, 8)
     assert second.returncode == 0, second.stderr
     assert sorted(read(tmp_path / "run" / "small").steps) == list(range(9))
+
+
+def test_generators_that_belong_to_no_lane_go_on_where_they_were(tmp_path: Path):
+    """A library that draws from Python's, numpy's or torch's own generator must not draw the same again after a restart."""
+    lives = tmp_path / "lives"
+    lives.mkdir()
+    once = drawn(start(tmp_path, 8))
+    assert len(once) == 8
+    assert [*drawn(start(lives, 4)), *drawn(start(lives, 8))] == once
+
+
+def drawn(life: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the job's script printed, without what its runtime says."""
+    assert life.returncode == 0, life.stderr
+    return [line for line in life.stdout.splitlines() if line[0].isdigit()]
