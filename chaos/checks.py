@@ -219,7 +219,7 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
                         fact.at,
                         f"generation {plan.generation} puts out {member}, which nothing befell: {plan.reason}",
                     )
-                elif _restarts(before, plan, here.get(member)) and not (guilty.touched(member) or guilty.slow):
+                elif _restarts(before, plan, here.get(member)) and not (guilty.touched(member) or guilty.late):
                     yield (
                         fact.at,
                         f"generation {plan.generation} restarts {member}, which nothing befell: {plan.reason}",
@@ -238,30 +238,73 @@ class _Guilt:
     """Who was touched by anything, so far."""
 
     def __init__(self, case: Case) -> None:
+        settings = case.scenario.shape.settings
         self.nodes: set[str] = set()
         self.gone: set[str] = set()
-        self.loop = self.store = self.slow = self.pair = self.cut = False
+        self.loop = False
+        self.seats: frozenset[str] = frozenset()
         self.alien = set(case.scenario.shape.alien)
+        self.lossy, self.slow, self.cut = _Trouble(), _Trouble(), _Trouble()
+        self.lease_s = settings.membership.lease_ttl_s + 2 * settings.retry_s + WATCH_S
+        # What the store brings late may miss the deadline of its rung.
+        self.rung_s = settings.recovery.replace_s + 2 * settings.retry_s + WATCH_S
+        self.now = 0.0
 
     def see(self, fact: Fact) -> None:
         """One more fact."""
+        self.now = fact.at
         if isinstance(fact, Struck):
             self.nodes.update(fact.nodes)
             self.loop = self.loop or fact.kind == "crash_loop"
-            self.cut = self.cut or fact.kind == "isolate"
-            self.slow = self.slow or fact.kind.startswith("store_")  # what comes late may have to come afresh
-            self.store = self.store or fact.kind in ("store_loss", "store_delay")
+        if isinstance(fact, Struck | Eased):
+            for trouble, kinds in ((self.lossy, LOSSY), (self.slow, SLOW), (self.cut, ("isolate",))):
+                trouble.see(fact, kinds)
         elif isinstance(fact, Planned):
-            self.pair = len(fact.plan.seats) <= 2
-        elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.store):
+            self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
+            self.gone.difference_update(str(seat.member) for seat in fact.plan.seats)
+        elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.lossy.felt(fact.at, self.lease_s)):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
             self.gone.add(fact.member)
 
+    @property
+    def late(self) -> bool:
+        """Does the store bring things late, or did it until a moment ago?"""
+        return self.slow.felt(self.now, self.rung_s)
+
     def touched(self, member: str) -> bool:
         """Has anything befallen this member or its links? Of two that do not hear each other, either may be the deaf one."""
-        if self.pair and self.cut:
+        if len(self.seats) <= 2 and self.seats & self.cut.nodes and self.cut.felt(self.now, self.lease_s):
             return True
         return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
+
+
+LOSSY = ("store_loss", "store_delay")
+SLOW = ("store_loss", "store_delay", "store_repeat", "store_outage", "store_failover")
+
+
+class _Trouble:
+    """Faults of some kinds: whether one is felt at a time."""
+
+    def __init__(self) -> None:
+        self.active: set[int] = set()
+        self.nodes: set[str] = set()
+        self.ended = -inf
+
+    def see(self, fact: Struck | Eased, kinds: tuple[str, ...]) -> None:
+        """One begins or ends."""
+        if fact.kind not in kinds:
+            return
+        if isinstance(fact, Struck):
+            self.nodes.update(fact.nodes)
+        if isinstance(fact, Struck) and KINDS[fact.kind].for_s is not None:
+            self.active.add(fact.number)
+        else:
+            self.active.discard(fact.number)
+            self.ended = fact.at
+
+    def felt(self, at: float, after_s: float) -> bool:
+        """Is one active, or has it ended not long ago?"""
+        return bool(self.active) or at < self.ended + after_s
 
 
 def the_innocent_are_not_quarantined(case: Case) -> Iterator[Complaint]:

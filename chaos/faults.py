@@ -75,6 +75,7 @@ KINDS: Final[dict[str, Kind]] = {
     "lose_lease": Kind(does="the store forgets a node's lease", reach="node", weight=0.5),
     "lost_publishes": Kind(does="a node's record writes vanish", reach="node", for_s=(1, 12)),
     "late_commit": Kind(does="the next commit is applied twice, the second time late", reach="store", value=(0.3, 12)),
+    "late_plan": Kind(does="the next plan arrives late at the store", reach="store", value=(0.3, 6)),
     "clock_rate": Kind(does="a node's monotonic clock runs fast or slow", reach="node", for_s=(5, 60), value=(0.95, 1.05)),
     "clock_step": Kind(does="a node's wall clock jumps: nothing may notice", reach="node", weight=0.2, value=(-4000, 4000)),
     "slow_disk": Kind(does="saves take longer by a factor", reach="job", for_s=(3, 30), value=(2, 10)),

@@ -59,7 +59,7 @@ class Cluster:
         self.committed: list[str] = []
         self.finishing: dict[str, int] = {}
         self.loop_step: int | None = None
-        self.late_commit = 0.0
+        self.late_commit = self.late_plan = 0.0
         self.steps = 0
         self.wanted: frozenset[str] = frozenset()
         self.nemesis: Nemesis | None = None
@@ -106,9 +106,10 @@ class Cluster:
         if net.to_store[name] or (net.loss and chance.random() < net.loss):
             return
 
-        self.world.later(
-            net.lag(name), self._arrive, name, apply, answer, repeatable, isinstance(action, events.Commit)
-        )
+        lag = net.lag(name)
+        if self.late_plan and isinstance(action, events.Propose):
+            lag, self.late_plan = lag + self.late_plan, 0.0
+        self.world.later(lag, self._arrive, name, apply, answer, repeatable, isinstance(action, events.Commit))
 
     def _arrive(
         self, name: str, apply: Callable[[], object], answer: Callable[[object], None], repeatable: bool, commit: bool

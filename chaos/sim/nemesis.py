@@ -346,6 +346,9 @@ class Nemesis:
             case "store_repeat":
                 net.repeat = fault.value
                 return (), partial(setattr, net, "repeat", 0.0)
+            case "late_plan":
+                self.cluster.late_plan = fault.value
+                return (), None
             case "late_commit":
                 self.cluster.late_commit = fault.value
                 return (), None

@@ -210,6 +210,8 @@ def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
 def _unseated(state: State, plan: Plan, workers: Workers) -> Wish:
     if state.leaving:
         return Wish((Leave(code=0, reason=state.leaving),), reason=state.leaving)
+    if plan.phase is Phase.PROBE and state.me.node in plan.place:
+        return Wish(_probe(state, plan), reason=plan.reason)
     if alive(workers):
         halt = Halt(generation=plan.generation, save=False, within_s=0.0, reason="the plan goes on without this node")
         return Wish((halt,), reason="out of the plan")

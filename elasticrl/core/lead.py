@@ -182,9 +182,15 @@ class Scene:
         return self.plan.phase is not Phase.HOLD or member in self.keepers
 
     def record_of(self, seat: Seat) -> Record | None:
-        """The record of the very life that holds this seat."""
-        record = self.records.get(seat.member.node)
-        return record if record and record.member == seat.member else None
+        """What this seat's node says of itself. (Another life of it says nothing under this plan.)"""
+        return self.records.get(seat.member.node)
+
+    @property
+    def spares(self) -> tuple[Record, ...]:
+        """What the plan's spares say of themselves, as long as they are the same lives."""
+        spares = self.plan.spares if self.plan else ()
+
+        return tuple(record for spare in spares if (record := self.record_of(spare)) and record.member == spare.member)
 
     @cached_property
     def doing(self) -> Mapping[Work, tuple[Record, ...]]:
@@ -432,11 +438,13 @@ def probing(scene: Scene) -> Move | None:
     if plan is None or plan.phase is not Phase.PROBE:
         return None
     seats = tuple(fate.seat for fate in scene.fates if fate.seat)
-    answers = {s.member.node: r.unreachable for s in seats if (r := scene.record_of(s)) and r.unreachable is not None}
+    asked = [*filter(None, map(scene.record_of, seats)), *scene.spares]
+    answers = {record.member.node: record.unreachable for record in asked if record.unreachable is not None}
     due = scene.lead.planned_at + scene.settings.recovery.probe_s
-    if len(answers) < len(seats) and scene.now < due:
+    if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
         return Move(wake_at=due, why="waiting for the members' probes")
-    kept = set(split((seat.member.node for seat in seats), {node: found or () for node, found in answers.items()}))
+    order = dict.fromkeys((*(seat.member.node for seat in seats), *answers))
+    kept = set(split(order, {node: found or () for node, found in answers.items()}))
     out = tuple(seat for seat in seats if seat.member.node not in kept)
     fates = tuple(
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates

@@ -192,9 +192,10 @@ def _parts(order: list[str], broken: set[frozenset[str]]) -> list[list[str]]:
 def probe_targets(plan: Plan, node: str) -> Mapping[str, str]:
     """Whom a node tests under a PROBE plan, with their beat addresses: at ring distances 1, 2, 4, ... on both sides.
 
-    That is O(log N) each, and any cut through the ring shows as broken links on both of its sides.
+    That is O(log N) each, and any cut through the ring shows as broken links on both of its sides. Spares are asked, too, and
+    answer: of two seats that do not reach each other, only they can tell which is cut off.
     """
-    seats = plan.seats
+    seats = plan.ring
     here = next((i for i, seat in enumerate(seats) if seat.member.node == node), None)
     if here is None:
         return {}
