@@ -64,6 +64,7 @@ class Sign(StrEnum):
     BEHIND = "behind"
     HOST_STUCK = "host_stuck"
     STOPPED = "stopped"
+    ELSEWHERE = "elsewhere"  # outside of collectives at this moment: against it only if the others wait
     SLOW = "slow"
     # Processes and nodes.
     KILLED = "killed"

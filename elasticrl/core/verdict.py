@@ -290,6 +290,7 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 #: Operations in which every rank must bring the same number of elements.
 EVEN = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "ALLGATHER", "COALESCED", "_REDUCE_SCATTER_BASE",
                   "REDUCE_SCATTER", "ALLREDUCE_COALESCED", "REDUCE", "BARRIER"})  # fmt: skip
+_EVEN = frozenset(name.replace("_", "") for name in EVEN)  # recorders write all_reduce
 
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
 LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
@@ -414,6 +415,10 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     who = _names(ranks, nodes) or ("one rank" if first.sign is not Sign.VERSIONS else "one node")
     victims = sorted(case.waiting - set(ranks))
     cause = f"{who} {meaning.words}{_detail(first)}"
+    if meaning.fault is Fault.HOST_HANG and first.kind is not Kind.STACK:
+        # Beats say that it hangs; its stack, where.
+        stack = next((f for f in case.evidence if f.kind is Kind.STACK and f.rank in ranks and f.detail), None)
+        cause += f", {stack.detail}" if stack else ""
     if victims:
         cause += f"; {_names(victims, ())} only waited"
     others = [
@@ -563,6 +568,23 @@ def _disagreed(case: Case) -> Verdict | None:
                 else (MEANINGS[Sign.MISMATCH].contradicted_by,),
             )  # fmt: skip
     return None
+
+
+def _elsewhere(case: Case) -> Verdict | None:
+    """All were looked at in the same moment: who is outside of collectives while most wait in one holds them up."""
+    away = {f.rank: f for f in case.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None}
+    there = sorted({f.rank for f in case.waits if f.kind in SNAPSHOTS and f.rank is not None} - set(away))
+    if not away or not there or len(away) > len(there):
+        return None  # when most are elsewhere, that a few wait already proves nothing about anybody
+    first = min(away)
+    return Verdict(
+        fault=Fault.HOST_HANG, ranks=tuple(sorted(away)), confidence=_HIGH,
+        cause=f"{_names(away, ())} {'is' if len(away) == 1 else 'are'} outside of collectives, {away[first].detail}, while "
+        f"{_names(there, ())} {'waits' if len(there) == 1 else 'wait'}",
+        remedy=MEANINGS[Sign.HOST_STUCK].remedy,
+        because=(*(away[rank] for rank in sorted(away)[:3]), *case.waits[:3]),
+        against=("a second look shows it moving on: then it is slow, not stuck",),
+    )  # fmt: skip
 
 
 def _lagged(case: Case) -> Verdict | None:
@@ -722,19 +744,20 @@ def _starved(case: Case) -> Verdict | None:
 
 #: In the order in which they are asked; the first that answers decides.
 RULES: tuple[Callable[[Case], Verdict | None], ...] = (
-    _deep, _probed, _disagreed, _declared, _lagged, _never_worked, _followed, _missing, _starved,
+    _deep, _probed, _disagreed, _declared, _elsewhere, _lagged, _never_worked, _followed, _missing, _starved,
 )  # fmt: skip
 
 
 def _by_group(case: Case) -> Mapping[str, list[Evidence]]:
     """Waits by process group. What bears no group is compared only if no rank shows two numbers at once ("" then)."""
     named: dict[str, list[Evidence]] = {}
-    for fact in case.waits:
+    placed = (*case.waits, *(fact for fact in case.evidence if fact.sign is Sign.BEHIND))
+    for fact in placed:
         if fact.group:
             named.setdefault(fact.group, []).append(fact)
     groups: dict[str, list[Evidence]] = {}
     loose: list[Evidence] = []
-    for fact in case.waits:
+    for fact in placed:
         if fact.rank is None:
             continue
         group = fact.group or _group_of(fact, named)
@@ -763,7 +786,7 @@ def _group_of(fact: Evidence, named: Mapping[str, list[Evidence]]) -> str | None
 
 
 def _shape(fact: Evidence) -> tuple[object, ...]:
-    return (fact.op, fact.numel_in, fact.numel_out) if fact.op in EVEN else (fact.op,)
+    return (fact.op, fact.numel_in, fact.numel_out) if str(fact.op).upper().replace("_", "") in _EVEN else (fact.op,)
 
 
 def _shape_words(fact: Evidence) -> str:

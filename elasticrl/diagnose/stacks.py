@@ -2,7 +2,7 @@
 
 The one idea: what matters of a stack is one word, the *place*. A table names the places by files and functions; the innermost
 frame that is in the table decides, because who waits in a collective in the middle of a save waits in a collective. A stack
-says where somebody is, and not that he is stuck there: only beside others who wait for him does it speak against him.
+says where somebody is, and not that he is stuck there: only beside others who wait does it speak against him.
 """
 
 import json
@@ -277,15 +277,10 @@ def _wchan(pid: int) -> str:
 def evidence(
     stacks: Mapping[int, Stack], *, node_of: Callable[[int], str | None] = lambda _: None
 ) -> tuple[Evidence, ...]:
-    """What the stacks speak for. Who is elsewhere is named only if the others wait for him."""
-    places = {rank: place(stack.frames) for rank, stack in sorted(stacks.items()) if stack.frames}
-    waiting = sum(found.waits for found in places.values())
-    # Most are elsewhere: that a few wait already proves nothing about anybody.
-    waited_for = waiting * 2 >= len(places) > 0
-    found: list[Evidence] = []
+    """What the stacks speak for. Whether who is elsewhere is at fault is the verdict's to say, when all ranks are known."""
+    found = []
     for rank, stack in sorted(stacks.items()):
-        at = places.get(rank)
-        sign, detail, op = _sign(stack, at, waited_for=waited_for)
+        sign, detail, op = _sign(stack)
         found.append(
             Evidence(
                 kind=Kind.STACK, sign=sign, rank=rank, node=node_of(rank), op=op, detail=detail, source=stack.how or "stacks",
@@ -295,16 +290,15 @@ def evidence(
     return tuple(found)
 
 
-def _sign(stack: Stack, at: Place | None, *, waited_for: bool) -> tuple[Sign, str, str | None]:
+def _sign(stack: Stack) -> tuple[Sign, str, str | None]:
     if stack.state in {"T", "t"}:
         return Sign.STOPPED, stack.absent or "the process is stopped", None
-    if stack.state == "D" and not at:
-        return Sign.HOST_STUCK, stack.absent, None
-    if at is None:
-        return Sign.TOLD, stack.absent, None
+    if not stack.frames:
+        return (Sign.HOST_STUCK if stack.state == "D" else Sign.TOLD), stack.absent, None
+    at = place(stack.frames)
     if at.waits:
         return (Sign.SETUP_WAITED if at.what == "setup" else Sign.WAITED), at.words, at.op
-    return (Sign.HOST_STUCK if waited_for else Sign.TOLD), f"{at.words}: {at.frame}", None
+    return Sign.ELSEWHERE, f"{at.words}: {at.frame}", None
 
 
 def summary(stacks: Mapping[int, Stack]) -> str:

@@ -43,7 +43,7 @@ def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_th
     assert "ranks 0, 3 are in all_reduce" in text
     assert "rank 2 gave no stack (the process is stopped)" in text
     signs = {fact.rank: fact.sign for fact in evidence(seen)}
-    assert signs == {0: Sign.WAITED, 1: Sign.HOST_STUCK, 2: Sign.STOPPED, 3: Sign.WAITED}
+    assert signs == {0: Sign.WAITED, 1: Sign.ELSEWHERE, 2: Sign.STOPPED, 3: Sign.WAITED}
 
 
 def test_the_stacks_of_a_stalled_gang_are_enough_for_a_verdict(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_place_is_known_by_its_innermost_telling_frame(stack: list[Frame], wha
 def test_who_is_elsewhere_is_named_only_if_the_others_wait() -> None:
     """A stack says where a rank is, not that it is stuck there."""
     busy = {rank: Stack(pid=rank, frames=tuple(frames("/job/t.py step")), how="faulthandler") for rank in range(4)}
-    assert {fact.sign for fact in evidence(busy)} == {Sign.TOLD}
+    assert {fact.sign for fact in evidence(busy)} == {Sign.ELSEWHERE}
     assert judge(evidence(busy)).ranks == ()
     waits = Stack(pid=3, frames=tuple(frames(f"{C10D} all_reduce")), how="faulthandler")
     assert judge(evidence({**busy, 3: waits})).ranks == (), "most are elsewhere: one is merely ahead"

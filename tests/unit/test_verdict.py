@@ -170,6 +170,19 @@ def test_the_first_collective_that_never_worked_blames_no_rank() -> None:
     assert (verdict.fault, verdict.ranks) == (Fault.FABRIC, ())
 
 
+def test_who_is_outside_of_collectives_while_the_others_wait_is_named_with_where_it_is() -> None:
+    def seen(rank: int, sign: Sign, detail: str) -> Evidence:
+        return Evidence(kind=Kind.STACK, sign=sign, rank=rank, detail=detail, source="faulthandler")
+
+    data = "in its dataloader: __next__ (loader.py:12)"
+    looks = [*(seen(r, Sign.WAITED, "in all_reduce") for r in (0, 1, 2)), seen(3, Sign.ELSEWHERE, data)]
+    verdict = judge(looks, EIGHT)
+    assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, (3,), ("n01",))
+    assert verdict.cause == f"rank 3 is outside of collectives, {data}, while ranks 0-2 wait"
+    assert data in judge([*looks, stalled(3, "data", waiting=False)], EIGHT).cause, "beats say that, the stack says where"
+    assert judge([looks[0], *(seen(r, Sign.ELSEWHERE, data) for r in (1, 2, 3))], EIGHT).ranks == ()
+
+
 def test_one_absent_rank_is_named_and_five_are_not() -> None:
     assert judge(waits(0, 1, 2, 3, 4, 6, 7), EIGHT).ranks == (5,)
     assert judge(waits(0, 1, 2), EIGHT).ranks == ()
@@ -222,7 +235,8 @@ def test_any_evidence_gives_a_whole_verdict_that_never_blames_who_only_waited(ev
 
 def test_every_sign_has_a_meaning_or_is_known_to_have_none() -> None:
     none = {Sign.NOISE, Sign.TOLD, Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED, Sign.HEALTHY, Sign.UNREACHABLE,
-            Sign.NCCL_BROKEN, Sign.BEHIND, Sign.ONE_WAY, Sign.LOSSY, Sign.DELAYED}  # fmt: skip
+            Sign.NCCL_BROKEN, Sign.BEHIND, Sign.ONE_WAY, Sign.LOSSY, Sign.DELAYED,
+            Sign.ELSEWHERE}  # fmt: skip
     assert set(Sign) == none | set(MEANINGS) | set(CONSEQUENCES)
 
 

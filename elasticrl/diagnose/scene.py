@@ -1,0 +1,64 @@
+"""The scene of a stall on one node, before it is cleaned up: every worker's stack and flight recorder, as evidence.
+
+The one idea: it is one question to all workers at once, bounded by `timeouts.dump`, and what comes back are facts about single
+ranks; so the facts of all nodes can be put together in any order, and only the verdict compares.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.diagnose import recorder, stacks
+from elasticrl.diagnose.recorder import Entry
+from elasticrl.diagnose.stacks import Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What was found.
+
+    Example: Scene(stacks={3: Stack(...)}, recorders={3: (Entry(...),)}, evidence=(...), said="rank 3 is in its dataloader ...")
+    """
+
+    stacks: Mapping[int, Stack]
+    recorders: Mapping[int, tuple[Entry, ...]]
+    evidence: tuple[Evidence, ...]
+    said: str  # for the log
+
+
+def collect(
+    folder: Path, workers: Mapping[int, int], *, within_s: float, node_of: Callable[[int], str | None] = lambda _: None
+) -> Scene:
+    """Ask this node's workers (rank -> pid), whose witnesses stand in `folder`. It blocks: call it in a thread."""
+    with ThreadPoolExecutor(1, "elasticrl-recorders") as other:
+        dumps = other.submit(recorder.collect, folder, workers, within_s=within_s)
+        seen = stacks.collect(folder, workers, within_s=within_s)
+        recorders = dumps.result()
+    return Scene(
+        stacks=seen, recorders=recorders, said=stacks.summary(seen),
+        evidence=(*stacks.evidence(seen, node_of=node_of), *positions(recorders, seen, node_of)),
+    )  # fmt: skip
+
+
+def positions(
+    recorders: Mapping[int, Sequence[Entry]], seen: Mapping[int, Stack], node_of: Callable[[int], str | None]
+) -> tuple[Evidence, ...]:
+    """Each rank's newest collective of each group. Over gloo only its stack tells whether it is still in it."""
+    found = []
+    for rank, entries in sorted(recorders.items()):
+        stack = seen.get(rank)
+        inside = bool(stack and stack.frames and stacks.place(stack.frames).what == "collective")
+        newest = {entry.group: entry for entry in entries}
+        for group, entry in sorted(newest.items()):
+            over = entry.state == "completed" or not inside
+            found.append(
+                Evidence(
+                    kind=Kind.RECORDER, sign=Sign.WAITED if not over else Sign.BEHIND, rank=rank, node=node_of(rank),
+                    group=group, op=entry.op, seq=entry.seq, numel_in=entry.numel, last_enqueued=entry.seq,
+                    last_completed=entry.seq if over else entry.seq - 1, source="recorder",
+                    detail=("after " if over else "in ") + str(entry),
+                )
+            )  # fmt: skip
+    return tuple(found)
