@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from elasticrl.daemon.main import read_all
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.cluster import LocalCluster
+from elasticrl.store.embedded import free_ports
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "agent" / "train_small.py"
 
@@ -80,6 +82,7 @@ class Job:
         self.history_file = self.folder / "history"
         self.etcd = LocalCluster(self.folder / "etcd", members=etcd)
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.metrics_ports: dict[str, int] = {}
         self._loop = asyncio.new_event_loop()
         self._script_args = script_args
         self._conf = conf or {}
@@ -90,7 +93,8 @@ class Job:
     def __enter__(self) -> Self:
         self.run(self.etcd.__aenter__())
         self.history_file.touch()
-        args = ["--save", str(self.folder / "saves"), "--history", str(self.history_file), *self._script_args]
+        more = [arg.replace("{folder}", str(self.folder)) for arg in self._script_args]
+        args = ["--save", str(self.folder / "saves"), "--history", str(self.history_file), *more]
         conf: dict[str, Any] = {
             "job": {"name": self.name, "program": str(SCRIPT), "args": args},
             "node": {
@@ -143,6 +147,7 @@ class Job:
                 "--config",
                 str(self.folder / "job.yaml"),
                 f"node.name={node}",
+                f"telemetry.metrics_port={self.metrics_ports.setdefault(node, free_ports()[0])}",
                 *(["--foreground"] if foreground else []),
             ]
             with self.log(node).open("ab") as output:
@@ -235,6 +240,13 @@ class Job:
                 return (await read_all(store))[0]
 
         return dict(self.run(look()))
+
+    def metrics(self, node: str) -> dict[str, float]:
+        """What a node's daemon measures: by sample, as Prometheus would read it."""
+        page = f"http://127.0.0.1:{self.metrics_ports[node]}/metrics"
+        with urllib.request.urlopen(page, timeout=10.0) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
     def leader(self) -> str:
         """The node that leads."""

@@ -30,6 +30,8 @@ class Crew:
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
         self.post: Callable[[Event], None] = lambda _: None
+        self.ended: Callable[[str], None] = lambda _: None  # told the cause when a worker ended that should not have
+        self.stalled: Callable[[str], None] = lambda _: None  # told the phase in which a worker makes no progress
         self.broken: Callable[[], None] = lambda: None  # told when a collective broke: neighbours are asked at once
         self._folder = folder
         self._spec = spec
@@ -109,6 +111,7 @@ class Crew:
                 "workers.changed", work=workers.work.value, generation=workers.generation, born=workers.born, step=workers.step
             )  # fmt: skip
         if stall and (told.stall is None or (stall.slot, stall.phase) != (told.stall.slot, told.stall.phase)):
+            self.stalled(stall.phase)
             self.log.info(
                 "worker.stalled", slot=stall.slot, phase=stall.phase, for_s=round(stall.for_s, 3),
                 budget_s=round(stall.budget_s, 3), waiting=stall.waiting, stopped=stall.stopped,
@@ -122,6 +125,7 @@ class Crew:
             # A spare that was ended because the agent ends, or because its place is wanted, is no fault; one that crashes is.
             if ended.number > self._logged and (ended.rank is not None or ended.exit.own):
                 end = ended.exit
+                self.ended(end.cause)
                 self.log.info(
                     "worker.exited",
                     generation=end.generation,

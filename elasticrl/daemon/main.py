@@ -33,7 +33,7 @@ from elasticrl.daemon.life import Home, Life, next_life, started_at
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
-from elasticrl.daemon.recovery import Done
+from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.shell import keys
@@ -74,6 +74,8 @@ class Daemon:
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.foreground = not keep
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
+        self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
+        self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
         self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
@@ -82,6 +84,9 @@ class Daemon:
         self._stages = Stages()
         self._plan: Plan | None = None
         self._commit: Commit | None = None
+        self._committed_at: float | None = None  # when the newest commit was first seen here
+        self._beats = (0, 0)  # sent and heard, as the metrics know it
+        self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
 
     def spec(self) -> Spec:
@@ -274,6 +279,7 @@ class Daemon:
         )
         node = Node(state, store, (self.crew.perform, self._probe), log=self.log, trace=trace, lease=lease)
         node.loop.decided = self._decided
+        node.took = lambda action, seconds: self.metrics.store_s.labels(action=action).observe(seconds)
         self.node = node
         self.crew.me = me
         self.crew.post = node.post
@@ -407,6 +413,7 @@ class Daemon:
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:
+            self._committed_at = time.monotonic()
             self.log.info(
                 "checkpoint.committed", step=commit.step, generation=commit.generation, manifest=commit.manifest
             )
@@ -446,8 +453,16 @@ class Daemon:
         metrics.leading.set(1 if state.lead else 0)
         metrics.lease_age.set(max(0.0, now - state.leased) if state.leased > 0 else 0.0)
         metrics.suspected.set(len(state.suspects))
+        metrics.commit_age.set(now - self._committed_at if self._committed_at is not None else 0.0)
+        if self.neighbours is not None:
+            sent, heard = self.neighbours.sent, self.neighbours.heard
+            metrics.beats_sent.inc(sent - self._beats[0])
+            metrics.beats_heard.inc(heard - self._beats[1])
+            self._beats = (sent, heard)
         if workers is not None:
             metrics.step.set(workers.step)
+            self._goodput = self._goodput.after(workers.work, now)
+            metrics.goodput.set(self._goodput.share)
 
     # ---- what operators ask
 

@@ -4,6 +4,7 @@ The one idea: the stages are marked by things that happen anyway (a sign of trou
 measuring costs nothing and cannot disagree with what was done.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
@@ -70,3 +71,41 @@ class Watch:
         }
         rung = self.plan.rung.name.lower()
         return Done(generation=self.plan.generation, rung=rung, total_s=now - self.sign_at, stages=stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """How much of the time since this node's workers first trained they have trained.
+
+    Example: Goodput(work=Work.TRAINING, at=60.0, since=10.0, trained_s=48.5).share == 0.97
+    """
+
+    work: Work = Work.NONE
+    at: float = 0.0
+    since: float | None = None  # when they first trained
+    trained_s: float = 0.0
+
+    def after(self, work: Work, now: float) -> "Goodput":
+        """A moment later. Time counts by what they were doing before it."""
+        if self.since is None:
+            return replace(self, work=work, at=now, since=now) if work is Work.TRAINING else self
+        more_s = now - self.at if self.work is Work.TRAINING else 0.0
+        return replace(self, work=work, at=now, trained_s=self.trained_s + more_s)
+
+    @property
+    def share(self) -> float:
+        """Of the time; 0 before they have trained."""
+        return self.trained_s / (self.at - self.since) if self.since is not None and self.at > self.since else 0.0
+
+
+def kind_of(cause: str) -> str:
+    """A cause of an exit without what differs each time, for a metric's label.
+
+    >>> kind_of("exit code 1: ValueError: bad prompt")
+    'exit code 1'
+    >>> kind_of("stopped in update for 3.0 s (budget 2.0 s)")
+    'stopped in update'
+    >>> kind_of("signal 9 (SIGKILL)")
+    'signal 9'
+    """
+    return re.split(r":| \(| for |; ", cause, maxsplit=1)[0][:60] or "unknown"

@@ -5,6 +5,7 @@ The daemon adds beats, an agent and a control socket to it; the torchrun rendezv
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from elasticrl.core.events import Action, Event, Leave, Seen, Watch
@@ -47,6 +48,7 @@ class Node:
             clock=time.monotonic,
             lease=lease,
         )
+        self.took: Callable[[str, float], None] = lambda _, __: None  # told how long each action on the store took
         self._watching: asyncio.Task[None] | None = None
 
     def post(self, event: Event) -> None:
@@ -78,7 +80,11 @@ class Node:
         return True
 
     async def _act(self, action: Action) -> bool:
-        return await self.office.perform(action)
+        begun = time.monotonic()
+        performed = await self.office.perform(action)
+        if performed:
+            self.took(type(action).__name__, time.monotonic() - begun)
+        return performed
 
     def _start_watching(self, *, everyone: bool) -> None:
         if self._watching is not None:

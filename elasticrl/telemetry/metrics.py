@@ -16,7 +16,7 @@ class Metrics:
         self.step = Gauge("elasticrl_sealed_step", "Newest sealed step of this node's workers.", registry=r)
         self.committed = Gauge("elasticrl_committed_step", "Step of the newest disk checkpoint.", registry=r)
         self.commit_age = Gauge(
-            "elasticrl_commit_age_seconds", "Time since the newest disk checkpoint was seen.", registry=r
+            "elasticrl_commit_age_seconds", "Time since the newest disk checkpoint was first seen here.", registry=r
         )
         self.leading = Gauge("elasticrl_leading", "1 while this node leads.", registry=r)
         self.lease_age = Gauge(
@@ -24,7 +24,7 @@ class Metrics:
         )
         self.goodput = Gauge(
             "elasticrl_goodput_ratio",
-            "Time spent in steps that were sealed, over all time since the start.",
+            "Share of the time since this node's workers first trained in which they trained.",
             registry=r,
         )
         self.recoveries = Counter("elasticrl_recoveries", "Recoveries, by rung of the ladder.", ["rung"], registry=r)

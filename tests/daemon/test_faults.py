@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
 from chaos.live.local import Job, Late
 from elasticrl.daemon.life import started_at
+from elasticrl.telemetry.metrics import Metrics
 
 NODES = ("n0", "n1", "n2")
 pytestmark = pytest.mark.timeout(200)
@@ -194,6 +196,24 @@ def test_a_stopped_worker_is_ended_by_its_own_daemon_and_named(job: Job) -> None
     job.until_steps(3, after=stopped_at + 1.0, within_s=30.0)
     assert job.events("n1", "worker.stalled")[-1]["stopped"]
     assert "stopped in" in job.events("n1", "worker.exited")[-1]["cause"]
+
+
+def test_what_has_happened_is_measured(job: Job) -> None:
+    """After the tests above: by now each metric has had its occasion on some node."""
+    samples: dict[str, float] = {}
+    for node in NODES:
+        for name, value in job.metrics(node).items():
+            samples[name] = samples.get(name, 0.0) + value
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, MetricWrapperBase):
+            name = metric._name
+            assert any(sample.startswith(name) and value for sample, value in samples.items()) or name.endswith(
+                "suspected"
+            )
+    assert samples['elasticrl_worker_exits_total{cause="signal 9"}'] >= 1
+    assert samples["elasticrl_world_ranks"] == 9
+    assert 0.0 < samples["elasticrl_goodput_ratio"] <= 3.0
+    assert samples['elasticrl_store_seconds_count{action="KeepAlive"}'] > 3
 
 
 def test_a_killed_node_is_left_behind_and_joins_again(job: Job) -> None:

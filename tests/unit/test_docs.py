@@ -21,8 +21,8 @@ def logged() -> dict[str, list[str]]:
     """Every event name that is written somewhere, with the places: `log.info("name", ...)` and `Say(event="name")`."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "elasticrl").rglob("*.py")):
-        if "agent" in path.parts or "telemetry" in path.parts:
-            continue  # the agent is a process of its own with plain logging
+        if {"agent", "telemetry", "runtime", "ppo"} & set(path.parts):
+            continue  # agents and workers are processes of their own, with plain logs
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue

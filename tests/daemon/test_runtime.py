@@ -1,0 +1,62 @@
+"""The whole thing: daemons, agents, vaults, and a real trainer under `runtime.join`; killed, and the same bits at the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from chaos.live.local import Job
+from elasticrl.config import dumps, load
+from elasticrl.runtime.chronicle import compare, read
+from elasticrl.runtime.data.audit import audit
+
+PROGRAM = Path(__file__).parents[1] / "runtime" / "run_job.py"
+NODES = ("n0", "n1", "n2")
+STEPS = 150
+
+
+def alone(job: Job, folder: Path) -> Path:
+    """The same job in one process that nothing happens to; where it left its chronicle."""
+    overrides = ["membership.min_nodes=1", "vault.copies=0", f"checkpoint.dir={folder}", f"vault.dir={folder}/vault"]
+    tree = load(job.folder / "job.yaml", overrides)
+    (folder / "config.json").write_text(dumps(tree))
+    env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(PROGRAM), "--step-ms", "0"], env=env, check=True, timeout=120)
+    return folder / job.name
+
+
+def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_with_the_same_bits(tmp_path: Path):
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7, "steps": STEPS},
+        "checkpoint": {"every": 40},
+        "lanes": {"digest": "full"},
+    }
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+        job.start(*NODES)
+        job.until_steps(3, within_s=90.0, count=3)
+        at = time.monotonic()
+        os.kill(job.worker("n1"), signal.SIGKILL)
+        job.until_steps(3, after=at + 0.05, within_s=30.0)
+        at = time.monotonic()
+        job.kill_node("n2")
+        job.until_steps(2, after=at, within_s=30.0)
+        job.start("n2")
+        job.until_steps(3, within_s=60.0)
+        at = time.monotonic()
+        leader = job.leader()
+        job.kill_daemon(leader)
+        job.start(leader)
+        job.until(
+            lambda: all(daemon.poll() is not None for daemon in job.daemons.values()), 120.0, "the end of the job"
+        )
+        assert {node: daemon.returncode for node, daemon in job.daemons.items()} == dict.fromkeys(NODES, 0)
+        job.check()
+        ours = job.folder / "saves" / job.name
+        used = audit(ours)
+        assert used.ok, used.sentence
+        assert used.steps == STEPS
+        same = compare(read(alone(job, tmp_path)), read(ours))
+        assert same.ok, same.sentence
+        assert same.steps == STEPS + 1
