@@ -174,8 +174,12 @@ class Keeper:
             )
         self._saver.facts = self._facts
         try:
-            self.ledger.sync()
-            self._saver.save(kept.ticket, finish=self._rank == 0, parent=self._committed or None)
+            self._saver.save(
+                kept.ticket,
+                finish=self._rank == 0,
+                parent=self._committed or None,
+                flush=[self.ledger.fileno()],
+            )
         except StateError as error:
             self._complain(str(error))
 

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.saver import MESSAGE
 from elasticrl.runtime.checkpoint.shelf import prune
-from elasticrl.runtime.vault.errors import StateError
+from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault.errors import DataError, StateError
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.slots import adopt
 
@@ -46,8 +47,11 @@ class Superseded:
         return f"generation {later} saves already, and this one's gang broke up" if over else ""
 
 
-def save(request: dict[str, Any], fd: int, hopeless: Callable[[], str]) -> dict[str, Any]:
-    """Write one shard, and the manifest if this is the gang's finisher; what became of it."""
+def save(request: dict[str, Any], fd: int, flush: Sequence[int], hopeless: Callable[[], str]) -> dict[str, Any]:
+    """Write one shard, and the manifest if this is the gang's finisher; what became of it.
+
+    The files in `flush` are on their disk before the shard is told of: a published checkpoint has all workers' ledgers.
+    """
     from elasticrl.runtime.checkpoint.save import finish, write_shard
 
     began = time.monotonic()
@@ -60,6 +64,7 @@ def save(request: dict[str, Any], fd: int, hopeless: Callable[[], str]) -> dict[
         stamp = pinned.sealed.stamp
         where = place(request["where"])
         try:
+            _flush(flush)
             entry = write_shard(where, pinned)
             answer |= {"ok": True, "nbytes": entry.nbytes}
             if request["finish"]:
@@ -80,6 +85,20 @@ def save(request: dict[str, Any], fd: int, hopeless: Callable[[], str]) -> dict[
     return {**answer, "seconds": round(time.monotonic() - began, 3)}
 
 
+def _flush(files: Sequence[int]) -> None:
+    try:
+        for file in files:
+            faults.reach("ledger.fsync")
+            os.fsync(file)
+    except OSError as error:
+        raise DataError(
+            f"The ledger cannot be flushed to its disk ({error.strerror}), so its step is not saved: free some space there."
+        ) from error
+    finally:
+        for file in files:
+            os.close(file)
+
+
 def serve(fd: int) -> None:
     """Take requests until the worker has gone; what was asked for before that is done."""
     with socket.socket(fileno=fd) as sock:
@@ -92,7 +111,7 @@ def serve(fd: int) -> None:
                 return
             request = json.loads(data)
             if request["op"] == "save":
-                answer = save(request, fds[0], Superseded(sock, request["generation"]))
+                answer = save(request, fds[0], fds[1:], Superseded(sock, request["generation"]))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             else:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -72,8 +72,17 @@ class Saver:
         """For how long the oldest save has been under way; 0 if none is. A dead disk shows here, and nowhere in training."""
         return time.monotonic() - min(self._pending.values()) if self._pending else 0.0
 
-    def save(self, ticket: Ticket, *, finish: bool, parent: str | None = None, queue: int = 2) -> None:
+    def save(
+        self,
+        ticket: Ticket,
+        *,
+        finish: bool,
+        parent: str | None = None,
+        queue: int = 2,
+        flush: Sequence[int] = (),
+    ) -> None:
         """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes.
+        `flush`: files (the ledger) that the writer has on their disk first; flushing is not for the training thread either.
 
         CheckpointError if it can't be begun, for example because `queue` saves are under way already.
         """
@@ -102,7 +111,7 @@ class Saver:
                     "parent": parent,
                     "timeout_s": self.timeout_s,
                 },
-                [held],
+                [held, *flush],
             )
         finally:
             os.close(held)

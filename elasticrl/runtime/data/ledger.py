@@ -113,8 +113,12 @@ class Ledger:
         self._tail[lane].append((version, text))
         self._append_text(f'{{"record":{text}}}')
 
+    def fileno(self) -> int:
+        """The file, for somebody else to flush: `Saver.save(flush=...)`."""
+        return self._file
+
     def sync(self) -> None:
-        """On the disk. Before a commit."""
+        """On the disk. Before a commit; may take as long as the disk likes."""
         faults.reach("ledger.fsync", self.writer)
         os.fsync(self._file)
 
