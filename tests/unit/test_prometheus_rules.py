@@ -1,0 +1,47 @@
+"""The alert rules speak of metrics that exist, with labels that they have."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from elasticrl.telemetry.metrics import Metrics
+
+FILE = Path(__file__).parents[2] / "configs" / "prometheus" / "elasticrl.rules.yaml"
+RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
+
+
+def served() -> dict[str, set[str]]:
+    """Every series with its own labels."""
+    found: dict[str, set[str]] = {}
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, CollectorRegistry):
+            continue
+        kind, labels = type(metric).__name__, set(metric._labelnames)
+        endings = {"Counter": ["_total"], "Histogram": ["_bucket", "_sum", "_count"]}.get(kind, [""])
+        found |= {metric._name + end: labels | ({"le"} if end == "_bucket" else set()) for end in endings}
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_asks_for_what_is_served_and_says_what_to_do(rule: dict[str, Any]) -> None:
+    series = served()
+    asked = re.findall(r"elasticrl_\w+", rule["expr"])
+    assert asked
+    assert set(asked) <= set(series)
+    labels = set().union(*(series[name] for name in asked)) | {"job", "instance"}
+    grouped = {name.strip() for names in re.findall(r"by \(([^)]*)\)", rule["expr"]) for name in names.split(",")}
+    chosen = set(re.findall(r"{(\w+)=", rule["expr"]))
+    told = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert grouped | chosen <= labels
+    assert told <= grouped, "what the summary names must survive the aggregation"
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert rule["annotations"]["runbook"]
+    assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_no_two_alerts_have_one_name() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
