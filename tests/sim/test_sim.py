@@ -12,7 +12,7 @@ import pytest
 from chaos import history
 from chaos.faults import KINDS, Fault
 from chaos.history import Sealed, Struck, Suspicion
-from chaos.scenario import Scenario, Unusable, draw, load, save
+from chaos.scenario import Scenario, Unusable, big, draw, load, save
 from chaos.sim.cluster import Shape
 from chaos.sim.drive import run
 from elasticrl.core.settings import Membership, Settings
@@ -105,6 +105,16 @@ def test_a_scenario_with_an_unknown_key_is_refused(tmp_path):
     path.write_text("faults: [{kind: kill_wroker, at: 3}]\n")
     with pytest.raises(Unusable, match="there is no fault 'kill_wroker'"):
         load(path)
+
+
+def test_every_slot_of_a_big_run_strikes_and_is_over_before_its_like():
+    scenario = big(48, minutes=2.0, every_s=5.0, seed=1)
+    result = run(scenario, "1")
+    assert not result.violations, list(map(str, result.violations))
+    assert [fault.at for fault in scenario.faults] == [5.0 * i for i in range(1, 24)]
+    struck = {fact.number: fact.at for fact in result.history if isinstance(fact, Struck)}
+    assert sorted(struck) == list(range(23))
+    assert all(at - scenario.faults[number].at < 1.0 for number, at in struck.items() if at > 10)
 
 
 def test_every_kind_of_fault_can_strike():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View
 from elasticrl.core.settings import Membership, Timeouts
-from elasticrl.core.suspect import Budgets, Detector, Progress, convict, neighbours, probe_targets, split
+from elasticrl.core.suspect import Budgets, Detector, Progress, convict, conviction, neighbours, probe_targets, split
 
 
 def plan_of(*nodes, spares=()):
@@ -62,6 +62,19 @@ def test_a_probe_asks_few_nodes_and_crosses_any_cut():
     left = set(nodes[40:120])
     across = {n for n in left if targets[n] - left}
     assert {nodes[40], nodes[119]} <= across
+
+
+def test_spares_are_probed_and_probe():
+    plan = plan_of("a", "b", spares=("s",))
+    assert set(probe_targets(plan, "a")) == {"b", "s"}
+    assert set(probe_targets(plan, "s")) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("accusers", "guilty"), [("bcyz", "a"), ("by", ""), ("bpq", ""), ("pqrs", "")])
+def test_only_neighbours_in_the_present_ring_have_a_say(accusers, guilty):
+    ring = "abcxyz"  # of these, b, c, y and z are a's neighbours; p, q, r and s were put out
+    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a",)) for n in accusers}
+    assert "".join(conviction(View(plan=plan_of(*ring), records=records), 2).guilty) == guilty
 
 
 def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
