@@ -204,3 +204,14 @@ def test_the_ledger_is_flushed_by_the_writer_and_a_disk_that_refuses_it_costs_th
     assert [entry.version.step for entry in listing(place(tmp_path / "ck"))] == [1]
     saver.close()
     ledger.close()
+
+
+def test_a_writer_whose_whole_gang_is_gone_does_not_wait_on_with_its_shards_memory(vault: Vault, tmp_path: Path):
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS, timeout_s=600.0, orphan_s=1.0)
+    saver.save(snapshot(vault, Job(seed=1).train(1), 10, world=2), finish=True)  # the other of the two never saves
+    pid = saver.pid
+    until((tmp_path / "ck" / ".saving-step-00000010-g1" / "data-0000.json").exists, "its own shard is staged", 60)
+    assert saver.poll() == ()
+    saver.close(60)
+    assert not Path(f"/proc/{pid}").exists()
+    assert listing(place(tmp_path / "ck")) == ()

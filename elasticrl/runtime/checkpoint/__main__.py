@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,17 @@ from elasticrl.runtime.vault.slots import adopt
 GRACE_S = 5.0  # for shards of a gang that has broken up, once a later one saves
 
 
-class Superseded:
-    """Why the other shards of a save will not come: their gang broke up before all had begun, and a later one is saving.
+class Hope:
+    """Why the other shards of a save will not come: their gang broke up before all had begun, and a later one is saving; or
+    our worker has gone, and nobody is left to ask.
 
-    Those who had begun finish even if their workers die, so they are given some time.
+    Those who had begun finish even if their workers die, so they are given some time: at least `orphan_s`, and longer where
+    our own shard took long. A writer that waited on would keep its shard's memory from the machine.
     """
 
-    def __init__(self, sock: socket.socket, generation: int) -> None:
-        self._sock, self._generation = sock, generation
+    def __init__(self, sock: socket.socket, generation: int, orphan_s: float) -> None:
+        self.own_s = 0.0  # what writing our shard took
+        self._sock, self._generation, self._orphan_s = sock, generation, orphan_s
         self._since: float | None = None
 
     def __call__(self) -> str:
@@ -39,7 +42,12 @@ class Superseded:
             data = self._sock.recv(MESSAGE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionResetError):
             return ""
-        later = int(json.loads(data).get("generation", 0)) if data else self._generation
+        if not data:
+            self._since = self._since or time.monotonic()
+            patience = self._orphan_s + 3 * self.own_s
+            over = time.monotonic() - self._since > patience
+            return f"our worker has gone, and they did not come within {patience:.0f} s" if over else ""
+        later = int(json.loads(data).get("generation", 0))
         if later <= self._generation:
             return ""
         self._since = self._since or time.monotonic()
@@ -47,7 +55,7 @@ class Superseded:
         return f"generation {later} saves already, and this one's gang broke up" if over else ""
 
 
-def save(request: dict[str, Any], fd: int, flush: Sequence[int], hopeless: Callable[[], str]) -> dict[str, Any]:
+def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> dict[str, Any]:
     """Write one shard, and the manifest if this is the gang's finisher; what became of it.
 
     The files in `flush` are on their disk before the shard is told of: a published checkpoint has all workers' ledgers.
@@ -67,6 +75,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hopeless: Calla
             _flush(flush)
             entry = write_shard(where, pinned)
             answer |= {"ok": True, "nbytes": entry.nbytes}
+            hope.own_s = time.monotonic() - began
             if request["finish"]:
                 manifest = finish(
                     where,
@@ -77,7 +86,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hopeless: Calla
                     parent=request["parent"],
                     lineage=stamp.lineage,
                     timeout_s=request["timeout_s"],
-                    hopeless=hopeless,
+                    hopeless=hope,
                 )
                 answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
         except (StateError, OSError) as error:
@@ -99,7 +108,7 @@ def _flush(files: Sequence[int]) -> None:
             os.close(file)
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, orphan_s: float) -> None:
     """Take requests until the worker has gone; what was asked for before that is done."""
     with socket.socket(fileno=fd) as sock:
         while True:
@@ -111,7 +120,7 @@ def serve(fd: int) -> None:
                 return
             request = json.loads(data)
             if request["op"] == "save":
-                answer = save(request, fds[0], fds[1:], Superseded(sock, request["generation"]))
+                answer = save(request, fds[0], fds[1:], Hope(sock, request["generation"], orphan_s))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             else:
@@ -131,13 +140,16 @@ def main(argv: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m elasticrl.runtime.checkpoint", description=__doc__)
     parser.add_argument("--writer", type=int, required=True, help="the descriptor of the socket to the worker")
+    parser.add_argument(
+        "--orphan-s", type=float, default=30.0, help="how long others are waited for without the worker"
+    )
     args = parser.parse_args(argv)
     with suppress(OSError):
         os.nice(10)  # a checkpoint is never urgent
     import torch
 
     torch.set_num_threads(1)
-    serve(args.writer)
+    serve(args.writer, args.orphan_s)
     return 0
 
 

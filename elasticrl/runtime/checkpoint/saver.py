@@ -53,14 +53,23 @@ class Saver:
     """
 
     def __init__(
-        self, where: str, *, facts: Facts, timeout_s: float = 600.0, env: Mapping[str, str] | None = None
+        self,
+        where: str,
+        *,
+        facts: Facts,
+        timeout_s: float = 600.0,
+        orphan_s: float = 30.0,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
         self.facts = facts
         self.timeout_s = timeout_s
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._pending: dict[tuple[Version, int], float] = {}
-        self._sock, self._process = _start(self._env)
+        self._orphan_s = (
+            orphan_s  # others' shards are waited for so long without a worker, or a few times our own shard
+        )
+        self._sock, self._process = _start(self._env, orphan_s)
 
     @property
     def pid(self) -> int:
@@ -175,7 +184,7 @@ class Saver:
     def _send(self, message: Mapping[str, object], fds: list[int] | None = None) -> None:
         if self._process.poll() is not None:
             self._sock.close()
-            self._sock, self._process = _start(self._env)
+            self._sock, self._process = _start(self._env, self._orphan_s)
         try:
             socket.send_fds(self._sock, [json.dumps(message).encode()], fds or [])
         except (BlockingIOError, BrokenPipeError, ConnectionResetError) as error:
@@ -194,12 +203,20 @@ class Saver:
             self._process.wait(timeout_s)
 
 
-def _start(env: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start(env: Mapping[str, str], orphan_s: float) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "elasticrl.runtime.checkpoint", "--writer", str(theirs.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "elasticrl.runtime.checkpoint",
+                "--writer",
+                str(theirs.fileno()),
+                "--orphan-s",
+                str(orphan_s),
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=dict(env),
