@@ -146,14 +146,18 @@ class Job:
                 "daemon",
                 "--config",
                 str(self.folder / "job.yaml"),
-                f"node.name={node}",
-                f"telemetry.metrics_port={self.metrics_ports.setdefault(node, free_ports()[0])}",
+                *self.overrides(node),
                 *(["--foreground"] if foreground else []),
             ]
             with self.log(node).open("ab") as output:
                 self.daemons[node] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
                 )
+
+    def overrides(self, node: str) -> list[str]:
+        """What is this node's own in the configuration."""
+        port = self.metrics_ports.setdefault(node, free_ports()[0])
+        return [f"node.name={node}", f"telemetry.metrics_port={port}"]
 
     def log(self, node: str) -> Path:
         """What a node's daemons have logged."""

@@ -399,6 +399,9 @@ class Agent(Section):
     spares: Whole = 1
     """Processes kept warm on each node, imported and waiting for a rank. Each costs its memory and saves seconds when a
     worker dies."""
+    preload: tuple[Text, ...] = ()
+    """Modules that a process imports before it has a rank, beside torch and elasticrl's own. More of the program's imports
+    here let a spare take over sooner; they must start no threads."""
     stop_timeout_s: Span = 5.0
     """Seconds between asking a healthy worker to end and killing it. A stuck one is killed at once. 0s: at once for all."""
     env: Mapped = Names()

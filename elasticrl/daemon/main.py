@@ -104,7 +104,7 @@ class Daemon:
             interface=tree.node.interface or "",
             spares=tree.agent.spares,
             threads=tree.lanes.threads,
-            preload=(*PRELOAD, *(name for name in (RUNTIME,) if there(name))),
+            preload=(*PRELOAD, *(name for name in (RUNTIME,) if there(name)), *tree.agent.preload),
             fingerprint=FINGERPRINT,
             config=dumps(for_workers(tree)),
             env={"ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)), **tree.agent.env},

@@ -24,7 +24,12 @@ def job() -> Iterator[Job]:
     os.environ[PASSWORD] = "geheim"  # this etcd asks for none, but no worker may see it
     try:
         with Job(
-            name="vaults", conf={"store": {"username": "u"}, "vault": {"copies": 1, "linger": "3s", "timeout": "5s"}}
+            name="vaults",
+            conf={
+                "store": {"username": "u"},
+                "vault": {"copies": 1, "linger": "3s", "timeout": "5s"},
+                "agent": {"preload": ["colorsys"]},
+            },
         ) as job:
             job.start(*NODES)
             job.until_steps(3, within_s=90.0, count=3)
@@ -80,9 +85,11 @@ def test_a_worker_is_given_its_configuration_and_its_vault_and_no_secret(job: Jo
     assert "geheim" not in Path(environ["ELASTICRL_CONFIG"]).read_text()
     assert Path(environ["ELASTICRL_CONFIG"]).stat().st_mode & 0o777 == 0o600
     assert dumps(load(environ["ELASTICRL_CONFIG"], environ={})) == dumps(
-        load(job.folder / "job.yaml", ["node.name=n1", "store.username=null"], environ={})
+        load(job.folder / "job.yaml", [*job.overrides("n1"), "store.username=null"], environ={})
     )
     assert environ["ELASTICRL_VAULT"] == str(folder(job, "n1"))
+    imported = environ["ELASTICRL_FORK_SERVER"].partition(":")[2].split(",")
+    assert imported[-2:] == ["elasticrl.runtime.run", "colorsys"], "what a spare has imported already"
 
 
 def test_each_member_says_what_decides_its_bits(job: Job) -> None:
