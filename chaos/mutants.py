@@ -46,7 +46,7 @@ def _s(name: str, old: str, new: str, caught_by: str = "") -> Mutant:
 
 MUTANTS: Final = (
     # What the store is asked to compare. The core names the revisions; here the comparison itself is broken.
-    _s("a commit is fenced by the plan", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.commit_revision != action.if_commit", "59"),
+    _s("a commit is fenced by the plan", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.commit_revision != action.if_commit", "a-commit-under-an-older-plan"),
     _s("a commit is fenced by the commit before it", "(self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit)", "self.shared.plan_revision != action.if_plan", "late-duplicate-commit"),
     _s("a plan is fenced by the plan before it", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[1:] != (action.if_commit, action.if_leader)", "late-commit-over-a-plan"),
     _s("a plan is fenced by the commit", "at != (action.if_plan, action.if_commit, action.if_leader)", "(at[0], at[2]) != (action.if_plan, action.if_leader)", "late-commit-over-a-plan"),
@@ -72,8 +72,8 @@ MUTANTS: Final = (
     _m("a crash loop ends the job", "lead", "if strike is None or strike.count < limit:", "if True:", "crash-loop"),
     _m("another step is another failure", "lead", "(before.cause, before.step) == (cause, step)", "before.cause == cause", "same-bug-at-other-steps"),
     _m("one witness proves nothing", "suspect", "max(1, sum(", "max(0, 0 * sum(", "lossy-beats"),
-    _m("those who hear a node speak for it", "suspect", "max(1, sum(watcher not in guilty for watcher in watchers(node)) / 2)", "1", "1556"),
-    _m("a deaf leader begins to wait anew", "lead", "now if new_plan or deaf else lead.planned_at", "now if new_plan else lead.planned_at", "1305"),
+    _m("those who hear a node speak for it", "suspect", "max(1, sum(watcher not in guilty for watcher in watchers(node)) / 2)", "1", "heard-by-half-of-its-neighbours"),
+    _m("a deaf leader begins to wait anew", "lead", "now if new_plan or deaf else lead.planned_at", "now if new_plan else lead.planned_at", "a-deaf-leader-waits-anew"),
     _m("a stall with nobody to blame is probed", "lead", "or scene.lead.stalled_at is None:", "or True:", "data-link-down"),
     _m("a probe waits for the answers", "lead", "if len(answers) < len(seats) + len(scene.spares) and scene.now < due:", "if False:", "data-link-down"),
     _m("the quarantined get no seat", "lead", "node not in self.held and node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty and not doubted", "data-link-down"),
@@ -90,8 +90,8 @@ MUTANTS: Final = (
     _m("a node that cannot be spared saves first", "lead", "    if spared := _leaves_too_few(scene):", "    if spared := None:", "drain-during-save"),
     _m("a sick node is put away", "lead", "if fate.fresh and failures and failures.count >=", "if False and failures and failures.count >=", "sick-node"),
     _m("fresh workers where the plan asks for them", "follow", "if alive(workers) and workers.born == seat.born:", "if alive(workers):", "crash-loop"),
-    _m("workers without a seat end", "follow", "    if alive(workers):\n        halt = Halt(generation=plan.generation, save=False", "    if False:\n        halt = Halt(generation=plan.generation, save=False", "22"),
-    _m("quarantines are few", "lead", "for member in fresh[:room]", "for member in fresh", "243"),
+    _m("workers without a seat end", "follow", "    if alive(workers):\n        halt = Halt(generation=plan.generation, save=False", "    if False:\n        halt = Halt(generation=plan.generation, save=False", "two-seats-and-a-spare"),
+    _m("quarantines are few", "lead", "for member in fresh[:room]", "for member in fresh", "many-fall-out-at-once"),
     # Guards that nobody missed at first: each got a check, a scenario or both.
     _s("a plan is fenced by the office", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[:2] != (action.if_plan, action.if_commit)", "a-plan-outlives-its-writer"),
     _m("an older view is not believed", "step", "if view.revision < state.view.revision:", "if False:", "a-late-joiner-is-shown-the-past"),
