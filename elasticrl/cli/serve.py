@@ -135,6 +135,7 @@ def run(
     except KeyboardInterrupt:
         typer.echo("ending: workers, daemons, etcd")
         code = 130
+        stop_job(daemons, run_dir, tree.job.name, within_s=tree.recovery.drain_s)
     finally:
         end(daemons, within_s=tree.recovery.drain_s)
         asyncio.run(end_vaults(sorted((Path(tree.vault.dir) / tree.job.name).glob("*"))))
@@ -174,6 +175,22 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
             shown = text
         time.sleep(every_s)
     return max((process.returncode for process in daemons), default=0)
+
+
+def stop_job(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, *, within_s: float) -> None:
+    """End the whole job with one last save. Nodes that drained one by one would hold, and wait for those that have left."""
+    from elasticrl.daemon.client import Unanswered, ask
+
+    try:
+        ask(find.daemon(run_dir, job), "stop", deadline_s=3.0)
+    except (find.NotFound, Unanswered):
+        return  # then each is asked by itself
+    deadline = time.monotonic() + within_s
+    for process in daemons:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
 
 
 def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:

@@ -44,6 +44,7 @@ class Crew:
         self._bits = ""
         self._committed: Committed | None = None
         self._logged = 0
+        self._over = False  # it was told to end: none is started in its place
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
@@ -52,7 +53,7 @@ class Crew:
             await asyncio.sleep(LOOK_S)  # an agent of an earlier daemon is found first
             while True:
                 gone = self._child is None or self._child.poll() is not None
-                if not self._managed and not self._link.connected and gone:
+                if not (self._managed or self._over or self._link.connected) and gone:
                     self._child = start_agent(self._spec, self._folder)
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -158,7 +159,7 @@ class Crew:
 
     async def quit(self, reason: str, within_s: float) -> None:
         """End the agent and all processes below it, and wait for it."""
-        report = self.report
+        report, self._over = self.report, True
         if report is None:
             return
         self._link.send(Quit(reason=reason))

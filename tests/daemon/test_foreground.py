@@ -1,0 +1,82 @@
+"""`elasticrl run`: some nodes and an etcd in the foreground, and nothing of them afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chaos.live.local import SCRIPT
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="elasticrl-run-") as folder:  # short: sockets live below it
+        yield Path(folder)
+
+
+def speaking_of(folder: Path) -> list[str]:
+    """The command lines of all processes that name this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in line:
+            found.append(line)
+    return found
+
+
+def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(folder: Path) -> None:
+    conf = {
+        "job": {
+            "name": "fg",
+            "program": str(SCRIPT),
+            "args": ["--save", f"{folder}/saves", "--history", f"{folder}/history"],
+        },
+        "node": {"device": "cpu", "interface": "lo", "state_dir": f"{folder}/state"},
+        "store": {"embedded": True},
+        "membership": {"min_nodes": 2, "max_nodes": 2, "settle": "200ms"},
+        "lanes": {"count": 4},
+        "vault": {"dir": f"{folder}/vault", "copies": 1},
+        "checkpoint": {"dir": f"{folder}/saves"},
+        "telemetry": {"log_dir": f"{folder}/log"},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(conf))
+    (folder / "history").touch()
+    command = [sys.executable, "-m", "elasticrl.cli.main", "run", str(folder / "job.yaml"), "--nodes", "2"]
+    environ = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    with (folder / "said").open("wb") as said:
+        run = subprocess.Popen(command, stdout=said, stderr=said, env=environ, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 90.0
+            while len((folder / "history").read_text().splitlines()) < 40:
+                assert run.poll() is None, (folder / "said").read_text()
+                assert time.monotonic() < deadline, (folder / "said").read_text()
+                time.sleep(0.1)
+            assert len([line for line in speaking_of(folder) if "elasticrl.runtime.vault" in line]) == 2
+            run.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may have been told to ignore
+            assert run.wait(45.0) == 130
+        finally:
+            run.kill()
+            run.wait()
+    deadline = time.monotonic() + 5.0  # an agent whose main thread has ended takes a moment to give its memory back
+    while (left := speaking_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    assert not (folder / "vault" / "fg").exists()
+    last = max(int(line.split()[4]) for line in (folder / "history").read_text().splitlines())
+    assert (folder / "saves" / f"step-{last:08d}").exists()
+    logs = "".join(log.read_text() for log in (folder / "log" / "fg").glob("*.daemon.log"))
+    assert "stopped by an operator" in logs
+    assert "Traceback" not in logs
+    assert '"bug"' not in logs
