@@ -1,24 +1,38 @@
 """Seconds from a fault to the next step of all ranks: elasticrl beside stock torchrun, in one run, in turn.
 
-    python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,join]
+    python bench/recovery.py [--trials 10] [--json] [--sides elasticrl,torchrun,torchrun-best] [--faults worker,node,...]
 
-Three one-worker nodes on loopback, 50 ms steps, gloo. `torchrun` is torch's elastic launcher as shipped; `torchrun-best` is the
-fairest setting we know for it: the TCPStore not shared between restarts, last_call_timeout=1, keep-alive 1 s x 3.
+Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl's worker is a real model under `runtime.join`, and what is
+timed is the next *sealed* step: applied everywhere, whole in the vaults and copied. torchrun's is a loop that sleeps and
+reduces, and what is timed is the next step. `torchrun-best` is the fairest setting we know for it: the TCPStore not shared
+between restarts, last_call_timeout=1, keep-alive 1 s x 3.
 
-worker  kill -9 of one worker                        -> the next step that three ranks make
-node    kill -9 of everything of one node             -> the next step that the two survivors make
-join    the node is started again                     -> the next step that three ranks make (from its agent's start)
+worker  kill -9 of one worker                          -> the next step that three ranks seal
+stop    SIGSTOP of one worker, phases' budget 2 s      -> the next step that three ranks seal
+hang    a training thread sleeps, phases' budget 2 s   -> the next step that three ranks seal
+node    kill -9 of everything of one node              -> the next step that the two survivors seal
+join    the node is started again                      -> the next step that three ranks seal (from its daemon's start)
+cut     a node falls silent without closing anything   -> the next step that the two survivors seal
+leader  the same, of the node that leads
+
+stall   the longest that a survivor went without sealing a step meanwhile, beyond what it usually takes
+lost    sealed steps that were not gone on from
 """
 
 import argparse
+import json
 import os
+import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,13 +44,32 @@ from chaos.live.local import Job, Late, Sealed, parse
 STEP_MS = 50
 NODES = ("n0", "n1", "n2")
 PATIENCE_S = 60.0
+PROGRAM = Path(__file__).parents[1] / "tests" / "runtime" / "run_job.py"
+TIMELINE = re.compile(r"generation (\d+): rank \d+ of \d+, lanes .*, from step (\d+)\.\d+ \((.*)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one fault cost. Example: Cost(took_s=0.21, stall_s=0.12, lost=0)"""
+
+    took_s: float
+    stall_s: float | None = None
+    lost: int | None = None
 
 
 class Elastic:
     """elasticrl, with a warm spare process on each node."""
 
     def __init__(self) -> None:
-        self.job = Job(etcd=1, name="bench")
+        conf = {
+            "job": {"program": str(PROGRAM), "seed": 7},
+            "timeouts": {"floor": "1700ms", "slack": 10, "confirm": "300ms"},  # a budget of 2 s until it is acted on
+            "lanes": {"count": 6},
+            "checkpoint": {"every": 100_000},
+        }
+        self.job = Job(
+            etcd=1, name="bench", conf=conf, script_args=("--step-ms", str(STEP_MS), "--faults", "{folder}/fault")
+        )
 
     def __enter__(self) -> Self:
         self.job.__enter__()
@@ -51,25 +84,78 @@ class Elastic:
         """Three ranks train, and every node has its spare again."""
         self.job.until_steps(3, within_s=120.0, count=5)
         self.job.until(lambda: all(spares(self.job, node) for node in NODES), 60.0, "a spare on every node")
-        time.sleep(1.0)
+        time.sleep(2.0)  # budgets are learned from what is usual
 
-    def worker(self) -> float:
-        pid, at = self.job.worker("n1"), time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        return self.job.until_steps(3, after=at + 0.03, within_s=PATIENCE_S) - at
+    def worker(self) -> Cost:
+        return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGKILL))
 
-    def node(self) -> float:
+    def stop(self) -> Cost:
+        return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGSTOP))
+
+    def hang(self) -> Cost:
+        newest = max(line.step for line in self.job.sealed())
+        fault = self.job.folder / "fault"
+        fresh = fault.with_suffix(".new")
+        fresh.write_text(json.dumps({"step": newest, "rank": 1, "do": "hang", "at": "lane"}))
+        fresh.rename(fault)
+        self.job.until(lambda: not fault.exists(), 10.0, "the fault strikes")
+        return self.cost(3, lambda: None)
+
+    def node(self) -> Cost:
+        return self.cost(2, lambda: self.job.kill_node("n2"))
+
+    def join(self) -> Cost:
+        return self.cost(3, lambda: self.job.start("n2"))
+
+    def cut(self, node: str = "n2") -> Cost:
+        pids = [pid for pid in (self.job.worker(node), self.job.agent(node), self.job.vault(node)) if pid]
+        pids = [self.job.daemons[node].pid, *pids]
+        found = self.cost(2, lambda: [os.kill(pid, signal.SIGSTOP) for pid in pids])
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.job.daemons[node].wait(10.0)
+        self.job.start(node)
+        return found
+
+    def leader(self) -> Cost:
+        return self.cut(self.job.leader())
+
+    def cost(self, world: int, act: Callable[[], object]) -> Cost:
+        """Do it, wait for a gang of `world` to seal a step, and see what it has cost the others."""
+        before = self.job.sealed()
+        newest = max((line.step for line in before if line.world == before[-1].world), default=0)
         at = time.monotonic()
-        self.job.kill_node("n2")
-        return self.job.until_steps(2, after=at, within_s=PATIENCE_S) - at
+        act()
+        back = self.job.until_steps(world, after=at + 0.02, within_s=PATIENCE_S)
+        time.sleep(0.3)
+        starts = [int(step) for _, step, _ in self.timelines()]
+        return Cost(took_s=back - at, stall_s=self.stall(at, back), lost=max(0, newest - max(starts, default=0)))
 
-    def join(self) -> float:
-        at = time.monotonic()
-        self.job.start("n2")
-        return self.job.until_steps(3, after=at, within_s=PATIENCE_S) - at
+    def stall(self, at: float, back: float) -> float:
+        times: dict[int, list[float]] = {}
+        for line in self.job.sealed():
+            if at - 2.0 < line.at < back + 0.3:
+                times.setdefault(line.pid, []).append(line.at)
+        longest, usual = [], []
+        for mine in times.values():
+            gaps = [(b - a, a, b) for a, b in pairwise(mine)]
+            usual += [gap for gap, _, b in gaps if b < at]
+            longest += [gap for gap, a, b in gaps if b > at and a < back]
+        return max(0.0, max(longest, default=0.0) - statistics.median(usual or [0.0]))
+
+    def timelines(self) -> list[tuple[str, str, str]]:
+        """(generation, first step, stages) of every beginning that a worker told of."""
+        logs = sorted((self.job.folder / "log").rglob("rank_*.log"))
+        return [found for log in logs for found in TIMELINE.findall(log.read_text(errors="replace"))]
 
     def stages(self) -> list[dict[str, float]]:
-        return [line["stages"] for node in NODES for line in self.job.events(node, "recovery.done")]
+        daemons = [line["stages"] for node in NODES for line in self.job.events(node, "recovery.done")]
+        workers = [
+            {f"worker: {name}": float(ms) / 1000 for name, ms in re.findall(r"(\w+) (\d+) ms", stages)}
+            for generation, _, stages in self.timelines()
+            if generation != "1"
+        ]
+        return daemons + workers
 
 
 def spares(job: Job, node: str) -> bool:
@@ -148,21 +234,21 @@ class Torchrun:
             node for node in reversed(NODES) if node != NODES[0]
         )  # n0 hosts the rendezvous: its death ends the job
 
-    def worker(self) -> float:
+    def worker(self) -> Cost:
         at = time.monotonic()
         os.kill(self.pid(self.victim()), signal.SIGKILL)
-        return self.until_steps(3, at + 0.2) - at
+        return Cost(took_s=self.until_steps(3, at + 0.2) - at)
 
-    def node(self) -> float:
+    def node(self) -> Cost:
         node, at = self.victim(), time.monotonic()
         kill_tree(self.agents[node].pid)
         self.agents[node].wait()
-        return self.until_steps(2, at) - at
+        return Cost(took_s=self.until_steps(2, at) - at)
 
-    def join(self) -> float:
+    def join(self) -> Cost:
         at = time.monotonic()
         self.start(self.victim())
-        return self.until_steps(3, at) - at
+        return Cost(took_s=self.until_steps(3, at) - at)
 
     def stages(self) -> list[dict[str, float]]:
         return []
@@ -191,20 +277,25 @@ SIDES: dict[str, Callable[[], Any]] = {
     "torchrun-best": lambda: Torchrun(best=True),
     "torchrun": lambda: Torchrun(best=False),
 }
-GOALS = {"worker": 2.0, "node": 3.0}
+# Of the issue that asked for this bench; stall and lost are the survivors'.
+GOALS = {"worker": 0.3, "stop": 2.5, "hang": 2.5, "node": 0.3, "cut": 1.2, "leader": 1.5}
+STALLS = {"worker": 0.2, "join": 0.2}
+KNOWN = ("worker", "stop", "hang", "node", "join", "cut", "leader")
 
 
-def trial(side: str, faults: list[str]) -> tuple[dict[str, float], list[dict[str, float]]]:
+def trial(side: str, faults: list[str]) -> tuple[dict[str, Cost], list[dict[str, float]]]:
     """One fresh job, each fault once. What does not come back in time is missing, and ends the trial."""
-    found: dict[str, float] = {}
+    found: dict[str, Cost] = {}
     with SIDES[side]() as job:
         for fault in faults:
+            if not hasattr(job, fault):
+                continue  # torchrun does not notice a stopped or hung worker, or a silent node, within minutes
             try:
                 found[fault] = getattr(job, fault)()
                 if fault != "node":
                     job.ready()
             except (Late, OSError, IndexError) as error:
-                print(f"  {side}: {fault}: {error}"[:300], file=sys.stderr)
+                print(f"  {side}: {fault}: {error}"[:600], file=sys.stderr)
                 break
         return found, job.stages()
 
@@ -213,53 +304,74 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--sides", default="elasticrl,torchrun-best")
-    parser.add_argument("--faults", default="worker,node,join")
+    parser.add_argument("--faults", default=",".join(KNOWN))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     sides, faults = options.sides.split(","), options.faults.split(",")
     load = os.getloadavg()[0]
-    found: dict[str, dict[str, list[float]]] = {side: {fault: [] for fault in faults} for side in sides}
+    found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}
     stages: list[dict[str, float]] = []
     tried = dict.fromkeys(sides, 0)
     for number in range(options.trials):
         for side in sides:  # in turn, so that a slow minute of the machine meets all
-            times, parts = trial(side, faults)
+            costs, parts = trial(side, faults)
             tried[side] += 1
             stages += parts
-            for fault, took_s in times.items():
-                found[side][fault].append(took_s)
-            print(
-                f"trial {number + 1}: {side}: " + ", ".join(f"{f} {t:.3f} s" for f, t in times.items()), file=sys.stderr
-            )
+            for fault, cost in costs.items():
+                found[side][fault].append(cost)
+            told = ", ".join(f"{fault} {cost.took_s:.3f} s" for fault, cost in costs.items())
+            print(f"trial {number + 1}: {side}: {told}", file=sys.stderr)
     noise = noisy(load, os.getloadavg()[0])
     results = {
-        side: {fault: {**summary(times), "tried": tried[side]} for fault, times in by.items()}
+        side: {fault: {**summary([c.took_s for c in costs]), "tried": tried[side]} for fault, costs in by.items()}
         for side, by in found.items()
     }
+    ours = found.get("elasticrl", {})
+    stalls = {fault: summary([c.stall_s for c in costs if c.stall_s is not None]) for fault, costs in ours.items()}
+    lost = sum(cost.lost or 0 for costs in ours.values() for cost in costs)
     names = sorted({name for part in stages for name in part})
     by_stage = {name: summary([part[name] for part in stages if name in part]) for name in names}
     met = {
-        fault: results["elasticrl"][fault].get("median", 1e9) <= goal
-        for fault, goal in GOALS.items()
-        if fault in faults and "elasticrl" in sides
-    }
+        fault: results["elasticrl"][fault].get("median", 1e9) <= GOALS[fault] for fault in ours if fault in GOALS
+    } | {f"stall of {fault}": stalls[fault].get("median", 1e9) <= STALLS[fault] for fault in ours if fault in STALLS}
     if options.json:
         dump(
             {
                 "bench": "recovery",
                 "results": results,
+                "stalls": stalls,
+                "lost_steps": lost,
                 "stages": by_stage,
                 "goals_s": GOALS,
+                "stall_goals_s": STALLS,
                 "met": met,
                 "noise": noise,
                 "machine": machine(),
             }
         )
-    else:
-        rows = [(side, *(seconds(results[side][fault]) + f" of {tried[side]}" for fault in faults)) for side in sides]
-        notes = [f"stage {name}: {seconds(part)}" for name, part in by_stage.items()] + ([noise] if noise else [])
-        show("seconds from the fault to the next step of all ranks", ("side", *faults), rows, notes)
-    return 0 if all(met.values()) else 1
+        return 0 if all(met.values()) and not lost else 1
+    rows = [
+        (
+            fault,
+            *(seconds(results[side][fault]) for side in sides),
+            seconds(stalls.get(fault, {})),
+            f"{GOALS.get(fault, '')}",
+        )
+        for fault in faults
+    ]
+    notes = [f"stage {name}: {seconds(part)}" for name, part in by_stage.items()] + ([noise] if noise else [])
+    notes = [
+        f"sealed steps lost by elasticrl: {lost}",
+        f"not met: {[name for name, good in met.items() if not good] or 'none'}",
+        *notes,
+    ]
+    show(
+        "seconds from the fault to the next step of all ranks",
+        ("fault", *sides, "stall of others", "goal"),
+        rows,
+        notes,
+    )
+    return 0 if all(met.values()) and not lost else 1
 
 
 if __name__ == "__main__":

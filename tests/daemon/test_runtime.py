@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from chaos.live.local import Job
+from elasticrl.cli.find import answers
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
@@ -49,10 +50,12 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         leader = job.leader()
         job.kill_daemon(leader)
         job.start(leader)
-        job.until(
-            lambda: all(daemon.poll() is not None for daemon in job.daemons.values()), 120.0, "the end of the job"
-        )
-        assert {node: daemon.returncode for node, daemon in job.daemons.items()} == dict.fromkeys(NODES, 0)
+        job.until(lambda: answers(job.home(leader) / "control.sock"), 60.0, "the restarted daemon answers")
+        job.until_steps(3, within_s=30.0, count=5)
+        job.ask(leader, "stop")
+        ended = list(job.daemons.values())
+        job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
+        assert [daemon.returncode for daemon in ended] == [STOPPED] * 3
         job.check()
         ours = job.folder / "saves" / job.name
         used = audit(ours)
