@@ -159,15 +159,16 @@ def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidenc
         if view.mtu and view.largest and view.largest < view.mtu:
             said = f"packets over {view.largest} bytes vanish, the interface says {view.mtu}"
             return _fact(Sign.MTU, view.node, view.peer, said)
-    if not spoke:
-        return _fact(Sign.UNREACHABLE, a, b, f"datagrams pass, TCP does not ({_said(seen, 'tcp')})")
+    if not spoke and (said := _said(seen, "tcp")):
+        return _fact(Sign.UNREACHABLE, a, b, f"datagrams pass, TCP does not ({said})")
     loss = max(view.loss for view in seen)
     if loss > LOSS:
         return _fact(Sign.LOSSY, a, b, f"{loss:.0%} of packets are lost")
     slow = [view.latency_ms for view in seen if view.latency_ms is not None]
     if slow and median(slow) > max(SLOW_MS, SLOW_TIMES * usual_ms):
         return _fact(Sign.DELAYED, a, b, f"a round trip takes {median(slow):.0f} ms, elsewhere {usual_ms:.1f} ms")
-    if said := _said(seen, "gloo"):
+    # An end that ran out of time left the other alone with it: that proves nothing.
+    if all(view.gloo is not None for view in seen) and (said := _said(seen, "gloo")):
         return _fact(Sign.UNREACHABLE, a, b, f"TCP passes, gloo does not ({said})")
     if said := _said(seen, "nccl"):
         return _fact(Sign.NCCL_BROKEN, a, b, said)

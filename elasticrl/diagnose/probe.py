@@ -30,6 +30,8 @@ from elasticrl.diagnose.pairs import Pair, Result, schedule
 PING, PONG, BYE = 1, 2, 3
 HEAD: Final = struct.Struct("!4sB8sHIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping
 MAGIC: Final = b"elP1"
+LATE, STUCK, DIED = "late", "the collectives did not come back in time", "the process that computes died"
+LEAST_S: Final = 0.5  # with less than this left nothing further is begun
 EVERY_S: Final = 0.01  # between datagrams
 COUNT: Final = 100  # datagrams to measure with
 DRAIN_S: Final = 1.0  # the longest that an answer to the last one is waited for
@@ -346,16 +348,22 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
     for peer in task.partners:
         result = results.get(peer) or Result(node=task.me, peer=peer, heard=post.peers[peer].heard)
+        results[peer] = result = replace(result, heard=max(result.heard, post.peers[peer].heard))
         left_s = deadline - time.monotonic()
-        if left_s > 0.2:
-            tcp, mbps = transfer(task, peer)
-            result = replace(result, tcp=tcp, mbps=mbps, heard=max(result.heard, post.peers[peer].heard))
-        if result.tcp == "ok" and gloo is not None and left_s > task.gloo_s / 2:
-            result = replace(result, gloo=gloo.ask(peer))
-        if result.tcp == "ok":
-            offset, facts = acquaint(task, peer)
+        if left_s < LEAST_S:
+            continue  # not tested
+        hurried = replace(task, tcp_s=min(task.tcp_s, left_s / 3))
+        tcp, mbps = transfer(hurried, peer)
+        if tcp == "ok":
+            offset, facts = acquaint(hurried, peer)
             result = replace(result, nccl=fabric(task, peer), offset_s=offset, facts=facts)
-        say(result)
+        results[peer] = replace(result, tcp=tcp, mbps=mbps)
+    # Last, because it is slow and needs both ends at once; in the order of the rounds, or two would wait for each other.
+    for peer in task.partners:
+        left_s = deadline - time.monotonic()
+        if gloo is not None and results[peer].tcp == "ok" and left_s > LEAST_S:
+            results[peer] = replace(results[peer], gloo=gloo.ask(peer, min(2 * task.gloo_s, left_s)))
+        say(results[peer])
     if gloo is not None:
         gloo.close()
     # Stay to answer those that are not done with us.
@@ -408,31 +416,39 @@ class Gloo:
         command = [sys.executable, "-m", "elasticrl.diagnose.probe_gloo"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
+        self._ready = False
         plain = {**asdict(self._task), "nodes": dict(self._task.nodes)}
         print(json.dumps(plain), file=process.stdin, flush=True)
         return process
 
-    def ask(self, peer: str) -> str:
-        """How the collectives with this partner went. A process that does not come back is replaced by a fresh one."""
+    def ask(self, peer: str, within_s: float) -> str | None:
+        """How the collectives with this partner went; None if one of the two was not ready in time, which proves nothing."""
         answer: list[str] = []
-        thread = threading.Thread(target=lambda: answer.append(self._say(peer)), daemon=True)
+        thread = threading.Thread(target=lambda: answer.append(self._say(peer, within_s)), daemon=True)
         thread.start()
-        # Its import may still be going on, and the partner's too.
-        thread.join(2 * self._task.gloo_s)
-        if answer and answer[0]:
-            return answer[0]
-        self.close()
-        self._process = self._start()
-        return "the collectives did not come back in time" if not answer else "the process that computes died"
+        thread.join(within_s + self._task.gloo_s)
+        said = answer[0] if answer else STUCK
+        if said in {STUCK, DIED}:
+            self.close()
+            self._process = self._start()
+        return None if said == LATE else said
 
-    def _say(self, peer: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def _say(self, peer: str, within_s: float) -> str:
+        """Ask, and wait: for its import (`ready`, the first time), then for the answer."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        begin = time.monotonic()
         try:
-            print(peer, file=self._process.stdin, flush=True)
-            return self._process.stdout.readline().strip()
-        except OSError:
-            return ""
+            if not self._ready:
+                self._ready = stdout.readline() == "ready\n"
+            left_s = within_s - (time.monotonic() - begin)
+            if left_s <= 0:
+                return LATE
+            print(f"{left_s} {peer}", file=stdin, flush=True)
+            return stdout.readline().strip() or DIED
+        except (OSError, ValueError):
+            return DIED
 
     def close(self) -> None:
         """End it, stuck or not."""

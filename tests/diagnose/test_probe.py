@@ -128,14 +128,14 @@ def test_a_healthy_network_has_no_culprit(net: Net) -> None:
 
 def test_a_node_whose_cable_is_out_is_named(net: Net) -> None:
     net.cut("n2")
-    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    _, facts = net.probe(start_s=3.0, within_s=20.0, gloo_s=0.0)
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes, verdict.confidence) == (Fault.NETWORK, ("n2",), Confidence.HIGH), facts
 
 
 def test_one_way_loss_names_the_link_and_the_direction(net: Net) -> None:
     net.deafen("n2", "n1")
-    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    _, facts = net.probe(start_s=3.0, within_s=20.0, gloo_s=0.0)
     assert signs(facts)[("n1", "n2")] is Sign.ONE_WAY, facts
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1", "n2"))
@@ -144,7 +144,7 @@ def test_one_way_loss_names_the_link_and_the_direction(net: Net) -> None:
 
 def test_an_mtu_black_hole_is_told_from_a_cut_and_named(net: Net) -> None:
     net.narrow("n3", 1000)
-    _, facts = net.probe(start_s=3.0, within_s=20.0)
+    _, facts = net.probe(start_s=3.0, within_s=20.0, gloo_s=0.0)
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n3",)), facts
     assert "MTU black hole" in verdict.cause

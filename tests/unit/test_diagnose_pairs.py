@@ -144,6 +144,9 @@ BACK = replace(VIEW, node="n1", peer="n0")
         (replace(VIEW, answered=97), BACK, Sign.HEALTHY, "n0"),
         (VIEW, replace(BACK, gloo="all_reduce: timed out"), Sign.UNREACHABLE, "n0"),
         (VIEW, replace(BACK, nccl="unhandled system error"), Sign.NCCL_BROKEN, "n0"),
+        # Who ran out of time has tested nothing, and left the other in the middle of it.
+        (replace(VIEW, gloo=None), replace(BACK, gloo="all_reduce: connection reset"), Sign.HEALTHY, "n0"),
+        (replace(VIEW, tcp=None, gloo=None), replace(BACK, tcp=None, gloo=None), Sign.HEALTHY, "n0"),
     ],
 )  # fmt: skip
 def test_both_ends_views_of_a_pair_become_one_fact(one: Result, other: Result | None, sign: Sign, node: str) -> None:

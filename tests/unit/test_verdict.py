@@ -179,7 +179,9 @@ def test_who_is_outside_of_collectives_while_the_others_wait_is_named_with_where
     verdict = judge(looks, EIGHT)
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, (3,), ("n01",))
     assert verdict.cause == f"rank 3 is outside of collectives, {data}, while ranks 0-2 wait"
-    assert data in judge([*looks, stalled(3, "data", waiting=False)], EIGHT).cause, "beats say that, the stack says where"
+    assert data in judge([*looks, stalled(3, "data", waiting=False)], EIGHT).cause, (
+        "beats say that, the stack says where"
+    )
     assert judge([looks[0], *(seen(r, Sign.ELSEWHERE, data) for r in (1, 2, 3))], EIGHT).ranks == ()
 
 
