@@ -240,7 +240,7 @@ class _Guilt:
     def __init__(self, case: Case) -> None:
         settings = case.scenario.shape.settings
         self.nodes: set[str] = set()
-        self.gone: set[str] = set()
+        self.gone: dict[str, float] = {}  # since when
         self.loop = False
         self.seats: frozenset[str] = frozenset()
         self.alien = set(case.scenario.shape.alien)
@@ -261,10 +261,11 @@ class _Guilt:
                 trouble.see(fact, kinds)
         elif isinstance(fact, Planned):
             self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
-            self.gone.difference_update(str(seat.member) for seat in fact.plan.seats)
+            back = {str(seat.member) for seat in fact.plan.seats}
+            self.gone = {m: at for m, at in self.gone.items() if m not in back or fact.at < at + self.lease_s}
         elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.lossy.felt(fact.at, self.lease_s)):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
-            self.gone.add(fact.member)
+            self.gone[fact.member] = fact.at
 
     @property
     def late(self) -> bool:
@@ -391,11 +392,13 @@ def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
 
 
 def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
-    """REPLACE names whose workers are fresh, RESTART and RELOAD start all of them afresh."""
+    """REPLACE, when it is taken, names whose workers are fresh; RESTART and RELOAD start all of them afresh."""
+    before = Rung.START
     for fact in case.plans:
         plan = fact.plan
         fresh = sum(seat.born == plan.generation for seat in plan.seats)
-        want = {Rung.REPLACE: 1, Rung.RESTART: len(plan.seats), Rung.RELOAD: len(plan.seats)}.get(plan.rung, 0)
+        want = len(plan.seats) if plan.rung >= Rung.RESTART else int(before < plan.rung is Rung.REPLACE)
+        before = plan.rung
         if plan.phase is Phase.TRAIN and fresh < want:
             yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
 

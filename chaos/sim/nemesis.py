@@ -187,7 +187,9 @@ class Nemesis:
     def _to_node(self, kind: str, fault: Fault, node: Node) -> Done | None:  # noqa: C901, PLR0912 - a table of cases
         touched = (node.name,)
         match kind:
-            case "join_node" if not node.powered:
+            case "join_node" if not (
+                node.powered or self.stopped
+            ):  # who starts a node after the end wants the job again
                 node.boot()
                 return touched, None
             case "kill_agent" if node.agent_up and not node.frozen:
