@@ -1,5 +1,6 @@
 """PPO under the elastic runtime: the same bits and the same samples for any gang, and through faults at any stage."""
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ STEPS = 8
 def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("model")
     chance = random.Random(5)
-    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(150)]
+    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(5000)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     return {
         "ppo": {
@@ -83,3 +84,34 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
             gang.plan("n0", "n1", "n2")
         gang.until_done()
         assert outcome(gang) == undisturbed
+
+
+LEARNS = {
+    "batch": 128, "mini_batch": 32, "micro_batch": 8, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
+    "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
+}  # fmt: skip
+
+
+def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path, conf):
+    def learn(folder: Path, *present: str, kills: tuple[int, ...] = ()) -> tuple[list[float], dict[int, str]]:
+        copies = min(1, len(present) - 1)
+        learns = {**conf, "ppo": LEARNS}
+        with Nodes(folder, steps=80, lanes=4, program="elasticrl.ppo.__main__", conf=learns, copies=copies) as gang:
+            gang.env["ELASTICRL_HISTORY"] = str(folder / "history")
+            gang.plan(*present)
+            for number, step in enumerate(kills):
+                gang.until_sealed(step)
+                gang.kill_worker(present[number % len(present)])
+                gang.plan(*present)
+            gang.until_done(within_s=180.0)
+            notes = [json.loads(line) for line in (folder / "history").read_text().splitlines()]
+            rewards = {note["step"]: note["reward"] for note in notes}
+            assert audit(gang.run_dir).ok
+            return [rewards[step] for step in range(80)], dict(read(gang.run_dir).steps)
+
+    undisturbed, bits = learn(tmp_path / "alone", "n0")
+    rewards, same = learn(tmp_path / "killed", "n0", "n1", "n2", kills=(5, 15, 25, 35, 45, 55))
+    assert same == bits
+    assert rewards == undisturbed
+    assert sum(rewards[:10]) / 10 < 0.25, "it knew before"
+    assert sum(rewards[-10:]) / 10 > 0.9

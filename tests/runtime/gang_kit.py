@@ -109,6 +109,7 @@ class Nodes:
         self.resume = 0
         self.committed: Committed | None = None
         self.rung = 1
+        self.env: dict[str, str] = {}  # more of the workers' environment
         self.vaults: dict[str, Node] = {}
         self.workers: dict[str, Worker] = {}
         self.plan_now: tuple[str, ...] = ()
@@ -262,6 +263,7 @@ class Nodes:
             "ELASTICRL_JOB": "job",
             "ELASTICRL_VAULT_KEY": KEY,
             "GLOO_SOCKET_IFNAME": "lo",
+            **self.env,
         }
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
