@@ -31,6 +31,7 @@ class Heard:
 
     last: float  # when its newest beat came
     doubted: float | None = None  # since when something else (a reset connection) speaks against it
+    refused: bool = False  # and its kernel says that nobody is there to answer
     suspected: bool = False
 
 
@@ -52,7 +53,9 @@ class Detector:
         """A beat came."""
         if node not in self.peers:
             return self
-        return replace(self, peers={**self.peers, node: replace(self.peers[node], last=now, doubted=None)})
+        return replace(
+            self, peers={**self.peers, node: replace(self.peers[node], last=now, doubted=None, refused=False)}
+        )
 
     def doubt(self, node: str, now: float) -> "Detector":
         """A worker's connection to this node broke: unless a beat comes at once, that is proof."""
@@ -61,11 +64,20 @@ class Detector:
             return self
         return replace(self, peers={**self.peers, node: replace(peer, doubted=now)})
 
+    def gone(self, node: str) -> "Detector":
+        """Proof that a doubted neighbour will not answer: no more waiting for it. One that nobody doubts is left alone."""
+        peer = self.peers.get(node)
+        if peer is None or peer.doubted is None:
+            return self
+        return replace(self, peers={**self.peers, node: replace(peer, refused=True)})
+
     def limit(self, peer: Heard) -> float:
         """Until when this neighbour's silence is taken for chance."""
         patient = peer.last + self.settings.suspect_s
         if peer.doubted is None:
             return patient
+        if peer.refused:
+            return peer.doubted
         # A beat that was due before the doubt may still be on its way; a living neighbour's next one is not late by half.
         answer_s = 1.5 * self.settings.beat_s if self.doubt_s is None else self.doubt_s
         return min(patient, max(peer.doubted, peer.last) + answer_s)

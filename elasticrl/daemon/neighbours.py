@@ -6,9 +6,11 @@ death is decided elsewhere, by several neighbours together.
 """
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from elasticrl.agent.datagram import BEAT, PING, PONG, address_of, seal, unseal
 from elasticrl.core.events import Cleared, Event, Suspected
@@ -25,6 +27,9 @@ class Sender(Protocol):
 
     def close(self) -> None:
         """Close the socket."""
+
+    def get_extra_info(self, name: str) -> Any:
+        """As asyncio's: "socket"."""
 
 
 class Neighbours(asyncio.DatagramProtocol):
@@ -52,6 +57,7 @@ class Neighbours(asyncio.DatagramProtocol):
         ] = {}  # whom we send to; a restarted daemon's new address is learned from it
         self._agents: dict[str, tuple[str, int]] = {}  # who answers for a node whose daemon is silent
         self._newest: dict[Member, int] = {}
+        self._closed: set[tuple[str, int]] = set()  # addresses where, a kernel said, nobody listens any more
         self._answered: set[str] = set()  # nodes that answered the probe that is going on
         self._number = 0
         self.detector = Detector(settings=settings, doubt_s=doubt_s)
@@ -64,6 +70,7 @@ class Neighbours(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         self._transport = transport
+        tell_refusals(transport.get_extra_info("socket").fileno())
         bound = transport.get_extra_info("sockname")
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
 
@@ -97,6 +104,7 @@ class Neighbours(asyncio.DatagramProtocol):
     def doubt(self) -> None:
         """A collective broke: some neighbour may be gone. Ask all of them; who lives answers in a round trip."""
         now = time.monotonic()
+        self._closed.clear()
         for node in self._peers:
             self.detector = self.detector.doubt(node, now)
         loop = asyncio.get_running_loop()
@@ -166,4 +174,38 @@ class Neighbours(asyncio.DatagramProtocol):
             self._answered.add(member.node)
 
     def error_received(self, exc: Exception) -> None:
-        """The kernel says that a datagram was not delivered; silence says the same, and is judged."""
+        """The kernel says that a datagram was not delivered. Mostly silence says the same, and is judged; but where daemon and
+        agent of a doubted node are both refused, its kernel lives and has neither: they died, and no answer will come.
+        """
+        assert self._transport is not None
+        self._closed |= refusals(self._transport.get_extra_info("socket").fileno())
+        now = time.monotonic()
+        for node, agent in self._agents.items():
+            if {self._peers.get(node), agent} <= self._closed:
+                self.detector = self.detector.gone(node)
+        self.judge(now)
+
+
+IP_RECVERR, IPV6_RECVERR = 11, 25  # of Linux; Python has no names for them
+
+
+def tell_refusals(fd: int) -> None:
+    """Have the kernel keep, for this socket, which datagrams were refused: without it, it tells only connected sockets."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+
+
+def refusals(fd: int) -> set[tuple[str, int]]:
+    """The addresses that refused a datagram since the last look."""
+    found: set[tuple[str, int]] = set()
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        for _ in range(64):
+            try:
+                _, _, _, to = sock.recvmsg(0, 0, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+            except OSError:  # the queue is empty
+                break
+            found.add((to[0], to[1]))
+    return found

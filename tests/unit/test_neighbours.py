@@ -152,3 +152,29 @@ def test_a_datagram_that_was_changed_cut_or_lengthened_is_refused() -> None:
         assert isinstance(unseal(SECRET, whole[:at]), str)
         assert isinstance(unseal(SECRET, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]), str)
     assert isinstance(unseal(SECRET, whole + b"!"), str)
+
+
+def test_a_doubted_neighbour_whose_daemon_and_agent_are_both_refused_is_suspected_at_once() -> None:
+    async def script() -> None:
+        a, b = End(A), await End(B).open()
+        a.it = Neighbours(A, SECRET, SETTINGS, post=a.events.append, refused=lambda *_: None, doubt_s=10.0)
+        await a.open()
+        echo = Echo(Path("/nowhere"))
+        await echo.open("127.0.0.1")
+        a.it.follow(plan(a, b, echo.address))
+        b.it.follow(plan(a, b, echo.address))
+        await until(lambda: a.it.heard > 0)
+        await b.close()
+        a.it.doubt()
+        await asyncio.sleep(0.02)
+        assert a.heard() == [], "its agent is there still: it may answer yet"
+        echo.close()
+        await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+        a.it.detector = a.it.detector.hear("b", time.monotonic())
+        begun = time.monotonic()
+        a.it.doubt()
+        await until(lambda: a.heard() == ["Suspected b"], 0.5)
+        assert time.monotonic() - begun < 0.3
+        await a.close()
+
+    asyncio.run(script())
