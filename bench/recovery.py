@@ -102,20 +102,27 @@ class Elastic:
         return self.cost(3, lambda: None)
 
     def node(self) -> Cost:
-        return self.cost(2, lambda: self.job.kill_node("n2"))
+        pids = self.pids("n2")
+        found = self.cost(2, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+        self.job.daemons["n2"].wait(10.0)
+        return found
 
     def join(self) -> Cost:
         return self.cost(3, lambda: self.job.start("n2"))
 
     def cut(self, node: str = "n2") -> Cost:
-        pids = [pid for pid in (self.job.worker(node), self.job.agent(node), self.job.vault(node)) if pid]
-        pids = [self.job.daemons[node].pid, *pids]
+        pids = self.pids(node)
         found = self.cost(2, lambda: [os.kill(pid, signal.SIGSTOP) for pid in pids])
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.job.daemons[node].wait(10.0)
         self.job.start(node)
         return found
+
+    def pids(self, node: str) -> list[int]:
+        """All of a node's processes, the daemon first, so that it says nothing."""
+        job = self.job
+        return [pid for pid in (job.daemons[node].pid, job.worker(node), job.agent(node), job.vault(node)) if pid]
 
     def leader(self) -> Cost:
         return self.cut(self.job.leader())

@@ -22,8 +22,8 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
-from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Suspected
-from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
+from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Seen, Suspected
+from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb, View, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.daemon import control
@@ -85,6 +85,7 @@ class Daemon:
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
         self._plan: Plan | None = None
+        self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
         self._committed_at: float | None = None  # when the newest commit was first seen here
         self._beats = (0, 0)  # sent and heard, as the metrics know it
@@ -412,6 +413,9 @@ class Daemon:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
             self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
+        if isinstance(event, Seen) and left(view) and view.generation != self._doubted:
+            self._doubted = view.generation
+            self.neighbours.doubt()  # our own workers may not have noticed yet
         if view.commit is not self._commit:
             self._commit = view.commit
             self._tell_commit(view.commit)
@@ -563,6 +567,14 @@ def promise(verb: Verb, node: str) -> str:
             return "the job goes on"
         case Verb.STOP:
             return "the job saves and ends on all nodes"
+
+
+def left(view: View) -> bool:
+    """Has somebody's worker left the present gang, as far as this node may see? Then another one may be gone."""
+    plan = view.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return False
+    return any(r.work is Work.PARKED and r.generation == plan.generation for r in (view.records or {}).values())
 
 
 async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:

@@ -108,8 +108,14 @@ class Neighbours(asyncio.DatagramProtocol):
         for node in self._peers:
             self.detector = self.detector.doubt(node, now)
         loop = asyncio.get_running_loop()
-        for later_s in (0.0, self._doubt_s / 3, self._doubt_s * 2 / 3):  # a packet may be lost
-            loop.call_later(later_s, self._ask_all)
+        for share in (
+            0.0,
+            0.05,
+            0.15,
+            0.35,
+            0.65,
+        ):  # a packet may be lost; a dying process refuses only when it has died
+            loop.call_later(share * self._doubt_s, self._ask_all)
         loop.call_later(self._doubt_s + 0.001, lambda: self.judge(time.monotonic()))
 
     def judge(self, now: float) -> None:
@@ -146,6 +152,9 @@ class Neighbours(asyncio.DatagramProtocol):
         if self._transport is not None:
             # From a clock that this node's agent and its next daemon share, and that nobody can set back.
             self._number = max(self._number + 1, time.monotonic_ns())
+            # A refusal of an earlier datagram would otherwise be told in place of sending this one.
+            if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._hear_refusals()
             self._transport.sendto(seal(self._secret, kind, self._me, self._number), address)
 
     def _send(self, kind: int) -> None:
@@ -173,9 +182,13 @@ class Neighbours(asyncio.DatagramProtocol):
         elif kind == PONG:
             self._answered.add(member.node)
 
-    def error_received(self, exc: Exception) -> None:
-        """The kernel says that a datagram was not delivered. Mostly silence says the same, and is judged; but where daemon and
-        agent of a doubted node are both refused, its kernel lives and has neither: they died, and no answer will come.
+    def error_received(self, exc: Exception) -> None:  # noqa: ARG002 - asyncio's name; the queue says more
+        """The kernel says that a datagram was not delivered."""
+        self._hear_refusals()
+
+    def _hear_refusals(self) -> None:
+        """Mostly silence says the same, and is judged; but where daemon and agent of a doubted node are both refused, its
+        kernel lives and has neither: they died, and no answer will come.
         """
         assert self._transport is not None
         self._closed |= refusals(self._transport.get_extra_info("socket").fileno())

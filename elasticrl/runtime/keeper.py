@@ -66,6 +66,7 @@ class Keeper:
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
         self._lineage: Lineage = ()
+        self._copies = 0  # that this gang can have of each shard
         self._facts = Facts()
 
     # -- a generation begins
@@ -76,6 +77,7 @@ class Keeper:
         generation: int,
         rank: int,
         world: int,
+        nodes: Collection[str],
         lineage: Lineage,
         segments: Iterable[Segment],
         lanes: Iterable[int],
@@ -84,6 +86,7 @@ class Keeper:
         """This worker's place from now on, and the history it goes on from."""
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
+        self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
         self.kept, self._released = None, False
         self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
@@ -126,8 +129,8 @@ class Keeper:
             check()
             try:
                 kept.ticket.wait_sealed(SLICE_S)
-                if not self.context.alone and self.context.tree.vault.copies and self._world > 1:
-                    self.vault.wait_copied(kept.ticket, SLICE_S)
+                if self._copies:
+                    self._wait_copied(kept.ticket)
             except VaultError as error:
                 if kept.ticket.done and not kept.ticket.path:
                     raise
@@ -137,6 +140,13 @@ class Keeper:
             else:
                 self._complain("")
                 return
+
+    def _wait_copied(self, ticket: Ticket) -> None:
+        """A vault that has not been told of its neighbours yet has nobody to wait for, and would say that it is done."""
+        found = self.vault.wait_copied(ticket, SLICE_S)
+        if found < self._copies:
+            time.sleep(SLICE_S / 5)
+            raise VaultError(f"{found} of {self._copies} buddies are known to this node's vault")
 
     def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0) -> None:
         """These samples went into the update that leads to `version`."""

@@ -509,11 +509,12 @@ class Run:
         )
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
+        self.timeline.mark("spread")
         self._fill(place, agreed, kept)
         self._check_alike(agreed)  # before anything is published, which would make them alike
         for role in self._roles.values():
             role.live.publish()
-        self.timeline.mark("restore")
+        self.timeline.mark("publish")
         self._changed, self._used, self._digest, self._restored = False, [], (), None
         self._counts = {self._now: self.progress.count}
         self._on_disk = agreed.checkpoint is not None
@@ -592,6 +593,7 @@ class Run:
             with keeper.vault.gather(
                 agreed.whole, choose=lambda source: parts.needs(source, but=kept), timeout_s=timeout_s
             ) as source:
+                self.timeline.mark("gather")
                 parts.restore(source, but={*kept, "ledger"})
                 values = source.values
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
@@ -613,6 +615,7 @@ class Run:
             generation=place.generation,
             rank=place.rank,
             world=place.world,
+            nodes=place.nodes,
             lineage=self._lineage,
             segments=self._cursor.segments if self._cursor else (),
             lanes=self.carried,
@@ -620,6 +623,7 @@ class Run:
         )
         if "ledger" in values:
             keeper.ledger.restored(trees.join(values["ledger"], {}))
+        self.timeline.mark("restore")
         for sentence in agreed.passed_over:
             self._say(sentence)
         if agreed.version.step < place.resume:
