@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place as place_of
@@ -50,7 +51,7 @@ class Keeper:
 
     def __init__(self, context: Context, *, writer: str, say: Callable[[str], None]) -> None:
         self.context = context
-        tree = context.tree
+        tree: Tree = context.tree
         self.vault = Vault(
             context.vault, job=context.job, node=context.node, writer=writer, deadline_s=tree.vault.timeout_s
         )

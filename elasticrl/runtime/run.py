@@ -690,16 +690,15 @@ class Run:
         return kept is not None and not kept.sealed
 
     def _snapshot(self, version: Version, *, whole: bool) -> None:
+        progress = self.progress
         if not whole:
-            self.progress.mark = version.update
-        keeper = self._hold()
-        keeper.keep(self._parts, version, steps=self.progress.step, whole=whole)
-        self._counts = {
-            **{v: c for v, c in self._counts.items() if c >= self.progress.count - 1},
-            version: self.progress.count,
-        }
+            progress.mark = version.update
+        if not whole or self._ending or version.step % self.tree.vault.every == 0 or version.step == self._limit:
+            self._hold().keep(self._parts, version, steps=progress.step, whole=whole)
+            self._digest = self._digests() if whole else ()
+        # A shard holds two versions: older ones need not be looked for in it.
+        self._counts = {v: c for v, c in self._counts.items() if c >= progress.count - 1} | {version: progress.count}
         self._now, self._changed = version, False
-        self._digest = self._digests() if whole else self._digest
 
     def _pass_over(self, role: str) -> Iterator[Lane]:
         if self._cut:
@@ -782,6 +781,7 @@ class Run:
         self._ending = self._ending or any(row[0] for row in rows)
         keeper = self._hold()
         digest = self._whole_digest(rows)
+        self._digest = ()  # told once
         if keeper.kept is None and self._restored is not None:
             self.sealed_digest = digest
             keeper.chronicled(self._restored, digest)

@@ -136,6 +136,19 @@ def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undistur
         assert digests(nodes.run_dir) == undisturbed
 
 
+def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS, step_ms=10.0, conf={"vault": {"every": 4}}) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_sealed(8)
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_done()
+        found = digests(nodes.run_dir)
+        assert sorted(found) == list(range(0, STEPS + 1, 4))
+        assert found.items() <= undisturbed.items()
+        proof(nodes.run_dir, STEPS)
+
+
 def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
         nodes.plan("n0", "n1")
