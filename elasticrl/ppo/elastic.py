@@ -142,6 +142,16 @@ class BufferPart:
         buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
         buffer.ids = {lane: list(of["ids"]) for lane, of in self._of(values)}
 
+    def empty(self) -> None:
+        """Nothing of any step."""
+        self._buffer.step, self._buffer.done, self._buffer.facts, self._buffer.rows, self._buffer.ids = (
+            -1,
+            [],
+            {},
+            {},
+            {},
+        )
+
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
         return [(lane, values[f"lane.{lane}"]) for lane in self._carried()]
 

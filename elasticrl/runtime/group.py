@@ -68,6 +68,7 @@ class Interrupt:
 
     def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None) -> None:
         self.reason: str | None = None
+        self.aborted = False  # NCCL was told
         self.on_wait = (
             on_wait  # told what is waited for once it takes long, and None when it came; by the waiting thread
         )
@@ -121,9 +122,9 @@ class Gang:
 
     def interrupt(self, reason: str) -> None:
         """Ends this rank's collectives, now and from now on, with Interrupted. From any thread, any number of times."""
-        first = self.flag.reason is None
         self.flag.set(reason)
-        if self.backend == "nccl" and first and dist.is_initialized():
+        if self.backend == "nccl" and not self.flag.aborted and dist.is_initialized():
+            self.flag.aborted = True
             # A kernel that waits on the GPU looks at no flag: NCCL has to be told. The waiting thread then gets NCCL's error.
             c10d._abort_process_group()
 

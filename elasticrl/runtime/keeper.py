@@ -8,22 +8,23 @@ that update, everybody had waited, so what was kept is sealed (`sealed`): only t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place as place_of
 from elasticrl.runtime.checkpoint.saver import Outcome, Retention, Saver
-from elasticrl.runtime.checkpoint.shelf import Entry, listing, mark_committed
+from elasticrl.runtime.checkpoint.shelf import Entry, listing
 from elasticrl.runtime.chronicle import Chronicle
 from elasticrl.runtime.context import Context
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import Ledger
 from elasticrl.runtime.vault.client import Ticket, Vault
-from elasticrl.runtime.vault.errors import StateError, VaultError
+from elasticrl.runtime.vault.errors import DataError, StateError, VaultError
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.slots import clean
 from elasticrl.runtime.vault.version import Lineage, Version
@@ -44,6 +45,7 @@ class Kept:
     ticket: Ticket
     whole: bool  # at the end of a step
     sealed: bool = False  # the gang has voted since everybody had it
+    asked: bool = False  # its save was begun
 
 
 class Keeper:
@@ -55,12 +57,19 @@ class Keeper:
         self.vault = Vault(
             context.vault, job=context.job, node=context.node, writer=writer, deadline_s=tree.vault.timeout_s
         )
-        self.ledger = Ledger(context.notes_dir, writer=f"{context.node}-{writer}")
+        try:
+            self.ledger = Ledger(context.notes_dir, writer=f"{context.node}-{writer}")
+        except OSError as error:
+            raise DataError(
+                f"The ledger cannot be begun in {context.notes_dir} ({error.strerror}): make it a directory that this user "
+                "may write to (checkpoint.dir), with space on its disk."
+            ) from error
         self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the manifest of the newest checkpoint that this worker's writer published
         self._say = say
+        self.late = False  # the newest copies did not arrive in time
         self._said = ""
         self._released = False
         self._saver: Saver | None = None
@@ -89,7 +98,13 @@ class Keeper:
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
         self.kept, self._released = None, False
-        self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+        with self._softly():
+            self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+
+    def restored(self, values: Any) -> None:
+        """The ledger's rows as of the version that is gone on from."""
+        with self._softly():
+            self.ledger.restored(values)
 
     def holdings(self) -> tuple[Holding, ...]:
         """What lies whole in this node's vault, once what is under way is there too."""
@@ -119,13 +134,13 @@ class Keeper:
     def await_copies(self, check: Callable[[], None]) -> None:
         """Waits until what was kept is whole here and at the buddies. `check` may raise: somebody wants us elsewhere.
 
-        Copies that do not arrive within `vault.timeout` are said to be late and not waited for: training goes on, and until
-        they arrive a lost node may cost steps.
+        Copies that do not arrive within `vault.timeout` are said to be `late` and not waited for: training goes on, and until
+        they arrive a lost node may cost steps. Where the last ones were late, little is expected of the next.
         """
         kept = self.kept
-        if kept is None:
+        if kept is None or kept.sealed:
             return
-        deadline = time.monotonic() + self.context.tree.vault.timeout_s
+        deadline = time.monotonic() + (2 * SLICE_S if self.late else self.context.tree.vault.timeout_s)
         while True:
             check()
             try:
@@ -137,21 +152,24 @@ class Keeper:
                     raise
                 if time.monotonic() > deadline:
                     self._complain(f"step {kept.version} has too few copies: {error}")
+                    self.late = True
                     return
+                time.sleep(SLICE_S / 5)  # a vault that is down refuses at once
             else:
                 self._complain("")
+                self.late = False
                 return
 
     def _wait_copied(self, ticket: Ticket) -> None:
         """A vault that has not been told of its neighbours yet has nobody to wait for, and would say that it is done."""
         found = self.vault.wait_copied(ticket, SLICE_S)
         if found < self._copies:
-            time.sleep(SLICE_S / 5)
             raise VaultError(f"{found} of {self._copies} buddies are known to this node's vault")
 
     def used(self, version: Version, lane: int, ids: Collection[SampleId], turn: int = 0) -> None:
         """These samples went into the update that leads to `version`."""
-        self.ledger.record(version, lane, ids, turn=turn)
+        with self._softly():
+            self.ledger.record(version, lane, ids, turn=turn)
 
     # -- sealed
 
@@ -166,9 +184,9 @@ class Keeper:
         if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
             self.save(kept)
         if not self._released and not self.context.alone:
-            self._released = True  # the gang's first: what the dead of earlier generations left may go
+            self._released = True  # the gang's first: what the dead left from before what it went on from may go
             with suppress(VaultError):
-                self.vault.control.release(kept.version)
+                self.vault.control.release(self._lineage[-1].start)
         return kept
 
     def chronicled(self, steps: int, digest: str | None) -> None:
@@ -179,26 +197,31 @@ class Keeper:
 
     def save(self, kept: Kept) -> None:
         """Begins to write a sealed snapshot to disk, in the background. A disk that is ill is said to be, and costs no step."""
-        if self._saver is None:
-            self._saver = Saver(
-                self.context.run_dir, facts=self._facts, timeout_s=self.context.tree.checkpoint.timeout_s
-            )
-        self._saver.facts = self._facts
+        kept.asked = True
         try:
-            self._saver.save(
+            self._writer().save(
                 kept.ticket,
                 finish=self._rank == 0,
                 parent=self._committed or None,
                 flush=[self.ledger.fileno()],
             )
-        except StateError as error:
+        except (StateError, OSError) as error:
             self._complain(str(error))
+
+    def _writer(self) -> Saver:
+        if self._saver is None:
+            self._saver = Saver(
+                self.context.run_dir, facts=self._facts, timeout_s=self.context.tree.checkpoint.timeout_s
+            )
+        self._saver.facts = self._facts
+        return self._saver
 
     def save_last(self, kept: Kept, check: Callable[[], None]) -> None:
         """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk."""
         if self.saved == self.name(kept):
             return
-        self.save(kept)
+        if not kept.asked:  # twice at once, and the two would clear each other's files away
+            self.save(kept)
         while True:
             outcomes = self.poll()
             mine = [out for out in outcomes if out.version == kept.version]
@@ -239,16 +262,11 @@ class Keeper:
         parsed = parse_name(manifest)
         if parsed is not None:
             self.ledger.committed(parsed[0])
+        conf = self.context.tree.checkpoint
         try:
-            if self._rank == 0:
-                mark_committed(self.place, manifest)
-                if self._saver is not None:
-                    conf = self.context.tree.checkpoint
-                    self._saver.prune(
-                        Retention(keep_last=conf.keep_last, keep_every=conf.keep_every),
-                        generation=generation,
-                        commit=manifest,
-                    )
+            if self._rank == 0:  # by the writer: the training thread waits for no disk
+                retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every)
+                self._writer().committed(manifest, retention, generation=generation)
         except (StateError, OSError) as error:
             self._complain(str(error))
 
@@ -265,6 +283,14 @@ class Keeper:
         self.vault.close()
         if over and self.context.alone:
             clean(self.context.vault)
+
+    @contextmanager
+    def _softly(self) -> Iterator[None]:
+        """A ledger whose disk is full costs no step: its lines are in the vault too, and are written when there is room."""
+        try:
+            yield
+        except DataError as error:
+            self._complain(str(error))
 
     def _complain(self, problem: str) -> None:
         """Once for each change: a disk that stays full says so once."""

@@ -24,9 +24,10 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
+from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
@@ -65,10 +67,19 @@ if TYPE_CHECKING:
 
     from elasticrl.runtime.shard import Shard
 
+PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
 SAMPLE = 16  # lanes.digest: sample takes each parameter once in so many updates
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
 Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
+
+
+@runtime_checkable
+class Emptied(Protocol):
+    """State in pieces that can be told to begin anew."""
+
+    def empty(self) -> None:
+        """As it was when it was registered."""
 
 
 class Misuse(RuntimeError):
@@ -173,6 +184,24 @@ class Trained:
         return self.given
 
 
+class Settings:
+    """What a scheduler changes in a torch optimizer's groups: state as much as the weights are. A scheduler's own state does
+    not bring it back.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each group's settings."""
+        return {"groups": [{name: value for name, value in g.items() if name != "params"} for g in self._groups]}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """As they were."""
+        for group, saved in zip(self._groups, state["groups"], strict=True):
+            group.update({name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()})
+
+
 @dataclass(slots=True)
 class Timeline:
     """Where the milliseconds of the newest generation's beginning went, by stage."""
@@ -247,7 +276,10 @@ class Run:
         self._limit: int | None = None
         self._turning: Strategy | None = None  # whose lane it is
         self._restored: int | None = None  # steps of a state that was restored, and not told of yet
-        self._on_disk = False  # what this generation went on from was a checkpoint
+        self._saved_last = False
+        self._refused = 0  # generations in a row that could not be restored from the vaults
+        self._first: dict[str, Any] | None = None  # registered parts' state before anything was done
+        self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
 
     # ---- what a script calls
 
@@ -285,6 +317,8 @@ class Run:
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
             self._roles[name] = Trained(model, _rules(optimizer, model))
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._others[f"{name}_settings"] = Settings(optimizer)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -317,6 +351,10 @@ class Run:
                         self._end_step()
             over = self._beat.now.phase == "done"
             self._leave()
+            if self._seat and self._seat.halt and self._seat.halt.save and not over and not self._saved_last:
+                self._say(
+                    "ended without a last save: the gang broke up first; the newest steps are in the vaults alone"
+                )
             if self._seat is None and (over or self._ending):
                 return
 
@@ -439,8 +477,12 @@ class Run:
             except GangError as error:
                 self._cut_by(error)
             except VaultError as error:  # a vault that was to be read died too: the next plan knows
+                self._refused += 1
+                if self._seat is None or self._refused > PATIENCE:
+                    raise
                 self._cut_by(GangError(str(error)))
             else:
+                self._refused = 0
                 self._say(
                     f"generation {place.generation}: rank {place.rank} of {place.world}, lanes "
                     f"{', '.join(map(str, self.carried))}, from step {self._now} ({self.timeline})"
@@ -466,6 +508,9 @@ class Run:
         """In the watcher's thread: whatever it is, only an order to end with this step lets the step be finished."""
         if isinstance(order, Halt) and order.save:
             return
+        place = self._place
+        if isinstance(order, Assignment) and place is not None and order.generation <= place.generation:
+            return  # the one that was just taken
         self._flag.set(order.reason or "the plan changed")
         gang = self._gang
         if gang is not None:
@@ -517,9 +562,11 @@ class Run:
         self.timeline.mark("publish")
         self._changed, self._used, self._digest, self._restored = False, [], (), None
         self._counts = {self._now: self.progress.count}
-        self._on_disk = agreed.checkpoint is not None
-        if agreed.whole is None and agreed.checkpoint is None:
-            self._snapshot(Version(0), whole=True)
+        self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
+        if agreed.whole is None:  # into the vaults at once: what lies there of another history is dead from now on
+            self._snapshot(self._now, whole=not self._now.update)
+            if keeper.kept is not None:
+                keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
         elif not self._now.update:  # what was restored is digested too: it must be what it was
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step)
@@ -534,6 +581,7 @@ class Run:
             carried=tuple(tuple(lane * n + i for lane in mine for i in range(n)) for mine in self._deal.carried),
         )
         count = self._counts.get(agreed.version) if agreed.whole is not None else None
+        self._counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
         kept: set[str] = set()
         for name, role in self._roles.items():
             before = role.strategy.shard if role.strategy is not None and count is not None else None
@@ -558,8 +606,9 @@ class Run:
                 role.given, role.rule_of, deal=deal, rank=rank, group=self._gang.group,
                 bucket_bytes=self.tree.lanes.bucket_bytes, shard=shard,
             )  # fmt: skip
+        given = role.given
         return Fsdp(
-            role.given,
+            lambda mesh: self._built(given, mesh),
             role.rule_of,
             deal=deal,
             rank=rank,
@@ -567,6 +616,11 @@ class Run:
             device=self.context.device,
             shard=shard,
         )
+
+    def _built(self, build: Build, mesh: DeviceMesh) -> torch.nn.Module:
+        """A model that is built anew in each generation begins with the same numbers each time."""
+        with Streams(seed=self.tree.job.seed).ambient("init"):
+            return build(mesh)
 
     def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
         keeper = self._hold()
@@ -604,7 +658,9 @@ class Run:
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
-        elif self.progress.count or place.resume:
+        elif not (self.progress.count or place.resume):
+            self._begin_anew(parts)
+        else:
             raise CheckpointRefused(
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
                 "has a whole state. Bring the checkpoints back, or start a job of another name."
@@ -622,7 +678,7 @@ class Run:
             facts=facts,
         )
         if "ledger" in values:
-            keeper.ledger.restored(trees.join(values["ledger"], {}))
+            keeper.restored(trees.join(values["ledger"], {}))
         self.timeline.mark("restore")
         for sentence in agreed.passed_over:
             self._say(sentence)
@@ -630,6 +686,18 @@ class Run:
             self._say(
                 f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
             )
+
+    def _begin_anew(self, parts: Parts) -> None:
+        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
+        whole = {name: parts.part(name) for name in (*self._others, "ambient")}
+        if self._first is None:
+            self._first = {name: deepcopy(p.state_dict()) for name, p in whole.items() if isinstance(p, Plain)}
+            return
+        for name, part in whole.items():
+            if isinstance(part, Plain):
+                part.load_state_dict(deepcopy(self._first[name]))
+            elif isinstance(part, Emptied):
+                part.empty()
 
     def _check_alike(self, agreed: Agreed) -> None:
         """At the very beginning: nobody restored anything, so the ranks' models must have been built alike."""
@@ -737,10 +805,9 @@ class Run:
         if self._cursor is None:
             raise Misuse("lane.ids() needs a cursor: run.register(data=Cursor(...)).")
         draws = self._cursor.walk.draws
-        ids = self._cursor.ids(
-            self.progress.step, min(self.progress.update, draws - 1), lane.index // self.parts_per_lane
-        )
-        lane.used(ids)
+        update = self.progress.update
+        ids = self._cursor.ids(self.progress.step, min(update, draws - 1), lane.index // self.parts_per_lane)
+        lane.used(ids, turn=update // draws)
         return ids
 
     def _update(self, scale: float, max_norm: float | None, lr_factor: float) -> Mapping[str, Reduced]:
@@ -770,7 +837,7 @@ class Run:
     def _notes(self) -> tuple[float, ...]:
         """What travels with a vote: whether this rank is to end; its part of the newest state's digest, and its replica's."""
         halt = self._seat.halt if self._seat else None
-        notes = [float(halt is not None and halt.save)]
+        notes = [float(halt is not None and halt.save), float(self._hold().late)]
         for digest in self._digest:
             for _, value in sorted(digest.sums.items()):
                 notes += (float(value >> 32), float(value & 0xFFFFFFFF))
@@ -789,13 +856,14 @@ class Run:
         kept = keeper.sealed(digest)
         if kept is not None and kept.whole:
             self.sealed_digest = digest
-            self._tell_sealed(kept.steps)
+            if not any(row[1] for row in rows):  # somebody's copies are late: not yet beyond the reach of a fault
+                self._tell_sealed(kept.steps)
 
     def _whole_digest(self, rows: Sequence[Sequence[float]]) -> str | None:
         """All ranks' parts of the newest state's digest, added up; and whether a replica has parted."""
         if not self._digest:
             return None
-        words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[1::2], row[2::2], strict=True)] for row in rows]
+        words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[2::2], row[3::2], strict=True)] for row in rows]
         at, names = 0, []
         for digest in self._digest:
             rows_of = sorted(digest.sums)
@@ -842,9 +910,10 @@ class Run:
     def _finish(self) -> None:
         """All steps are made: what they came to is sealed and on the disk before this worker says so."""
         self._settle_votes()
-        if self._hold().kept is None and not self._on_disk:  # restored from memory: whoever was to save it died
-            self._snapshot(self._now, whole=True)
-        self._save_last()
+        if self._on_disk != self.progress.count:
+            if self._hold().kept is None:  # restored from memory: whoever was to save it died
+                self._snapshot(self._now, whole=True)
+            self._save_last()
         self._beat.done()
 
     def _save_last(self) -> None:
@@ -853,6 +922,7 @@ class Run:
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
             with self._phase("save"):
                 keeper.save_last(keeper.kept, self._check)
+                self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
         self._poll()
 

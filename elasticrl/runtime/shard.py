@@ -204,6 +204,8 @@ class Shard:
 
     def _runs(self) -> list[tuple[Rule, int, int]]:
         """The shard, cut only where the rule changes. Runs begin at whole units and take padding along: zeros stay zero."""
+        if not self.pieces:  # more ranks than there are rows to shard
+            return []
         starts: list[tuple[Rule, int]] = []
         for piece in sorted(self.pieces, key=lambda piece: piece.at):
             rule = self._rule_of(piece.name)

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,6 +74,7 @@ def main() -> None:
     options.add_argument("--history", default="")
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
+    options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
     options.add_argument("--unlike", action="store_true", help="each process builds another model")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
@@ -82,7 +84,13 @@ def main() -> None:
         model = sharded if run.tree.model.strategy == "fsdp" else fresh()
         if args.unlike:
             next(model.parameters()).data += os.getpid()
-        run.register(model=model, optimizer=rule, data=cursor, schedule=schedule)
+        stepped: Any = None
+        if args.torch:
+            adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            stepped = torch.optim.lr_scheduler.StepLR(adamw, 5, 0.7)
+            run.register(model=model, optimizer=adamw, data=cursor, schedule=stepped)
+        else:
+            run.register(model=model, optimizer=rule, data=cursor, schedule=schedule)
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()
@@ -96,7 +104,10 @@ def main() -> None:
                 lane.done()
             misbehave(args.faults, step, run, "update")
             run.update(max_norm=0.5, lr_factor=schedule.factor)
-            schedule.steps += 1
+            if stepped is not None:
+                stepped.optimizer.step()  # it has no gradients: the scheduler wants to have seen it called
+                stepped.step()
+            schedule.steps += 1 if stepped is None else 0
             misbehave(args.faults, step, run, "after")
             told = tell(run, args.history, told)
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - begun)))

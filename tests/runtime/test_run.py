@@ -136,6 +136,22 @@ def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undistur
         assert digests(nodes.run_dir) == undisturbed
 
 
+def test_torchs_own_optimizer_and_scheduler_go_on_where_they_were(tmp_path: Path):
+    def run(folder: Path, *present: str, kill: bool) -> dict[int, str]:
+        copies = min(1, len(present) - 1)
+        with Nodes(folder, steps=30, step_ms=10.0 if kill else 0.0, copies=copies, args=("--torch",)) as nodes:
+            nodes.plan(*present)
+            if kill:
+                for node in ("n1", "n0"):
+                    nodes.until_new(6)
+                    nodes.kill_worker(node)
+                    nodes.plan(*present)
+            nodes.until_done()
+            return digests(nodes.run_dir)
+
+    assert run(tmp_path / "killed", "n0", "n1", "n2", kill=True) == run(tmp_path / "alone", "n0", kill=False)
+
+
 def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0, conf={"vault": {"every": 4}}) as nodes:
         nodes.plan("n0", "n1", "n2")

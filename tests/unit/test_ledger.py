@@ -282,3 +282,22 @@ def test_a_streams_run_is_proved_by_its_own_continuity(tmp_path: Path):
     ledger.record(Version(3), 1, [SampleId(2, 3), SampleId(2, 4)])
     found = audit(tmp_path, through=Version(3))
     assert found.missing == ("step 3: sample 2:1 was not used",)
+
+
+def test_lines_that_a_full_disk_did_not_take_are_written_when_there_is_room_again(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    gang.step(0)
+    (ledger,) = gang.ledgers
+    disk = os.dup(ledger.fileno())
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, ledger.fileno())
+    with pytest.raises(DataError, match="takes no more lines"):
+        ledger.record(Version(1), 0, gang.cursor.ids(1, 0, 0))
+    os.dup2(disk, ledger.fileno())
+    for lane in (1, 2, 3):
+        ledger.record(Version(1), lane, gang.cursor.ids(1, 0, lane))
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert found.steps == 2
+    for fd in (disk, full):
+        os.close(fd)

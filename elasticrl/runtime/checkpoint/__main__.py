@@ -14,7 +14,7 @@ from typing import Any
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.saver import MESSAGE
-from elasticrl.runtime.checkpoint.shelf import prune
+from elasticrl.runtime.checkpoint.shelf import mark_committed, prune
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError, StateError
 from elasticrl.runtime.vault.layout import Torn
@@ -123,6 +123,9 @@ def serve(fd: int, orphan_s: float) -> None:
                 answer = save(request, fds[0], fds[1:], Hope(sock, request["generation"], orphan_s))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
+            elif request["op"] == "committed":
+                with suppress(StateError, OSError):  # a disk that is ill is complained of at the next save
+                    mark_committed(place(request["where"]), request["manifest"])
             else:
                 with suppress(
                     StateError, OSError

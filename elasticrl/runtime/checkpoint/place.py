@@ -258,7 +258,9 @@ class Url:
         faults.reach("checkpoint.published", name)
 
     def abandon(self, name: str) -> None:
-        """Remove what was staged."""
+        """Remove what was staged; here what was published lies in the same place, and stays."""
+        if name in self.names():
+            return
         with suppress(FileNotFoundError):
             self._fs.rm(self._at(name), recursive=True)
 

@@ -126,6 +126,11 @@ class Saver:
             os.close(held)
         self._pending[stamp.version, stamp.generation] = time.monotonic()
 
+    def committed(self, manifest: str, retention: Retention, *, generation: int) -> None:
+        """The store names this checkpoint: mark it, and remove old ones, in the background."""
+        self._send({"op": "committed", "where": self.where, "manifest": manifest, "generation": generation})
+        self.prune(retention, generation=generation, commit=manifest)
+
     def prune(self, retention: Retention, *, generation: int, commit: str | None) -> None:
         """Remove old checkpoints, in the background. After a commit."""
         self._send(

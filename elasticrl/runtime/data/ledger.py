@@ -9,11 +9,13 @@ loses its power loses what its disk had not yet taken; whoever carries its lanes
 serial number, so that they count once.
 """
 
+import errno
 import json
 import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,7 @@ class Ledger:
             0o644,
         )
         self._count = 0
+        self._unwritten: list[bytes] = []  # lines that the disk did not take; few, as a commit needs them on it
         self._generation = 0
         self._tail: dict[int, list[tuple[Version, str]]] = {}  # as text, because it is asked for at every step
 
@@ -158,8 +161,15 @@ class Ledger:
         faults.write("ledger.write", self._put, _line(text.encode()))
 
     def _put(self, data: bytes | memoryview) -> None:
+        self._unwritten.append(bytes(data))
         try:
-            os.write(self._file, data)
+            while self._unwritten:  # what found no room before comes first
+                before = os.fstat(self._file).st_size
+                if os.write(self._file, self._unwritten[0]) != len(self._unwritten[0]):
+                    with suppress(OSError):  # half a line is taken back, or the next one would be glued to it
+                        os.ftruncate(self._file, before)
+                    raise OSError(errno.ENOSPC, "no space for a whole line")
+                self._unwritten.pop(0)
         except OSError as error:
             raise DataError(
                 f"The ledger {self.directory} takes no more lines ({error.strerror}): free some space. "
