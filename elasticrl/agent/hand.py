@@ -135,6 +135,7 @@ class Hand(LocalElasticAgent):
         self._pause_s = 0.0  # before the next start, after starts that came to nothing
         self._sent: Report | None = None
         self._sent_at = 0.0
+        self._began = (-1, 0)  # the newest generation that trains, and the step that it went on from
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
         self._quit = asyncio.Event()
@@ -544,7 +545,10 @@ class Hand(LocalElasticAgent):
                     process.reopen()
         report = self._report_now()
         now = time.monotonic()
-        if self._server and (news(report) != news(self._sent) or now >= self._sent_at + REPORT_S):
+        if report.work is Work.TRAINING and self._began[0] != report.generation:
+            self._began = (report.generation, report.step)
+        begun = self._began[1]
+        if self._server and (news(report, begun) != news(self._sent, begun) or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
             self._server.send(report)
 
@@ -601,9 +605,11 @@ class Hand(LocalElasticAgent):
         )
 
 
-def news(report: Report | None) -> Report | None:
-    """A report without what changes all the time."""
+def news(report: Report | None, begun: int) -> Report | None:
+    """A report without what changes all the time. Of steps only the first that a generation seals, beyond that with which it
+    has `begun`, is news: it says that a recovery is over.
+    """
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    return replace(report, step=0, stall=stall)
+    return replace(report, step=int(report.step > begun), stall=stall)

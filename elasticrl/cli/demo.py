@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -318,10 +319,17 @@ class Show:
         end(list(self.daemons.values()), within_s=20.0)
         if self.tree is not None:
             asyncio.run(end_vaults(sorted((Path(self.tree.vault.dir) / self.name).glob("*"))))
-            shutil.rmtree(Path(self.tree.vault.dir) / self.name, ignore_errors=True)
+            remove(Path(self.tree.vault.dir) / self.name)
         if self.etcd is not None:
             stop_store(self.tree)
-        shutil.rmtree(self.run_dir / self.name, ignore_errors=True)
+        remove(self.run_dir / self.name)
+
+
+def remove(folder: Path) -> None:
+    """A folder of this demonstration, and the one around it if nobody else uses that."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()
 
 
 class Lines:

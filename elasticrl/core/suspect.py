@@ -8,7 +8,7 @@ and the plan goes to PROBE.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticrl.core.model import Plan, Stall, View
+from elasticrl.core.model import Phase, Plan, Stall, View, Work
 from elasticrl.core.settings import Membership, Timeouts
 
 
@@ -264,3 +264,13 @@ class Budgets:
             slot=progress.slot, step=progress.step, phase=progress.phase, for_s=for_s, budget_s=budget,
             waiting=progress.waiting, stopped=progress.stopped,
         )  # fmt: skip
+
+
+def somebody_left(view: View) -> bool:
+    """Has somebody's worker left the present gang, as far as this node may see? Then some node may be gone: time to ask
+    neighbours, although our own workers have not noticed anything yet.
+    """
+    plan = view.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return False
+    return any(r.work is Work.PARKED and r.generation == plan.generation for r in (view.records or {}).values())

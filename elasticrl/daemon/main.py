@@ -23,9 +23,10 @@ from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Seen, Suspected
-from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb, View, Work
+from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
+from elasticrl.core.suspect import somebody_left
 from elasticrl.daemon import control
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
@@ -406,14 +407,14 @@ class Daemon:
         assert self.node is not None
         assert self.neighbours is not None
         view, now = decision.state.view, time.monotonic()
-        self._stages, done = self._stages.after(event, view.plan)
+        self._stages, done = self._stages.after(event, view.plan, decision.state.me)
         if done is not None:
             self._tell(done)
         if view.plan is not self._plan:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
             self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
-        if isinstance(event, Seen) and left(view) and view.generation != self._doubted:
+        if isinstance(event, Seen) and somebody_left(view) and view.generation != self._doubted:
             self._doubted = view.generation
             self.neighbours.doubt()  # our own workers may not have noticed yet
         if view.commit is not self._commit:
@@ -567,14 +568,6 @@ def promise(verb: Verb, node: str) -> str:
             return "the job goes on"
         case Verb.STOP:
             return "the job saves and ends on all nodes"
-
-
-def left(view: View) -> bool:
-    """Has somebody's worker left the present gang, as far as this node may see? Then another one may be gone."""
-    plan = view.plan
-    if plan is None or plan.phase is not Phase.TRAIN:
-        return False
-    return any(r.work is Work.PARKED and r.generation == plan.generation for r in (view.records or {}).values())
 
 
 async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:

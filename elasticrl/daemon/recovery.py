@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
-from elasticrl.core.model import Phase, Plan, Work
+from elasticrl.core.model import Member, Phase, Plan, Work
 
 TROUBLE = frozenset({Work.FAILED, Work.PARKED, Work.STALLED})
 
@@ -36,8 +36,10 @@ class Watch:
     joined_at: float | None = None  # the workers are through their first collective
     step: int = 0  # newest sealed when they were
 
-    def after(self, event: Event, plan: Plan | None) -> tuple["Watch", Done | None]:
-        """The marks after this event, and the recovery that it ended, if it did."""
+    def after(self, event: Event, plan: Plan | None, me: Member) -> tuple["Watch", Done | None]:
+        """The marks after this event, and the recovery that it ended, if it did. What others recover from without us is not
+        ours to time, nor is our own way in.
+        """
         now = event.now
         match event:
             case Workers(work=work) if work in TROUBLE and self.sign_at is None:
@@ -45,7 +47,8 @@ class Watch:
             case Suspected() if self.sign_at is None:
                 return replace(self, sign_at=now), None
             case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
-                answers = plan.phase is Phase.TRAIN and (plan.rung > 0 or self.sign_at is not None)
+                seated = me in plan.seat_of
+                answers = seated and plan.phase is Phase.TRAIN and (plan.rung > 0 or self.sign_at is not None)
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers else None
                 return Watch(sign_at=sign_at, plan=plan, plan_at=now), None
             case Workers() if self._joined(event):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -992,7 +993,7 @@ class Run:
             )
 
     def _say(self, sentence: str) -> None:
-        print(f"elasticrl: {sentence}", flush=True)
+        print(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} elasticrl: {sentence}", flush=True)
 
 
 def _rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str], Rule]:

@@ -133,7 +133,16 @@ class Nodes:
 
     # ---- what a daemon would do
 
-    def plan(self, *nodes: str) -> None:
+    def tell(self) -> None:
+        """The vaults hear who their neighbours are."""
+        nodes = self.plan_now
+        addresses = {node: self.vaults[node].address for node in nodes}
+        for node in nodes:
+            self.vaults[node].control.ring(
+                generation=self.generation, nodes=nodes, addresses=addresses, copies=min(self.copies, len(nodes) - 1)
+            )
+
+    def plan(self, *nodes: str, tell: bool = True) -> None:
         """The next generation: these nodes, in rank order. Missing vaults and workers are started."""
         self.generation += 1
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -141,11 +150,9 @@ class Nodes:
         for node in nodes:
             if node not in self.vaults:
                 self.vaults[node] = Node(self.folder / "vault", int(node[1:])).start(deadline_s=5.0)
-        addresses = {node: self.vaults[node].address for node in nodes}
-        for node in nodes:
-            self.vaults[node].control.ring(
-                generation=self.generation, nodes=nodes, addresses=addresses, copies=min(self.copies, len(nodes) - 1)
-            )
+        self.plan_now = nodes
+        if tell:
+            self.tell()
         for node, worker in list(self.workers.items()):
             if node not in nodes:
                 worker.tell(Halt(generation=self.generation, save=False, within_s=5.0, reason=f"{node} left"))
@@ -165,7 +172,6 @@ class Nodes:
                     reason=f"generation {self.generation}",
                 )
             )  # fmt: skip
-        self.plan_now = nodes
         self.rung = 1
 
     def park(self) -> None:

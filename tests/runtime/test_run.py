@@ -3,12 +3,15 @@
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from gang_kit import Nodes
 
 from elasticrl.agent.beats import State
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
@@ -40,11 +43,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         return digests(nodes.run_dir)
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+ALL = [(strategy, world) for strategy in ("replicated", "fsdp") for world in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(("strategy", "world"), ALL[1:])  # the first is what the others are compared with
 def test_any_number_of_workers_makes_the_same_bits(tmp_path: Path, undisturbed, strategy: str, world: int):
-    if (strategy, world) == ("replicated", 1):
-        pytest.skip("that is what the others are compared with")
     with Nodes(tmp_path, steps=STEPS, strategy=strategy, copies=min(1, world - 1)) as nodes:
         nodes.plan(*(f"n{i}" for i in range(world)))
         nodes.until_done()
@@ -150,6 +153,47 @@ def test_torchs_own_optimizer_and_scheduler_go_on_where_they_were(tmp_path: Path
             return digests(nodes.run_dir)
 
     assert run(tmp_path / "killed", "n0", "n1", "n2", kill=True) == run(tmp_path / "alone", "n0", kill=False)
+
+
+def test_no_update_is_made_before_copies_are_where_they_can_be(tmp_path: Path, undisturbed):
+    """A vault that was never told of its neighbours has nobody to wait for, and says at once that it is done."""
+    with Nodes(tmp_path, steps=STEPS) as nodes:
+        nodes.plan("n0", "n1", "n2", tell=False)
+        nodes.until(
+            lambda: all(worker.beat.state is State.TRAINING for worker in nodes.workers.values()), "training", 60.0
+        )
+        time.sleep(0.5)  # time enough for fifty steps
+        assert nodes.sealed() == 0
+        nodes.tell()
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+
+
+def test_whoever_lives_through_a_fault_before_anything_was_kept_begins_anew(tmp_path: Path, undisturbed):
+    with Nodes(tmp_path, steps=STEPS) as nodes:
+        nodes.plan("n0", "n1", "n2", tell=False)  # so the first state has no copies
+        nodes.until(
+            lambda: all(worker.beat.state is State.TRAINING for worker in nodes.workers.values()), "training", 60.0
+        )
+        nodes.lose("n1")
+        nodes.plan("n0", "n2")
+        assert "from step" in nodes.workers["n0"].text, "it was not there when the fault came"
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+        proof(nodes.run_dir, STEPS)
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_a_last_save_that_was_due_anyway_is_made_once_and_is_good(tmp_path: Path, *, url: bool):
+    where = f"file://{tmp_path}/there" if url else f"{tmp_path}/there"
+    conf = {"checkpoint": {"dir": where, "every": STEPS // 2, "keep_last": 5}}
+    with Nodes(tmp_path, steps=STEPS, step_ms=5.0, conf=conf) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_done()
+        shelf = place(f"{where}/job")
+        (newest, *_) = listing(shelf)
+        assert newest.name == f"step-{STEPS:08d}-g1"
+        assert not verify(shelf, newest.name)
 
 
 def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path, undisturbed):

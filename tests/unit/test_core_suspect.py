@@ -1,10 +1,22 @@
 """Silence, stalls and reach: the three pure judgements, as tables."""
 
+from dataclasses import replace
+
 import pytest
 
-from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View
+from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View, Work
 from elasticrl.core.settings import Membership, Timeouts
-from elasticrl.core.suspect import Budgets, Detector, Progress, convict, conviction, neighbours, probe_targets, split
+from elasticrl.core.suspect import (
+    Budgets,
+    Detector,
+    Progress,
+    convict,
+    conviction,
+    neighbours,
+    probe_targets,
+    somebody_left,
+    split,
+)
 
 
 def plan_of(*nodes, spares=()):
@@ -115,3 +127,18 @@ def test_budgets_are_learned_between_the_floor_and_the_cap():
     learned = budgets.learn("update", 0.5)
     assert learned.stalled(worker, 104.9) is None
     assert str(learned.stalled(worker, 105.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
+
+
+def test_a_worker_that_left_the_present_gang_is_a_reason_to_ask_neighbours():
+    seats = tuple(Seat(member=Member(node=name, incarnation=1), born=1) for name in "ab")
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats)
+
+    def seen(work: Work, generation: int, **changed: object) -> bool:
+        record = Record(member=seats[1].member, work=work, generation=generation)
+        return somebody_left(View(plan=replace(plan, **changed), records={"b": record}))
+
+    assert seen(Work.PARKED, 4)
+    assert not seen(Work.PARKED, 3), "it has not heard of this plan yet"
+    assert not seen(Work.TRAINING, 4)
+    assert not seen(Work.PARKED, 4, phase=Phase.HOLD), "all are out, as asked"
+    assert not somebody_left(View(plan=plan)), "who sees no records knows nothing"
