@@ -1,0 +1,32 @@
+"""What survives a worker, one station at a time: a real vault directory, a real writer."""
+
+from pathlib import Path
+
+import torch
+
+from elasticrl.config.tree import Tree
+from elasticrl.runtime.checkpoint.parts import Parts
+from elasticrl.runtime.context import Context
+from elasticrl.runtime.keeper import Keeper, facts_of
+from elasticrl.runtime.vault.version import Cut, Version
+
+
+def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves"), "every": 10}}
+    context = Context(tree=Tree.model_validate(plain), node="n0", vault=tmp_path / "vault", alone=True)
+    told: list[str] = []
+    keeper = Keeper(context, writer="w0", say=told.append)
+    keeper.begin(
+        generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+        facts=facts_of(context, batch=1, data=""),
+    )  # fmt: skip
+    keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(10), steps=10, whole=True)
+    keeper.await_copies(lambda: None)
+    kept = keeper.sealed(None)  # step 10 is due: its save begins
+    assert kept is not None
+    keeper.save_last(kept, lambda: None)
+    assert keeper._saver is not None
+    assert keeper._saver.busy_s == 0, "a second save of the same step is under way"
+    assert [entry.name for entry in keeper.shelf()] == ["step-00000010-g1"]
+    assert told == []
+    keeper.close(over=True)
