@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,14 +158,22 @@ def outside(where: str, job: str | None, what: str, verb: str = "", node: str | 
     """The same without a daemon, from etcd itself."""
     import asyncio
 
-    from elasticrl.config import ConfigError
     from elasticrl.core.model import Verb
     from elasticrl.daemon import outside as store
+
+    with explained():
+        settings = store.reach(where, job)
+        return asyncio.run(store.look(settings) if what == "look" else store.ask(settings, Verb(verb), node))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Inside, a store that cannot be used ends the command with its sentence."""
+    from elasticrl.config import ConfigError
     from elasticrl.store import StoreError, StoreRefused
 
     try:
-        settings = store.reach(where, job)
-        return asyncio.run(store.look(settings) if what == "look" else store.ask(settings, Verb(verb), node))
+        yield
     except (ConfigError, StoreRefused) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from None
@@ -177,11 +186,9 @@ def from_store(where: str, job: str | None, node: str | None, *, follow: bool) -
     """Events without a daemon."""
     import asyncio
 
-    from elasticrl.config import ConfigError
     from elasticrl.daemon import outside as store
-    from elasticrl.store import StoreError, StoreRefused
 
-    with asyncio.Runner() as runner:
+    with explained(), asyncio.Runner() as runner:
         try:
             lines = store.events(store.reach(where, job), node, follow=follow)
 
@@ -190,16 +197,8 @@ def from_store(where: str, job: str | None, node: str | None, *, follow: bool) -
 
             while True:
                 yield runner.run(next_line())
-        except StopAsyncIteration:
+        except (StopAsyncIteration, KeyboardInterrupt):
             return
-        except KeyboardInterrupt:
-            return
-        except (ConfigError, StoreRefused) as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(Exit.REFUSED) from None
-        except StoreError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(Exit.FAILED) from None
 
 
 def confirm(cost: str, *, yes: bool) -> None:

@@ -137,6 +137,7 @@ class Daemon:
             home=self.home.folder,
             host=self.host,
             port=tree.vault.port,
+            window_bytes=tree.vault.window_bytes,
             deadline_s=tree.vault.timeout_s,
             log=self._logs / "vault.log",
             dies_with_us=self.foreground,

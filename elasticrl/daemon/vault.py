@@ -61,6 +61,7 @@ class Options:
     home: Path  # the node's runtime directory: its key, and the port it had
     host: str
     port: int = 0
+    window_bytes: int = 16 << 20  # of a copy, on their way at once
     deadline_s: float = 20.0  # for an answer, and for a transfer without progress
     log: Path = Path("/dev/null")
     dies_with_us: bool = False  # a foreground run's
@@ -281,7 +282,7 @@ class Vault:
         command = [
             sys.executable, "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
             "--dir", str(options.folder), "--listen", f"{host}:{port}", "--key-file", str(self._key_file),
-            "--deadline-s", f"{options.deadline_s:g}",
+            "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
         if options.dies_with_us:
             command += ["--die-with", str(os.getpid())]

@@ -21,11 +21,9 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -38,6 +36,7 @@ from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import Rung
+from elasticrl.runtime import notes
 from elasticrl.runtime.agree import Agreed, agree, exchange
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
@@ -48,16 +47,17 @@ from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
-from elasticrl.runtime.digest import MASK, Digest, outliers
+from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
-from elasticrl.runtime.optim import Rule, follow
+from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
+from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, rules
 from elasticrl.runtime.vault.errors import CheckpointRefused, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 
@@ -69,10 +69,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.shard import Shard
 
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
-SAMPLE = 16  # lanes.digest: sample takes each parameter once in so many updates
-
-Build = Callable[["DeviceMesh"], torch.nn.Module]
-Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
 
 
 @runtime_checkable
@@ -81,10 +77,6 @@ class Emptied(Protocol):
 
     def empty(self) -> None:
         """As it was when it was registered."""
-
-
-class Misuse(RuntimeError):
-    """The script calls the runtime in an order that cannot be meant; the sentence says what to call."""
 
 
 class Diverged(RuntimeError):
@@ -137,91 +129,6 @@ class Lane:
         """The backward pass is over."""
         self.over = True
         self._run._done()  # noqa: SLF001
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where the job is. A part of its state."""
-
-    step: int = 0  # to be made next, or half made
-    update: int = 0  # of that step: so many are applied
-    mark: int = 0  # of that step: so many states of it were kept
-    count: int = 0  # updates in all
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Back to there."""
-        self.step, self.update, self.mark, self.count = (
-            int(state[name]) for name in ("step", "update", "mark", "count")
-        )
-
-
-@dataclass(slots=True)
-class Trained:
-    """A model that is trained here: what the script gave, and the present generation's strategy around it."""
-
-    given: torch.nn.Module | Build
-    rule_of: Callable[[str], Rule]
-    strategy: Strategy | None = None
-
-    @property
-    def live(self) -> Strategy:
-        """The strategy; there is one inside of a step."""
-        if self.strategy is None:
-            raise Misuse("There is no gang yet: this works inside of `for step in run.steps()`.")
-        return self.strategy
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model as it computes now."""
-        return self.live.model if isinstance(self.live, Fsdp) else self._module
-
-    @property
-    def _module(self) -> torch.nn.Module:
-        assert isinstance(self.given, torch.nn.Module)
-        return self.given
-
-
-class Settings:
-    """What a scheduler changes in a torch optimizer's groups: state as much as the weights are. A scheduler's own state does
-    not bring it back.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = optimizer.param_groups
-
-    def state_dict(self) -> dict[str, Any]:
-        """Each group's settings."""
-        return {"groups": [{name: value for name, value in g.items() if name != "params"} for g in self._groups]}
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """As they were."""
-        for group, saved in zip(self._groups, state["groups"], strict=True):
-            group.update({name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()})
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Where the milliseconds of the newest generation's beginning went, by stage."""
-
-    at: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
-
-    def begin(self) -> None:
-        """Now."""
-        self.at, self.stages = time.monotonic(), {}
-
-    def mark(self, stage: str) -> None:
-        """The stage ends here."""
-        now = time.monotonic()
-        self.stages[stage] = now - self.at
-        self.at = now
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
 
 
 def join(config: Path | str | Tree | None = None) -> Run:
@@ -317,7 +224,7 @@ class Run:
         """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
-            self._roles[name] = Trained(model, _rules(optimizer, model))
+            self._roles[name] = Trained(model, rules(optimizer, model))
             if isinstance(optimizer, torch.optim.Optimizer):
                 self._others[f"{name}_settings"] = Settings(optimizer)
 
@@ -815,10 +722,10 @@ class Run:
         keeper, progress = self._hold(), self.progress
         found: dict[str, Reduced] = {}
         keeper.await_copies(self._check)  # before the vote: its outcome tells everybody that everybody had waited
-        notes = self._notes()
+        said = self._notes()
         last = list(self._roles)[-1]
         for name, role in self._roles.items():
-            found[name] = role.live.reduce(notes if name == last else ())
+            found[name] = role.live.reduce(said if name == last else ())
         self._notes_heard(found[last].notes)
         for role in self._roles.values():
             role.live.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
@@ -836,49 +743,27 @@ class Run:
         return found
 
     def _notes(self) -> tuple[float, ...]:
-        """What travels with a vote: whether this rank is to end; its part of the newest state's digest, and its replica's."""
+        """What this rank has to say with its vote."""
         halt = self._seat.halt if self._seat else None
-        notes = [float(halt is not None and halt.save), float(self._hold().late)]
-        for digest in self._digest:
-            for _, value in sorted(digest.sums.items()):
-                notes += (float(value >> 32), float(value & 0xFFFFFFFF))
-        return tuple(notes)
+        return notes.write(ending=halt is not None and halt.save, late=self._hold().late, digests=self._digest)
 
     def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
-        self._ending = self._ending or any(row[0] for row in rows)
-        keeper = self._hold()
-        digest = self._whole_digest(rows)
+        heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
+        self._ending = self._ending or heard.ending
+        self._check_replicas(heard.odd)
         if keeper.kept is None and self._restored is not None:
-            self.sealed_digest = digest
-            keeper.chronicled(self._restored, digest)
+            self.sealed_digest = heard.digest
+            keeper.chronicled(self._restored, heard.digest)
             self._restored = None
-        kept = keeper.sealed(digest)
+        kept = keeper.sealed(heard.digest)
         if kept is not None and kept.whole:
-            self.sealed_digest = digest
-            if not any(row[1] for row in rows):  # somebody's copies are late: not yet beyond the reach of a fault
+            self.sealed_digest = heard.digest
+            if not heard.late:  # else it is not yet beyond the reach of a fault
                 self._tell_sealed(kept.steps)
 
-    def _whole_digest(self, rows: Sequence[Sequence[float]]) -> str | None:
-        """All ranks' parts of the newest state's digest, added up; and whether a replica has parted."""
-        if not self._digest:
-            return None
-        words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[2::2], row[3::2], strict=True)] for row in rows]
-        at, names = 0, []
-        for digest in self._digest:
-            rows_of = sorted(digest.sums)
-            if "replica" in digest.sums:
-                self._check_replicas([word[at + rows_of.index("replica")] for word in words])
-            sums = {
-                row: sum(word[at + i] for word in words) & MASK for i, row in enumerate(rows_of) if row != "replica"
-            }
-            names.append(replace(digest, sums=sums).hex)
-            at += len(rows_of)
-        return "-".join(names)
-
-    def _check_replicas(self, values: list[int]) -> None:
-        odd = outliers(values)
+    def _check_replicas(self, odd: Sequence[int]) -> None:
         if not odd:
             return
         who = f"rank {', '.join(map(str, odd))} of generation {self.generation}"
@@ -891,22 +776,8 @@ class Run:
             )
 
     def _digests(self) -> tuple[Digest, ...]:
-        """This rank's part of the digest of the version that was just kept."""
-        if self.tree.lanes.digest == "off":
-            return ()
-        found: list[Digest] = []
-        for _, role in sorted(self._roles.items()):
-            shard = role.live.shard
-            names = sorted(shard.layout.shapes)
-            if self.tree.lanes.digest == "sample":
-                names = [name for i, name in enumerate(names) if i % SAMPLE == self.progress.count % SAMPLE] or names[
-                    :1
-                ]
-            sums = dict(shard.digest(names))
-            if isinstance(role.live, Replicated):
-                sums["replica"] = role.live.replica(names)
-            found.append(Digest(version=shard.version, sums=sums))
-        return tuple(found)
+        strategies = {name: role.live for name, role in self._roles.items()}
+        return notes.digests(strategies, self.progress.count, self.tree.lanes.digest)
 
     def _finish(self) -> None:
         """All steps are made: what they came to is sealed and on the disk before this worker says so."""
@@ -994,18 +865,3 @@ class Run:
 
     def _say(self, sentence: str) -> None:
         print(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} elasticrl: {sentence}", flush=True)
-
-
-def _rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str], Rule]:
-    """The rule of each parameter, by name."""
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if not isinstance(model, torch.nn.Module):
-            raise Misuse(
-                "A torch optimizer belongs to one model's parameters, and this model is built anew in each generation: give "
-                "a rule such as AdamW(lr=3e-4), or a function from a parameter's name to one."
-            )
-        return follow(optimizer, model)
-    if isinstance(optimizer, Rule):
-        rule = optimizer
-        return lambda _name: rule
-    return optimizer

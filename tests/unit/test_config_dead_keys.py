@@ -19,7 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "elasticrl"
 
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
 WAITING = {
-    "runtime": """vault.window""",
     "diagnosis": """timeouts.dump timeouts.monitor comm.fallback comm.recorder health.sample health.straggler_z
         health.straggler_steps policy.dead_rank policy.dead_node policy.network policy.fabric policy.desync
         policy.straggler policy.host_hang policy.oom_gpu policy.oom_host policy.disk policy.gpu_fault

@@ -32,6 +32,9 @@ def options_of(argv: list[str]) -> Options:
     parser.add_argument("--key-file", type=Path, help="the job's key; default: the environment's ELASTICRL_VAULT_KEY")
     parser.add_argument("--keep", type=int, default=2, help="newest versions kept of each shard")
     parser.add_argument("--rate-mb-s", type=float, default=0.0, help="limit on copies; 0: none")
+    parser.add_argument(
+        "--window-bytes", type=int, default=16 << 20, help="bytes of a copy that are on their way at once"
+    )
     parser.add_argument("--deadline-s", type=float, default=5.0, help="without progress, before a transfer is given up")
     parser.add_argument(
         "--die-with", type=int, default=0, metavar="PID", help="end when this process, which started us, does"
@@ -47,6 +50,7 @@ def options_of(argv: list[str]) -> Options:
         key=load_key(args.key_file),
         keep=args.keep,
         rate_mb_s=args.rate_mb_s,
+        window_bytes=args.window_bytes,
         deadline_s=args.deadline_s,
         outlive=lambda: on_parents_death(0),
     )

@@ -1,4 +1,4 @@
-"""A limit on bytes per second for copies, so that they leave the network to the gradients."""
+"""How fast copies go, in bytes per second and in bytes on their way, so that they leave the network to the gradients."""
 
 import asyncio
 
@@ -6,8 +6,9 @@ import asyncio
 class Rate:
     """A bucket that fills at `bytes_per_s` up to a quarter of a second's worth; 0 is no limit."""
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float, window_bytes: int = 16 << 20) -> None:
         self.bytes_per_s = bytes_per_s
+        self.window_bytes = window_bytes  # sent and not acknowledged yet, at most; one block in any case
         self._left = bytes_per_s / 4
         self._at = 0.0
 

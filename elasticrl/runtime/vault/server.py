@@ -50,6 +50,7 @@ class Options:
     key: bytes | None = None
     keep: int = 2
     rate_mb_s: float = 0.0
+    window_bytes: int = 16 << 20  # of a copy, on their way at once
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
     outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
@@ -78,7 +79,7 @@ class Server:
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rate = Rate(options.rate_mb_s * 1e6)
+        self._rate = Rate(options.rate_mb_s * 1e6, options.window_bytes)
         self._caller: Caller | None = None
         self._lock_fd = -1
         self._listener: socket.socket | None = None

@@ -1,6 +1,6 @@
 """How a sealed version goes from one vault to another: the same two coroutines for a push to a buddy and for a fetch.
 
-The one idea: the receiver allows `WINDOW` blocks in flight by acknowledging each one after it has checked it, so a slow
+The one idea: the receiver acknowledges each block after it has checked it, and only a window's worth is in flight, so a slow
 receiver slows its sender and nothing piles up in between. What arrives is written in place and sealed last, as a worker does.
 """
 
@@ -12,8 +12,6 @@ from elasticrl.runtime.vault.channel import Channel, PeerError
 from elasticrl.runtime.vault.layout import Sealed, Shape, Stamp
 from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slot
-
-WINDOW = 4  # blocks in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +48,10 @@ async def promised(channel: Channel, frame: Mapping[str, object], size: int) -> 
 async def send_blocks(channel: Channel, shard: Pinned, blocks: Sequence[int], rate: Rate) -> None:
     """Send these blocks; each is acknowledged. The file is pinned until the last is: its pages are what is on the way."""
     acknowledged = 0
+    window = max(1, rate.window_bytes // layout.BLOCK)
     with shard.open() as file:
         for number, index in enumerate(blocks):
-            while number - acknowledged >= WINDOW:
+            while number - acknowledged >= window:
                 acknowledged = await _acknowledge(channel, acknowledged)
             start, stop = shard.sealed.shape.block(index)
             await rate.allow(stop - start)

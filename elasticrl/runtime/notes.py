@@ -1,0 +1,77 @@
+"""What ranks tell each other beside a vote: a few numbers that cost no message of their own.
+
+The one idea: a vote is heard by all from all, so whatever rides on it is known to everybody at the same moment. Who is asked to
+end, whose copies are late, and the digest of the newest state: each rank sends its part, and all come to the same whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from elasticrl.runtime.digest import MASK, Digest, outliers
+from elasticrl.runtime.replicated import Replicated
+
+if TYPE_CHECKING:
+    from elasticrl.runtime.strategy import Strategy
+
+SAMPLE = 16  # lanes.digest: sample takes each parameter once in so many updates
+REPLICA = "replica"  # the row of a digest that is of the parameters a rank computes with: equal on all, not a part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What all ranks' notes say together. Example: Heard(ending=False, late=False, digest="9f86d081884c7d65", odd=())"""
+
+    ending: bool  # some rank is asked to end with this step
+    late: bool  # some rank's copies did not arrive in time
+    digest: str | None  # of the whole state; None where none was made
+    odd: tuple[int, ...]  # the ranks that compute with other parameters than the others
+
+
+def write(*, ending: bool, late: bool, digests: Sequence[Digest]) -> tuple[float, ...]:
+    """One rank's notes. A sum of 64 bits is two numbers, each exact as a float."""
+    words = [value for digest in digests for _, value in sorted(digest.sums.items())]
+    return (float(ending), float(late), *(float(half) for word in words for half in (word >> 32, word & 0xFFFFFFFF)))
+
+
+def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
+    """All ranks' notes, in rank order, of which each wrote those of its part of `digests`."""
+    words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[2::2], row[3::2], strict=True)] for row in rows]
+    odd: set[int] = set()
+    names: list[str] = []
+    at = 0
+    for digest in digests:
+        sums: dict[str, int] = {}
+        for row in sorted(digest.sums):
+            values = [word[at] for word in words]
+            at += 1
+            if row == REPLICA:
+                odd |= set(outliers(values))
+            else:
+                sums[row] = sum(values) & MASK
+        names.append(replace(digest, sums=sums).hex)
+    return Heard(
+        ending=any(row[0] for row in rows),
+        late=any(row[1] for row in rows),
+        digest="-".join(names) or None,
+        odd=tuple(sorted(odd)),
+    )
+
+
+def digests(
+    strategies: Mapping[str, Strategy], count: int, how: Literal["off", "sample", "full"]
+) -> tuple[Digest, ...]:
+    """This rank's part of the digest of each role's newest version, after `count` updates."""
+    found: list[Digest] = []
+    for _, strategy in sorted(strategies.items()) if how != "off" else ():
+        shard = strategy.shard
+        names = sorted(shard.layout.shapes)
+        if how == "sample":
+            names = names[count % SAMPLE :: SAMPLE] or names[:1]
+        sums = dict(shard.digest(names))
+        if isinstance(strategy, Replicated):
+            sums[REPLICA] = strategy.replica(names)
+        found.append(Digest(version=shard.version, sums=sums))
+    return tuple(found)

@@ -1,0 +1,48 @@
+"""Where a job is, and where the milliseconds of a generation's beginning went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the job is. A part of its state."""
+
+    step: int = 0  # to be made next, or half made
+    update: int = 0  # of that step: so many are applied
+    mark: int = 0  # of that step: so many states of it were kept
+    count: int = 0  # updates in all
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Back to there."""
+        self.step, self.update = int(state["step"]), int(state["update"])
+        self.mark, self.count = int(state["mark"]), int(state["count"])
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The newest beginning, by stage."""
+
+    at: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Now."""
+        self.at, self.stages = time.monotonic(), {}
+
+    def mark(self, stage: str) -> None:
+        """The stage ends here."""
+        now = time.monotonic()
+        self.stages[stage] = now - self.at
+        self.at = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.stages.items())
