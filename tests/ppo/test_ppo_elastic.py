@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,16 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def nodes(folder: Path, conf: dict[str, Any], *, strategy: str = "replicated", copies: int = 1) -> Nodes:
+def nodes(
+    folder: Path,
+    conf: dict[str, Any],
+    *,
+    strategy: str = "replicated",
+    copies: int = 1,
+    program: str = "elasticrl.ppo.__main__",
+) -> Nodes:
     conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
-    return Nodes(folder, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=copies)
+    return Nodes(folder, steps=STEPS, lanes=4, program=program, conf=conf, copies=copies)
 
 
 def outcome(gang: Nodes) -> dict[int, str]:
@@ -74,12 +82,19 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
     phases = ["rollout", "logprobs", "update", "update", "update", "values"]
     chance = random.Random(3)
-    with nodes(tmp_path, conf, strategy=strategy) as gang:
+    with nodes(tmp_path, conf, strategy=strategy, program="ppo_job") as gang:
+        ends = tmp_path / "ends"
+        ends.mkdir()
+        gang.env["PPO_ENDS"] = str(ends)
         gang.plan("n0", "n1", "n2")
-        for phase in phases:
-            gang.until_new(1)
+        for number, phase in enumerate(phases):
+            gang.until_sealed(number + 1)
             node = chance.choice(["n0", "n1", "n2"])
-            gang.until(lambda node=node, phase=phase: gang.workers[node].beat.phase == phase, phase, 30.0)
+            end = {"phase": phase, "after_ms": chance.choice([0.1, 3, 6])}
+            (ends / "fresh").write_text(json.dumps(end))
+            (ends / "fresh").rename(ends / node)
+            gang.workers[node].process.join(30)
+            assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{end} did not strike"
             gang.kill_worker(node)
             gang.plan("n0", "n1", "n2")
         gang.until_done()
