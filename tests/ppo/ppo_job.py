@@ -1,30 +1,68 @@
-"""`elasticrl.ppo`, with sudden ends at places that a test chooses.
+"""A small whole job for tests: PPO on digits, with everything real."""
 
-A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}: its worker dies so long after it has entered
-that phase, by a signal that nothing catches.
-"""
-
-import json
-import os
-import signal
-from pathlib import Path
-
-from elasticrl.agent.beats import Beat
-from elasticrl.ppo import __main__ as ppo
-
-enter = Beat.phase
+from elasticrl.config.training import Kl, Model, Ppo
+from elasticrl.ppo import models
+from elasticrl.ppo.fixed import FixedRun, InOrder
+from elasticrl.ppo.rewards import Function
+from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.tasks import Digits
+from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.optim import AdamW
 
 
-def phase(beat: Beat, name: str) -> None:
-    enter(beat, name)
-    path = Path(os.environ.get("PPO_ENDS", "/nonexistent")) / os.environ["ELASTICRL_NODE"]
-    if path.exists():
-        end = json.loads(path.read_text())
-        if end["phase"] == name:
-            path.unlink()
-            signal.setitimer(signal.ITIMER_REAL, end["after_ms"] / 1000)
+def settings(**more):
+    return Ppo(
+        **(
+            {
+                "batch": 32,
+                "mini_batch": 16,
+                "micro_batch": 2,
+                "epochs": 2,
+                "lr": 1e-3,
+                "critic_lr": 1e-3,
+                "kl": Kl(coef=0.002),
+            }
+            | more
+        )
+    )
 
 
-def main() -> None:
-    Beat.phase = phase  # type: ignore[method-assign]
-    ppo.main()
+def job(path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None):
+    """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
+    ppo = ppo or settings()
+    model = Model(path=path, value_head=head)
+    tokenizer = models.tokenizer(path)
+    actor, ref = models.actor(model, path, seed=seed), models.reference(model, path)
+    trained = {"actor": (actor, lambda _name: AdamW(lr=ppo.lr, weight_decay=0.0))}
+    critic = None
+    if ppo.algorithm == "ppo" and head == "separate":
+        critic = models.critic(model, path)
+        trained["critic"] = (critic, lambda _name: AdamW(lr=ppo.critic_lr, weight_decay=0.0))
+    run = FixedRun(
+        trained,
+        deal=Deal(lanes=lanes, carried=carried or (tuple(range(lanes)),)),
+        seed=seed,
+        parts=parts_of(ppo, lanes),
+        rank=rank,
+        group=group,
+        on_phase=on_phase or (lambda _name: None),
+    )
+    per_lane = ppo.batch // lanes
+    sampling = Sampling(
+        prompt_tokens=6, max_tokens=4, rows=per_lane, eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id
+    )
+    body = actor.actor if head == "tied" else actor
+    trainer = Trainer(
+        run,
+        Roles(model=model, actor=actor, critic=critic, ref=ref, tokenizer=tokenizer),
+        ppo=ppo,
+        lanes=lanes,
+        steps=steps,
+        feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
+        engine=TorchEngine(body, sampling),
+        scorer=Function.named("elasticrl.ppo.tasks:reverse"),
+    )
+    return trainer, run

@@ -82,7 +82,7 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
     phases = ["rollout", "logprobs", "update", "update", "update", "values"]
     chance = random.Random(3)
-    with nodes(tmp_path, conf, strategy=strategy, program="ppo_job") as gang:
+    with nodes(tmp_path, conf, strategy=strategy, program="ppo_ends") as gang:
         ends = tmp_path / "ends"
         ends.mkdir()
         gang.env["PPO_ENDS"] = str(ends)
