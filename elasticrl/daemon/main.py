@@ -36,6 +36,8 @@ from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.steps import NAME as STEPS
+from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
@@ -172,6 +174,8 @@ class Daemon:
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             self._serve_metrics(stack)
+            steps = StepLog(self._logs / STEPS, self.name, lambda: self.crew.report.workers if self.crew.report else ())
+            await stack.enter_async_context(background(steps.run(), "steps"))
             for text in (await store.status()).warnings:
                 self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)

@@ -1,0 +1,125 @@
+"""What each worker's phases took, step by step, on disk: `steps.jsonl` in the node's log folder, for `elasticrl report`.
+
+The one idea: a beat says since when its worker has been in its phase, so whoever looks now and then knows the length of every
+phase that lasted longer than a look, to the microsecond, and the worker pays nothing for it. What a rank spent waiting in
+collectives is counted in looks, and so only as fine as they are.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from elasticrl.agent.beats import Page, Snapshot
+from elasticrl.agent.wire import Worker
+
+NAME: Final = "steps.jsonl"
+LOOK_S: Final = 0.05  # between looks; a phase shorter than this may be counted to the one before it
+LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One rank's step.
+
+    Example: Line(step=1284, generation=14, rank=2, seconds={"rollout": 0.18, "update": 0.4}, waited={"update": 0.1}, bytes=81920)
+    """
+
+    step: int
+    steps: int = 1  # that the line is of: several, where steps are shorter than a look
+    generation: int
+    rank: int
+    seconds: Mapping[str, float]
+    waited: Mapping[str, float]
+    bytes: int  # moved by its collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What is known of a worker's present step."""
+
+    last: Snapshot
+    at: float  # when it was looked at
+    bytes: int  # at the step's beginning
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    waited: Mapping[str, float] = field(default_factory=dict)
+
+
+def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[Marks, Line | None]:
+    """The marks after another look, and the step that has ended since the last one, if one has."""
+    if marks is None or (marks.last.pid, marks.last.generation) != (beat.pid, beat.generation):
+        return Marks(last=beat, at=now, bytes=beat.bytes), None
+    last = marks.last
+    seconds, waited = dict(marks.seconds), dict(marks.waited)
+    if beat.since > last.since:
+        seconds[last.phase] = seconds.get(last.phase, 0.0) + beat.since - last.since
+    if last.waiting:
+        waited[last.phase] = waited.get(last.phase, 0.0) + now - marks.at
+    if beat.step == last.step:
+        return replace(marks, last=beat, at=now, seconds=seconds, waited=waited), None
+    line = Line(
+        step=beat.step,
+        steps=max(1, beat.step - last.step),
+        generation=beat.generation,
+        rank=rank,
+        seconds={name: round(value, 6) for name, value in seconds.items()},
+        waited={name: round(min(value, seconds.get(name, 0.0)), 3) for name, value in waited.items()},
+        bytes=beat.bytes - marks.bytes,
+    )
+    return Marks(last=beat, at=now, bytes=beat.bytes), line
+
+
+class StepLog:
+    """Looks at the workers' beats, and writes a line for each step of each."""
+
+    def __init__(self, path: Path, node: str, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._path = path
+        self._node = node
+        self._workers = workers
+        self._pages: dict[str, Page] = {}
+        self._marks: dict[str, Marks] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled. A disk that takes nothing costs lines, and nothing else."""
+        while True:
+            lines = self.look(time.monotonic())
+            if lines:
+                with suppress(OSError):
+                    self._write(lines)
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: float) -> list[Line]:
+        """All workers once."""
+        found: list[Line] = []
+        present = {worker.beat: worker.rank for worker in self._workers()}
+        for gone in self._pages.keys() - present:
+            del self._pages[gone]  # not closed: that would remove the agent's file
+            self._marks.pop(gone, None)
+        for beat, rank in present.items():
+            if beat not in self._pages:
+                if not Path(beat).exists():
+                    continue
+                self._pages[beat] = Page(Path(beat))
+            seen = self._pages[beat].read()
+            if seen is None:
+                continue
+            self._marks[beat], line = after(self._marks.get(beat), now, seen, rank)
+            if line is not None:
+                found.append(line)
+        return found
+
+    def _write(self, lines: Iterable[Line]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists() and self._path.stat().st_size > LIMIT:
+            self._path.replace(self._path.with_name("steps-old.jsonl"))
+        with self._path.open("a", encoding="utf-8") as file:
+            for line in lines:
+                plain = {
+                    "at": round(time.time(), 3), "node": self._node, "rank": line.rank, "step": line.step, "steps": line.steps,
+                    "generation": line.generation, "seconds": line.seconds, "waited": line.waited, "bytes": line.bytes,
+                }  # fmt: skip
+                file.write(json.dumps(plain, separators=(",", ":")) + "\n")
