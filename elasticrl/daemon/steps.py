@@ -26,7 +26,7 @@ LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.j
 class Line:
     """One rank's step.
 
-    Example: Line(step=1284, generation=14, rank=2, seconds={"rollout": 0.18, "update": 0.4}, waited={"update": 0.1}, bytes=81920)
+    Example: Line(step=1284, generation=14, rank=2, seconds={"values": 0.1, "update": 0.4}, waited={"update": 0.1}, bytes=8192)
     """
 
     step: int
