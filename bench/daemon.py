@@ -17,6 +17,7 @@ from bench.report import dump, machine, noisy, show, summary
 from chaos.live.local import Job
 
 GOALS = {"idle_core_share": 0.01, "eight_workers_core_share": 0.03, "memory_mb": 80.0, "start_s": 0.5}
+START_LIMIT_S = 60.0
 
 
 def cpu_s(pid: int) -> float:
@@ -44,6 +45,10 @@ def starts(job: Job, count: int) -> list[float]:
         begun = time.monotonic()
         job.start("n0")
         while len(job.events("n0", "daemon.started")) == before:
+            if time.monotonic() > begun + START_LIMIT_S:
+                raise TimeoutError(
+                    f"the daemon did not start within {START_LIMIT_S:g} s; see the logs of its etcd and its own"
+                )
             time.sleep(0.002)
         found.append(time.monotonic() - begun)
     return found

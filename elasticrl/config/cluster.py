@@ -142,8 +142,9 @@ class Membership(Section):
     lease_ttl_s: Annotated[Seconds, Ge(2)] = 10.0
     """Seconds without a renewal after which a member is dead to all. Less finds a silent death sooner when there are only
     two nodes; more rides out a longer stall of network or etcd. etcd counts whole seconds."""
-    keepalive_s: Seconds = 3.0
-    """Seconds between renewals of the lease. Less tolerates more lost ones; each is a write to etcd."""
+    keepalive_s: Seconds = 4.0
+    """Seconds between renewals of the lease. Less rides out more lost ones; each costs etcd about 0.1 ms, which thousands of
+    nodes feel."""
     report_s: Seconds = 5.0
     """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes."""
     beat_s: Seconds = 0.2

@@ -18,7 +18,7 @@ class Membership:
     settle_s: float = 1.0  # the first plan, and growth, wait this long for more nodes to arrive
     grow: Literal["useful", "always"] = "useful"  # useful: only when more nodes mean fewer rounds of lanes
     lease_ttl_s: float = 10.0  # a member whose lease is not renewed this long is dead to all
-    keepalive_s: float = 3.0
+    keepalive_s: float = 4.0
     report_s: float = 5.0  # how often a training node refreshes the step in its record
     beat_s: float = 0.2  # neighbours' beats over UDP
     suspect_s: float = 0.8  # no beat from a neighbour this long: suspected

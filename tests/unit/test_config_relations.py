@@ -150,7 +150,7 @@ CASES = [
     Case(
         "membership.lease_ttl",
         "store.ping + store.ping_timeout",
-        [*CLUSTER, "membership.lease_ttl=8s"],
+        [*CLUSTER, "membership.lease_ttl=8s", "membership.keepalive=3s"],
         "8s is not over 5s + 3s",
         ["membership.lease_ttl=10s"],
         "Raise lease_ttl to 10s",
@@ -412,7 +412,7 @@ def test_another_program_is_not_held_to_the_trainers_keys(tmp_path: Path) -> Non
 
 def test_a_lease_no_longer_than_the_stores_retry_gets_a_remedy_too(tmp_path: Path) -> None:
     [finding] = judged(tmp_path, ["store.retry=20s"]).findings
-    assert finding.remedy == "Raise lease_ttl to 32s."
+    assert finding.remedy == "Raise lease_ttl to 34s."
 
 
 def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:
