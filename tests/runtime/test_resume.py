@@ -1,11 +1,10 @@
 """A job that is started again from its checkpoints with other lanes, batch or data than it had: refused, unless told."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from alone import Life, live
 
 from elasticrl.runtime.chronicle import read
 
@@ -35,7 +34,7 @@ with elasticrl.runtime.join(sys.argv[1]) as run:
 
 def start(
     folder: Path, steps: int, *, lanes: int = 4, per_lane: int = 6, name: str = "numbers", allow: str = ""
-) -> subprocess.CompletedProcess[str]:
+) -> Life:
     """One life of the job, alone; what it made is in `folder`."""
     (folder / "job.py").write_text(SCRIPT)
     (folder / "job.yaml").write_text(
@@ -43,8 +42,7 @@ def start(
         f"checkpoint: {{dir: {folder}/run, every: 2, allow: [{allow}]}}\nvault: {{dir: {folder}/vault}}\n"
         "store: {embedded: true}\n"
     )
-    command = [sys.executable, "job.py", "job.yaml", str(steps), str(per_lane), name]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return live(folder / "job.py", "job.yaml", str(steps), str(per_lane), name)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_generators_that_belong_to_no_lane_go_on_where_they_were(tmp_path: Path)
     assert [*drawn(start(lives, 4)), *drawn(start(lives, 8))] == once
 
 
-def drawn(life: subprocess.CompletedProcess[str]) -> list[str]:
+def drawn(life: Life) -> list[str]:
     """What the job's script printed, without what its runtime says."""
     assert life.returncode == 0, life.stderr
     return [line for line in life.stdout.splitlines() if re.fullmatch(r"\d+( 0\.\d+){3}", line)]
