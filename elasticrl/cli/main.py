@@ -36,6 +36,7 @@ VERBS: Final = {
     "verify": "elasticrl.cli.state",
     "audit": "elasticrl.cli.state",
     "checkpoint": "elasticrl.cli.state",
+    "plan": "elasticrl.cli.plan",
     "config": "elasticrl.cli.config",
     "version": "elasticrl.cli.version",
 }

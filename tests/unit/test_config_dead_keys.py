@@ -24,13 +24,13 @@ WAITING = {
         policy.straggler policy.host_hang policy.oom_gpu policy.oom_host policy.disk policy.gpu_fault
         policy.config policy.version_mismatch policy.coordinator policy.divergence policy.user_error
         policy.unknown""",
-    "ppo": """ppo.preference_beta model.zero_stage placement.actor.strategy placement.actor.offload
+    "ppo": """ppo.preference_beta placement.actor.strategy placement.actor.offload
         placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
         placement.reward.strategy placement.reward.offload data.chosen data.rejected data.completion
         data.label data.workers data.prefetch telemetry.tensorboard telemetry.wandb""",
     "rollout": """rollout.sync_transport rollout.sync_bucket rollout.sync_timeout rollout.start_timeout
         rollout.health_every rollout.health_timeout rollout.vllm.gpu_memory_utilization
-        rollout.vllm.kv_cache rollout.vllm.tensor_parallel rollout.vllm.max_num_seqs
+        rollout.vllm.tensor_parallel rollout.vllm.max_num_seqs
         rollout.vllm.chunked_prefill rollout.vllm.prefix_caching rollout.vllm.batch_invariant""",
 }
 

@@ -1,0 +1,109 @@
+"""`elasticrl plan`: what a job will need, before anything starts, with the arithmetic; or the declared flow of its step."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticrl.cli.main import Exit
+
+if TYPE_CHECKING:
+    from elasticrl.config import Tree
+    from elasticrl.ppo.estimate import Estimate, Line
+
+File = Annotated[Path, typer.Argument(metavar="CONFIG", help="A configuration in YAML.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("plan")(plan)
+
+
+def plan(
+    file: File,
+    overrides: Overrides = None,
+    graph: Annotated[bool, typer.Option("--graph", help="Print the stages of a step instead.")] = False,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Workers of the gang; else the most.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each worker's device, such as 80GiB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Estimate memory, bytes on the wire and phase budgets of CONFIG; nothing is started, no weights are read."""
+    from elasticrl.config import ConfigError, load
+    from elasticrl.config.units import parse_size
+    from elasticrl.ppo import estimate
+    from elasticrl.ppo.shapes import ShapeError
+
+    try:
+        tree = load(file, overrides or ())
+        if graph:
+            typer.echo(_graph(tree))
+            return
+        size = parse_size(memory) if memory else None
+        found = estimate.read(tree, workers=workers, memory_bytes=size)
+    except (ConfigError, ShapeError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.REFUSED) from error
+    typer.echo(json.dumps(_plain(found), indent=2) if as_json else _text(found))
+
+
+def _graph(tree: "Tree") -> str:
+    from elasticrl.ppo import flow
+
+    sharded = f"every worker, {tree.model.strategy}"
+    placed = {"actor": sharded, "critic": sharded, "actor+critic": sharded}
+    placed |= {"ref": _where(tree.placement.ref.where), "reward": _where(tree.placement.reward.where)}
+    placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
+    return flow.of(tree.ppo, tied=tree.model.value_head == "tied").text(placed)
+
+
+def _where(place: str) -> str:
+    return "every worker" if place == "train" else "rollout nodes"
+
+
+def _plain(found: "Estimate") -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(found) | {"fixed": found.fixed, "peak": found.peak}
+
+
+def _text(found: "Estimate") -> str:
+    from elasticrl.cli.render import table
+
+    def block(title: str, lines: "tuple[Line, ...]") -> list[str]:
+        rows = [(f"  {line.role}", line.what, _size(line.bytes), line.formula) for line in lines]
+        return [title, *(table(rows[0], rows[1:]) if rows else ["  nothing"])]
+
+    budgets = [
+        (f"  {b.phase}", f"{b.seconds:.3g}s", f"{b.suggested_s:.3g}s", f"{b.cap_s:g}s", b.formula)
+        for b in found.budgets
+    ]
+    largest = (
+        "give --memory to know it" if found.memory_limit is None else str(found.largest_micro_batch or "none fits")
+    )
+    return "\n".join(
+        [
+            f"{found.workers} workers, one of them on its {found.device}:",
+            *block("memory that stays", found.memory),
+            *block("and the greatest of these", found.transient),
+            f"  peak {_size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
+            *block("host memory of the vault, for this worker", found.host),
+            *block("bytes that it sends in a step", found.wire),
+            "phase budgets (orders of magnitude: they are learned in the run, and capped by timeouts.phase)",
+            *table(("  phase", "expected", "suggested", "cap", "by"), budgets),
+            *(f"# {note}" for note in found.notes),
+        ]
+    )
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,440 @@
+"""What a job will need, before anything starts: memory by role, the largest micro-batch, bytes on the wire, phase budgets.
+
+The idea: each figure is one line of arithmetic, printed as such. They are the formulas of what the code does (flat rows, two
+versions of a shard, one all-to-all and one all-gather an update), not of what trainers usually do, so that a figure that is
+wrong points at the line that is.
+
+Letters: P parameters of a role, T those of them that are trained, W workers. No torch: the configuration, and arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from elasticrl.ppo import flow, shapes
+from elasticrl.runtime.lanes import Deal, Fold, Node
+
+if TYPE_CHECKING:
+    from elasticrl.config import Tree
+    from elasticrl.ppo.shapes import Shape
+
+WIDE = 4  # bytes of a float32: what is trained
+VERSIONS = 2  # of a shard: the newest and the one being made
+ADAM = 3  # rows of a shard: the parameters and two moments
+VAULT_FILES = 3  # of each writer: two sealed versions and the one being written
+HEADROOM = 0.9  # of a device's memory that a plan should fill: the rest is the allocator's and the libraries'
+PASSES = 3  # a backward pass is two forward passes' work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What one worker's device does in a second, for budgets alone: guesses, to be read as orders of magnitude."""
+
+    flops: float
+    bytes: float
+
+
+RATES: Mapping[str, Rate] = {"cpu": Rate(flops=2e10, bytes=5e9), "cuda": Rate(flops=1e14, bytes=1e12)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure. Example: Line(role="actor", what="weights", bytes=403456, formula="4 B x P 100,864")"""
+
+    role: str
+    what: str
+    bytes: int
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A phase's expected seconds, and the budget that follows. `cap_s` is what the configuration allows it."""
+
+    phase: str
+    seconds: float
+    suggested_s: float
+    cap_s: float
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """All of it, for the worker that needs most."""
+
+    workers: int
+    device: str
+    memory: tuple[Line, ...]  # that stays for the whole step
+    transient: tuple[Line, ...]  # of which only the greatest counts
+    host: tuple[Line, ...]  # in the host's memory, outside of the worker
+    wire: tuple[Line, ...]  # bytes that a worker sends in a step
+    budgets: tuple[Budget, ...]
+    micro_batch: int
+    largest_micro_batch: int | None  # None: none fits, or the device's memory is not known
+    memory_limit: int | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that stay."""
+        return sum(line.bytes for line in self.memory)
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the worst moment."""
+        return self.fixed + max((line.bytes for line in self.transient), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One model in one role. `count` parameters, of which `trained` are; `strategy` None: frozen."""
+
+    name: str
+    shape: Shape
+    count: int
+    trained: int
+    head: bool = True  # an output embedding
+    strategy: str | None = None
+
+
+def read(tree: Tree, *, workers: int | None = None, memory_bytes: int | None = None) -> Estimate:
+    """From a configuration and its models' config.json."""
+    if tree.model.path is None:
+        raise shapes.ShapeError("model.path is not set: name a folder in Hugging Face's layout (model.path=FOLDER).")
+    names = {"actor": tree.model.path, "critic": tree.model.critic_path or tree.model.path}
+    names["ref"] = tree.model.ref_path or tree.model.path
+    if tree.reward.model is not None:
+        names["reward"] = tree.reward.model
+    return of(
+        tree,
+        {role: shapes.read(folder) for role, folder in names.items()},
+        workers=workers,
+        memory_bytes=memory_bytes,
+    )
+
+
+def of(
+    tree: Tree, models: Mapping[str, Shape], *, workers: int | None = None, memory_bytes: int | None = None
+) -> Estimate:
+    """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
+    most = (tree.membership.max_nodes - tree.rollout.nodes) * tree.node.workers
+    world = min(workers or most, tree.lanes.count)
+    roles = _roles(tree, models)
+    fixed = tuple(line for role in roles for line in _stays(tree, role, world))
+    m = tree.ppo.micro_batch
+    passing = _passing(tree, roles, m)
+    cache = _cache(tree, models["actor"])
+    largest = None
+    if memory_bytes is not None:
+        room = HEADROOM * memory_bytes - sum(line.bytes for line in fixed)
+        share = tree.ppo.mini_batch // tree.lanes.count
+        fits = [
+            size
+            for size in range(1, share + 1)
+            if share % size == 0 and max(line.bytes for line in (*_passing(tree, roles, size), *cache)) <= room
+        ]
+        largest = max(fits, default=None)
+    device = tree.node.device if tree.node.device in RATES else "cuda"
+    found = Estimate(
+        workers=world,
+        device=device,
+        memory=fixed,
+        transient=(*passing, *cache),
+        host=tuple(_vault(tree, roles, world)),
+        wire=tuple(_wire(tree, roles, world)),
+        budgets=tuple(_budgets(tree, roles, world, RATES[device])),
+        micro_batch=m,
+        largest_micro_batch=largest,
+        memory_limit=memory_bytes,
+    )
+    return _noted(found)
+
+
+def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
+    """The models that a worker has."""
+    ppo, model, actor = tree.ppo, tree.model, models["actor"]
+    trained = actor.adapters(model.lora.rank, model.lora.targets) if model.lora.rank else actor.count
+    value = actor.hidden + 1 if model.value_head == "tied" else 0
+    adapters = trained if model.lora.rank else 0
+    found = [
+        Role(
+            name="actor",
+            shape=actor,
+            count=actor.count + adapters + value,
+            trained=trained + value,
+            strategy=model.strategy,
+        )
+    ]
+    if ppo.algorithm == "ppo" and not value:
+        critic = models["critic"]
+        count = critic.scorer
+        found.append(
+            Role(
+                name="critic",
+                shape=critic,
+                count=count,
+                trained=count,
+                head=False,
+                strategy=model.strategy,
+            )
+        )
+    if "ref" in flow.of(ppo, tied=bool(value)) and not (model.lora.rank and model.ref_path is None):
+        found.append(Role(name="ref", shape=models["ref"], count=models["ref"].count, trained=0))
+    if tree.reward.model is not None and "reward" in flow.of(ppo):
+        found.append(Role(name="reward", shape=models["reward"], count=models["reward"].reward, trained=0, head=False))
+    return found
+
+
+# ---- memory
+
+
+def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
+    def line(what: str, size: float, formula: str) -> Line:
+        return Line(role=role.name, what=what, bytes=int(size), formula=formula)
+
+    p, t, w = role.count, role.trained, world
+    if role.strategy is None:
+        each = 2 if tree.model.dtype == "bfloat16" else WIDE
+        return [line("weights", each * p, f"{each} B x P {p:,} (frozen, whole on each worker)")]
+    states = VERSIONS * ADAM * WIDE * t / w
+    optimizer = line("optimizer", states, f"{VERSIONS} versions x {ADAM} rows x 4 B x T {t:,} / W {w}")
+    rows, arrivals = _rows(tree, role, world)
+    if role.strategy == "replicated":
+        grads = WIDE * t * rows + WIDE * t / w * (1 + (arrivals if w > 1 else 0))
+        return [
+            line("weights", WIDE * p, f"4 B x P {p:,}"),
+            line(
+                "gradients",
+                grads,
+                f"4 B x T {t:,} x {rows} partial sums + 4 B x T / W {w} x {1 + (arrivals if w > 1 else 0)}",
+            ),
+            optimizer,
+        ]
+    if role.strategy == "fsdp":
+        unit = role.shape.ends + 2 * role.shape.layer
+        return [
+            line("weights", WIDE * (p / w + unit), f"4 B x (P {p:,} / W {w} + the root and two layers {unit:,})"),
+            line("gradients", WIDE * (t / w * (1 + rows) + unit), f"4 B x (T / W x {1 + rows} + {unit:,})"),
+            optimizer,
+        ]
+    stage = tree.model.zero_stage
+    split = {1: (1, 1), 2: (1, w), 3: (w, w)}[stage]
+    return [
+        line("weights", WIDE * p / split[0], f"4 B x P {p:,} / {split[0]} (ZeRO {stage})"),
+        line("gradients", WIDE * t / split[1], f"4 B x T {t:,} / {split[1]}"),
+        line("optimizer", ADAM * WIDE * t / w, f"{ADAM} rows x 4 B x T / W {w}"),
+    ]
+
+
+def _rows(tree: Tree, role: Role, world: int) -> tuple[int, int]:
+    """(rows of gradients that the worker with most lanes keeps at once, subtrees that arrive at each worker)."""
+    if role.strategy == "fsdp":
+        parts = _parts(tree)
+        fold, most = Fold[None](tree.lanes.count * parts, lambda _a, _b: None), 1
+        for leaf in range(fold.leaves):
+            fold.put(Node(leaf, leaf + 1), None)
+            most = max(most, len(fold.parts))
+        return most, 0
+    deal = _leaves(tree, world)
+    most = 1
+    for mine in deal.carried:
+        fold = Fold[None](deal.lanes, lambda _a, _b: None)
+        for leaf in mine:
+            node, _ = fold.take(leaf)  # its sibling's row is the one that it is added to
+            most = max(most, len(fold.parts) + 1)
+            fold.put(node, None)
+    return most, sum(len(deal.subtrees(rank)) for rank in range(world))
+
+
+def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
+    """What a backward pass keeps, role by role: never two at a time."""
+    size = 2 if tree.model.dtype == "bfloat16" else WIDE
+    prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
+    found = []
+    for role in roles:
+        if role.strategy is None:
+            continue
+        kept = role.shape.saved(
+            prompt + answer, answer, head=role.head, checkpointing=tree.model.gradient_checkpointing
+        )
+        # Beside the logits that are kept: their gradient, and three of their size while the entropy is made. In float32.
+        more = 4 * role.shape.logits(answer) if role.head else 0
+        logits = f" + 4 B x 4 x logits {role.shape.logits(answer):,}" if role.head else ""
+        found.append(
+            Line(
+                role=role.name,
+                what="activations",
+                bytes=micro * (size * kept + WIDE * more),
+                formula=f"micro_batch {micro} x ({size} B x {kept:,} numbers a sample of {prompt + answer} tokens{logits})",
+            )
+        )
+    return found
+
+
+def _cache(tree: Tree, actor: Shape) -> list[Line]:
+    if "rollout" not in flow.of(tree.ppo):
+        return []
+    if tree.rollout.engine == "vllm":
+        given = tree.rollout.vllm.kv_cache_bytes
+        return (
+            []
+            if given is None
+            else [Line(role="rollout", what="KV cache", bytes=given, formula="rollout.vllm.kv_cache")]
+        )
+    rows = max(tree.ppo.batch // tree.lanes.count, 8)
+    tokens = tree.data.max_prompt + tree.rollout.max_tokens
+    size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
+    formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
+    return [Line(role="rollout", what="KV cache", bytes=int(size), formula=formula)]
+
+
+def _vault(tree: Tree, roles: list[Role], world: int) -> list[Line]:
+    found = []
+    for role in roles:
+        if role.strategy in ("replicated", "fsdp"):
+            size = ADAM * WIDE * role.trained / world * VAULT_FILES * (1 + tree.vault.copies)
+            files = f"{VAULT_FILES} files x (own + {tree.vault.copies} copies)"
+            formula = f"{ADAM} rows x 4 B x T {role.trained:,} / W {world} x {files}"
+            found.append(Line(role=role.name, what="vault", bytes=int(size), formula=formula))
+    return found
+
+
+# ---- the wire
+
+
+def updates(tree: Tree) -> int:
+    """Updates of a step."""
+    return tree.ppo.batch // tree.ppo.mini_batch * tree.ppo.epochs
+
+
+def _parts(tree: Tree) -> int:
+    """Backward passes of a lane in an update."""
+    return -(-tree.ppo.mini_batch // tree.lanes.count // tree.ppo.micro_batch)
+
+
+def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
+    """What the worker that sends most sends to others in a step."""
+    found, u = [], updates(tree)
+    for role in roles:
+        t = role.trained
+        if role.strategy is None or (world == 1 and role.strategy != "replicated"):
+            continue
+        if role.strategy == "replicated":
+            trees = max(len(_leaves(tree, world).subtrees(rank)) for rank in range(world))
+            size = u * trees * WIDE * t * (world - 1) / world
+            formula = f"{u} updates x {trees} subtrees x 4 B x T {t:,} x (W - 1) / W"
+            found.append(Line(role=role.name, what="all_to_all", bytes=int(size), formula=formula))
+            formula = f"{u} updates x 4 B x T {t:,} x (W - 1) / W"
+            found.append(
+                Line(role=role.name, what="all_gather", bytes=int(u * WIDE * t * (world - 1) / world), formula=formula)
+            )
+        else:
+            passes = -(-tree.lanes.count // world) * _parts(tree) * u
+            size = passes * WIDE * t * (world - 1) / world
+            formula = f"{passes} passes x 4 B x T {t:,} x (W - 1) / W"
+            found.append(Line(role=role.name, what="all_to_all", bytes=int(size), formula=formula))
+            formula = f"{passes} passes x 2 (forward, backward) x 4 B x P {role.count:,} x (W - 1) / W"
+            gathered = int(2 * passes * WIDE * role.count * (world - 1) / world)
+            found.append(Line(role=role.name, what="all_gather", bytes=gathered, formula=formula))
+        if tree.vault.copies and world > 1:
+            kept = u + (1 if "reward" in flow.of(tree.ppo) else 0)
+            size = kept * tree.vault.copies * ADAM * WIDE * t / world
+            formula = f"{kept} states x {tree.vault.copies} copies x {ADAM} rows x 4 B x T {t:,} / W {world}"
+            found.append(Line(role=role.name, what="vault copies", bytes=int(size), formula=formula))
+    return found
+
+
+def _leaves(tree: Tree, world: int) -> Deal:
+    """The leaves of the tree of sums, each a backward pass, as `replicated` deals them."""
+    parts = _parts(tree)
+    lanes = Deal.contiguous(tree.lanes.count, world)
+    leaves = tuple(tuple(lane * parts + i for lane in mine for i in range(parts)) for mine in lanes.carried)
+    return Deal(lanes=tree.lanes.count * parts, carried=leaves)
+
+
+# ---- seconds
+
+
+def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budget]:
+    """For the worker with most lanes. Budgets are learned in the run: these cap them until then."""
+    ppo, times = tree.ppo, tree.timeouts
+    shape = {role.name: role.shape for role in roles}
+    lanes = -(-tree.lanes.count // world)
+    rows = ppo.batch // tree.lanes.count
+    prompt, answer = tree.data.max_prompt, tree.rollout.max_tokens
+    length, samples = prompt + answer, lanes * rows
+    tokens = samples * length
+
+    def forward(name: str) -> float:
+        return shape[name].flops(tokens, length) / rate.flops
+
+    actor = shape["actor"]
+    trained = [role for role in roles if role.strategy is not None]
+    names = " and ".join(role.name for role in trained)
+    each = max(actor.flops(rows, length) / rate.flops, WIDE * actor.count / rate.bytes)
+    token = f"max(flops of {rows} rows / {rate.flops:g}, weights / {rate.bytes:g} B/s)"
+    again = PASSES + tree.model.gradient_checkpointing
+    moved = sum(ADAM * VERSIONS * WIDE * role.trained / world for role in trained)
+    one_pass = f"forward flops of {tokens:,} tokens / {rate.flops:g}"
+    seconds: dict[str, tuple[float, str]] = {
+        "rollout": (
+            actor.flops(samples * prompt, prompt) / rate.flops + lanes * answer * each,
+            f"prompts' flops / {rate.flops:g} + {lanes} lanes x {answer} tokens x {token}",
+        ),
+        "logprobs": (forward("actor"), one_pass),
+        "ref": (forward("ref" if "ref" in shape else "actor"), one_pass),
+        "update": (
+            ppo.epochs * again * sum(forward(role.name) for role in trained) + updates(tree) * moved / rate.bytes,
+            f"{ppo.epochs} epochs x {again} x {names}'s {one_pass} + {updates(tree)} updates x optimizer / {rate.bytes:g} B/s",
+        ),
+        "baseline": (2 * forward("actor"), f"2 x {one_pass}"),
+        "advantage": (0.0, "a few numbers for each token"),
+        "sync": (0.0, "nothing is moved: the engine has the trainer's weights"),
+        "reward": (0.0, "the function's own time"),
+    }
+    if "critic" in shape:
+        seconds["values"] = (forward("critic"), one_pass)
+    if "reward" in shape:
+        seconds["reward"] = (forward("reward"), one_pass)
+    elif tree.reward.url is not None:
+        tries = tree.reward.retries + 1
+        seconds["reward"] = (tree.reward.timeout_s * tries, f"reward.timeout x {tries} tries")
+    if tree.rollout.engine == "vllm":
+        seconds["sync"] = (2 * WIDE * actor.count / rate.bytes, f"2 x 4 B x P {actor.count:,} / {rate.bytes:g} B/s")
+    caps = {name.removesuffix("_s"): cap for name, cap in times.phase}
+    found = []
+    for phase in flow.of(ppo, tied=tree.model.value_head == "tied").phases:
+        took, formula = seconds[phase]
+        suggested = max(times.floor_s, times.slack * took)
+        cap = caps.get(phase) or times.default_phase_s
+        found.append(Budget(phase=phase, seconds=took, suggested_s=suggested, cap_s=cap, formula=formula))
+    return found
+
+
+def _noted(found: Estimate) -> Estimate:
+    """What an operator should do about it."""
+    notes = [
+        f"timeouts.phase.{budget.phase} is {budget.cap_s:g}s; {budget.suggested_s:.3g}s is suggested: raise it, or a healthy "
+        "worker may be taken for a hung one."
+        for budget in found.budgets
+        if budget.cap_s < budget.suggested_s
+    ]
+    limit = found.memory_limit
+    if limit is not None and found.peak > HEADROOM * limit:
+        notes.append(
+            f"the peak of {found.peak:,} B is over {HEADROOM:.0%} of {limit:,} B: "
+            + (
+                f"lower ppo.micro_batch to {found.largest_micro_batch}"
+                if found.largest_micro_batch
+                else "no micro-batch fits; use more workers, strategy: fsdp, gradient_checkpointing, or a smaller model"
+            )
+            + "."
+        )
+    elif found.largest_micro_batch and found.largest_micro_batch > found.micro_batch:
+        notes.append(
+            f"ppo.micro_batch could be {found.largest_micro_batch} in place of {found.micro_batch}: fewer, larger passes. "
+            "It is part of the shapes, so a change of it changes the bits."
+        )
+    return replace(found, notes=tuple(notes))

@@ -1,0 +1,189 @@
+"""What a model's config.json says of its size: parameters, activations, caches. No torch, no weights.
+
+The idea: the field's decoder models are one block repeated, so a handful of numbers gives every count; and each count is a
+formula that can be read, checked by hand, and is checked by a test against a real model's bytes.
+
+Letters, as in the formulas that `elasticrl plan` prints: L layers, H hidden, I intermediate, Q = heads x head size, K = key and
+value heads x head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ShapeError(ValueError):
+    """A model whose size cannot be told, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What tells one family from another, beyond its numbers."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "llama": Kind(),
+    "mistral": Kind(),
+    "qwen2": Kind(qkv_bias=True),
+    "qwen3": Kind(qk_norm=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One matrix of a layer. Example: Linear(name="q_proj", inputs=64, outputs=64, bias=True)"""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def count(self) -> int:
+        """Its parameters."""
+        return self.inputs * self.outputs + self.bias * self.outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder model's numbers. Example: Shape(layers=2, hidden=64, inner=128, heads=4, kv_heads=4, head=16, words=14)"""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    words: int
+    tied: bool = False  # input and output embeddings are one
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    kind: Kind = KINDS["llama"]
+
+    @property
+    def q(self) -> int:
+        """The width of all queries."""
+        return self.heads * self.head
+
+    @property
+    def kv(self) -> int:
+        """The width of all keys."""
+        return self.kv_heads * self.head
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """A layer's matrices."""
+        h, q, k, i = self.hidden, self.q, self.kv, self.inner
+        bias, inner_bias = self.attention_bias or self.kind.qkv_bias, self.mlp_bias
+        return (
+            Linear(name="q_proj", inputs=h, outputs=q, bias=bias),
+            Linear(name="k_proj", inputs=h, outputs=k, bias=bias),
+            Linear(name="v_proj", inputs=h, outputs=k, bias=bias),
+            Linear(name="o_proj", inputs=q, outputs=h, bias=self.attention_bias),
+            Linear(name="gate_proj", inputs=h, outputs=i, bias=inner_bias),
+            Linear(name="up_proj", inputs=h, outputs=i, bias=inner_bias),
+            Linear(name="down_proj", inputs=i, outputs=h, bias=inner_bias),
+        )
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer: its matrices and norms."""
+        norms = 2 * self.hidden + (2 * self.head if self.kind.qk_norm else 0)
+        return sum(linear.count for linear in self.linears) + norms
+
+    @property
+    def ends(self) -> int:
+        """Parameters outside of the layers: embeddings and the last norm."""
+        return self.words * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def count(self) -> int:
+        """All parameters: V H (twice if not tied) + H + L x a layer."""
+        return self.ends + self.layers * self.layer
+
+    @property
+    def scorer(self) -> int:
+        """Parameters of the model with a head of one number in place of the output embedding: a critic."""
+        return self.words * self.hidden + self.hidden + self.layers * self.layer + self.hidden + 1
+
+    @property
+    def reward(self) -> int:
+        """Of a reward model, whose head has no bias."""
+        return self.scorer - 1
+
+    def adapters(self, rank: int, targets: Sequence[str] = ()) -> int:
+        """Trained parameters with low-rank adapters: rank x (inputs + outputs) of each matrix that has them."""
+        chosen = [linear for linear in self.linears if not targets or linear.name in targets]
+        return self.layers * sum(rank * (linear.inputs + linear.outputs) for linear in chosen)
+
+    def saved(self, tokens: int, answer: int, *, head: bool, checkpointing: bool) -> int:
+        """Numbers that autograd keeps for one sample of `tokens`, of which `answer` are the response.
+
+        A layer keeps for each token 6 H (two norms: what came in, normed, scaled), 5 Q (queries, keys, values, what came out of
+        attention, twice), 4 I (gate before and after its activation, up, product) and one number for each head; and the
+        attention's mask. With checkpointing a layer keeps its input alone, and one layer at a time all of that.
+        """
+        layer = tokens * (6 * self.hidden + 5 * self.q + 4 * self.inner + self.heads) + tokens * tokens
+        layers = self.layers * tokens * self.hidden + layer if checkpointing else self.layers * layer
+        return layers + 4 * tokens * self.hidden + (self.logits(answer) if head else 0)
+
+    def logits(self, answer: int) -> int:
+        """Numbers of one sample's logits: those of the response, and of the token before it."""
+        return (answer + 1) * self.words
+
+    @property
+    def cached(self) -> int:
+        """Numbers of the KV cache for one token."""
+        return 2 * self.layers * self.kv
+
+    def flops(self, tokens: float, length: int) -> float:
+        """Of a forward pass: 2 for each parameter and token, and 2 L Q times half the length for scores and for values."""
+        return tokens * (2.0 * (self.count - self.words * self.hidden) + 2.0 * self.layers * self.q * length)
+
+
+def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
+    """From a config.json's fields."""
+    name = str(config.get("model_type"))
+    if name not in KINDS:
+        raise ShapeError(
+            f"{where} is of model_type {name!r}, whose size is not known here; known are {', '.join(sorted(KINDS))}. "
+            "The job may well run: only this estimate does not know the architecture."
+        )
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        return Shape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            inner=int(config["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head=int(config.get("head_dim") or hidden // heads),
+            words=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            kind=KINDS[name],
+        )
+    except KeyError as error:
+        raise ShapeError(f"{where} has no {error}, which every {name} model has; is the file whole?") from error
+
+
+def read(folder: str) -> Shape:
+    """Of a model in a folder in Hugging Face's layout."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ShapeError(
+            f"{path} does not exist. A name on a hub is not looked up here: name a local folder (model.path=FOLDER), "
+            "of which config.json is enough."
+        )
+    try:
+        return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except json.JSONDecodeError as error:
+        raise ShapeError(f"{path} is not JSON ({error}); write it anew from the model's source") from error

@@ -1,0 +1,77 @@
+"""`elasticrl plan`, as a process: the figures with their formulas, the flow, refusals; and no torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "one-machine.yaml"
+SHAPE = {
+    "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def plan(*arguments: object) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")}
+    command = [sys.executable, "-m", "elasticrl.cli.main", "plan", str(CONFIG), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean | {"COLUMNS": "200"})
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return f"model.path={tmp_path}"
+
+
+def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
+    found = json.loads(plan(large, "--json").stdout)
+    weights = {line["role"]: line for line in found["memory"] if line["what"] == "weights"}
+    assert weights["actor"]["bytes"] == 4 * 7_615_616_512  # Qwen2.5-7B
+    assert "7,615,616,512" in weights["actor"]["formula"]
+    assert found["peak"] > found["fixed"] == sum(line["bytes"] for line in found["memory"])
+
+
+def test_what_does_not_fit_is_said_with_what_to_do(large: str) -> None:
+    done = plan(large, "--memory", "80GiB", "data.max_prompt=1024", "rollout.max_tokens=1024")
+    assert done.returncode == 0
+    assert "the largest that fits: none fits" in done.stdout
+    assert "# the peak of" in done.stdout
+    assert "timeouts.phase.rollout is 30s" in done.stdout
+    sharded = plan(large, "--memory", "640GiB", "--workers", 4, "model.strategy=fsdp", "--json")
+    assert json.loads(sharded.stdout)["largest_micro_batch"] == 8
+
+
+def test_the_flow_names_where_each_stage_runs() -> None:
+    done = plan("--graph", "model.strategy=fsdp")
+    assert "values     critic   samples -> values  @ every worker, fsdp" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("model.path=/nonexistent",), "/nonexistent/config.json does not exist"),
+        (("--memory", "lots"), "lots"),
+        (("ppo.batch=7",), "ppo.batch"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = plan(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    done = plan(f"model.path={tmp_path}")
+    assert done.returncode == 2
+    assert "'mamba', whose size is not known here; known are llama, mistral, qwen2, qwen3" in done.stderr
+
+
+def test_planning_imports_no_torch() -> None:
+    script = "import sys, elasticrl.ppo.estimate, elasticrl.cli.plan; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
