@@ -33,6 +33,7 @@ VERBS: Final = {
     "diagnose": "elasticrl.cli.diagnose",
     "incidents": "elasticrl.cli.incidents",
     "doctor": "elasticrl.cli.doctor",
+    "report": "elasticrl.cli.report",
     "verify": "elasticrl.cli.state",
     "audit": "elasticrl.cli.state",
     "checkpoint": "elasticrl.cli.state",

@@ -51,7 +51,7 @@ class Marks:
 
 def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[Marks, Line | None]:
     """The marks after another look, and the step that has ended since the last one, if one has."""
-    if marks is None or (marks.last.pid, marks.last.generation) != (beat.pid, beat.generation):
+    if marks is None or marks.last.pid != beat.pid:  # a new generation goes on with the step that was cut short
         return Marks(last=beat, at=now, bytes=beat.bytes), None
     last = marks.last
     seconds, waited = dict(marks.seconds), dict(marks.waited)

@@ -16,7 +16,8 @@ ALLOWED = {
     "daemon": {"daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry"},
     "runtime": {"runtime", "core", "config", "telemetry"},
     "ppo": {"ppo", "runtime", "core", "config", "telemetry"},
-    "cli": {"cli", "daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry", "runtime", "ppo"},
+    "report": {"report", "runtime", "diagnose", "core"},
+    "cli": {"cli", "report", "daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry", "runtime", "ppo"},
 }
 
 

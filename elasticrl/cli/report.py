@@ -1,0 +1,47 @@
+"""`elasticrl report`: a run as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Run = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="What a run left: its folder, logs and state below it.", show_default=False),
+]
+Out = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file.")]
+AsText = Annotated[bool, typer.Option("--text", help="Print it in words, and write no file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("report")(report)
+
+
+def report(run: Run, output: Out = Path("report.html"), as_text: AsText = False) -> None:
+    """Make one HTML page of a run, complete in itself: what happened, what it cost, why. Exits with 2 if nothing is there."""
+    from elasticrl.cli.main import Exit
+    from elasticrl.report.read import read
+    from elasticrl.report.story import tell
+    from elasticrl.report.text import headline, text
+
+    if not run.is_dir():
+        typer.echo(f"{run} is not a folder: name the one that holds the run's logs, checkpoints and state", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    left = read(run)
+    if not left.files:
+        typer.echo(f"nothing below {run} was left by a run: no daemon's log, no steps, no checkpoints", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    story = tell(left)
+    if as_text:
+        typer.echo(text(story))
+        return
+    try:
+        from elasticrl.report.page import page
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        typer.echo("the page is drawn by matplotlib: pip install 'elasticrl[report]'; or say --text", err=True)
+        raise typer.Exit(Exit.FAILED) from None
+    output.write_text(page(story), encoding="utf-8")
+    typer.echo(f"{headline(story)}\n{output}")

@@ -1,0 +1,353 @@
+"""What happened, reckoned from what was left behind. Pure: values in, values out.
+
+The one idea: nothing is told twice. When the job trained, what each recovery cost and who was slow follow from the same few
+events that operators see, so the page cannot disagree with the logs it was made from.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from elasticrl.report.read import Happening, Left, Note, Took
+
+STAGES: Final = ("detect", "decide", "reform", "first_step")
+TRAINING: Final = frozenset({"training"})
+TROUBLE: Final = frozenset(
+    {"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "store.lost", "bug"}
+)
+#: What a daemon says while it is in the job, and never on its way up.
+LIVELY: Final = frozenset(
+    {"plan.adopted", "workers.changed", "node.state", "checkpoint.committed", "recovery.done", "daemon.stopped"}
+)
+BINS: Final = 96  # columns of the heat map
+SLOW: Final = 1.05  # of the others' median: what nobody would call slow is not shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What a node did for a while. Example: Span(node="n0", start=1.0, end=4.5, state="training")"""
+
+    node: str
+    start: float
+    end: float
+    state: str  # starting, training, recovering, waiting, done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One plan. `step`: the newest sealed when it was adopted."""
+
+    number: int
+    at: float
+    phase: str
+    rung: str
+    world: int
+    members: int
+    reason: str
+    step: int = 0
+
+    @property
+    def fault(self) -> bool:
+        """It answers something that went wrong."""
+        return self.rung not in ("", "start")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a new generation cost, by the node that it took longest on."""
+
+    generation: int
+    at: float  # its end
+    rung: str
+    node: str
+    total_s: float
+    stages: Mapping[str, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Age:
+    """How old something was: 0 at `start`, `end - start` at `end`."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """How slow a rank was, beside the others' median: 1.0 is like them. Columns are stretches of time."""
+
+    edges: tuple[float, ...]
+    ranks: tuple[int, ...]
+    nodes: Mapping[int, str]
+    cells: Mapping[int, tuple[float | None, ...]]
+
+    @property
+    def worst(self) -> float:
+        """The greatest of all."""
+        return max((value for row in self.cells.values() for value in row if value is not None), default=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """All that the page tells."""
+
+    left: Left
+    begin: float
+    end: float
+    nodes: tuple[str, ...]
+    spans: tuple[Span, ...]
+    generations: tuple[Generation, ...]
+    troubles: tuple[Happening, ...]
+    recoveries: tuple[Recovery, ...]
+    trained_s: float
+    since: float | None  # when it first trained
+    until: float  # when it last did
+    steps: int
+    outcome: str
+    commits: tuple[Age, ...]
+    sealed: tuple[Age, ...]
+    phases: tuple[tuple[int, Mapping[str, float]], ...]  # (step, seconds by phase), mean of ranks
+    phases_of: str
+    heat: Heat | None
+    curve: tuple[Note, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time from the first training to the last in which the whole gang trained."""
+        if self.since is None or self.until <= self.since:
+            return None
+        return min(1.0, self.trained_s / (self.until - self.since))
+
+    @property
+    def faults(self) -> tuple[Generation, ...]:
+        """The generations that answer a fault."""
+        return tuple(each for each in self.generations if each.fault)
+
+
+def tell(left: Left) -> Story:
+    """The whole story."""
+    happenings = left.happenings
+    nodes = tuple(
+        sorted({each.node for each in happenings if each.node} | {each.node for each in left.took if each.node})
+    )
+    times = [each.at for each in happenings] + [each.at for each in left.took]
+    begin, end = (min(times), max(times)) if times else (0.0, 0.0)
+    generations = _generations(left)
+    spans = tuple(span for node in nodes for span in _spans(node, left, end))
+    trained, since, until = _trained(spans, generations)
+    phases, phases_of = _phases(left)
+    curve = tuple({note.step: note for note in left.notes if note.facts}.values())
+    steps = max(
+        [each.whole("step") for each in happenings if each.name == "workers.changed"]
+        + [line.step for line in left.took] + [note.step + 1 for note in left.notes]
+        + [max(left.digests.steps, default=0) if left.digests else 0],
+        default=0,
+    )  # fmt: skip
+    return Story(
+        left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
+        troubles=tuple(each for each in happenings if each.name in TROUBLE), recoveries=_recoveries(happenings, generations),
+        trained_s=trained, since=since, until=until, steps=steps, outcome=_outcome(generations),
+        commits=_ages([(e.at, e.whole("step")) for e in happenings if e.name == "checkpoint.committed"], since, end),
+        sealed=_ages([(line.at, line.step) for line in left.took], since, until),
+        phases=phases, phases_of=phases_of, heat=heat(left.took), curve=curve, missing=_missing(left, curve),
+    )  # fmt: skip
+
+
+def _generations(left: Left) -> tuple[Generation, ...]:
+    """Each plan once, as the first node adopted it."""
+    found: dict[int, Generation] = {}
+    sealed = [(line.at, line.step) for line in left.took]
+    sealed += [
+        (each.at, each.whole("step")) for each in left.happenings if each.name in {"workers.changed", "worker.exited"}
+    ]
+    for each in left.happenings:
+        if each.name == "plan.adopted" and (number := each.whole("generation")) not in found:
+            found[number] = Generation(
+                number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
+                world=each.whole("world"), members=each.whole("members"), reason=str(each.said.get("reason", "")),
+                step=max((step for at, step in sealed if at <= each.at), default=0),
+            )  # fmt: skip
+    return tuple(found[number] for number in sorted(found))
+
+
+def _spans(node: str, left: Left, end: float) -> list[Span]:
+    """What a node did, from its own log. Where that breaks off and begins again, it was away."""
+    own = [each for each in left.happenings if each.node == node]
+    signs = sorted(
+        [each.at for each in own if each.name in LIVELY] + [line.at for line in left.took if line.node == node]
+    )
+    found: list[Span] = []
+    state, since, trained = "", 0.0, False
+
+    def close(at: float) -> None:
+        if state and at > since:
+            found.append(Span(node=node, start=since, end=at, state=state))
+
+    for each in own:
+        fresh = state
+        if each.name == "daemon.started":
+            close(max((at for at in signs if at < each.at), default=each.at))  # its last sign of life
+            fresh, trained = ("starting", False) if not each.said.get("adopted") else (state or "starting", trained)
+            state, since = fresh, each.at
+            continue
+        if each.name == "daemon.stopped":
+            close(each.at)
+            state = ""
+            continue
+        if each.name == "workers.changed":
+            fresh, trained = state_of(str(each.said.get("work", "")), trained=trained)
+        if fresh != state:
+            close(each.at)
+            state, since = fresh, each.at
+    close(min(end, signs[-1]) if signs else end)
+    return found
+
+
+def state_of(work: str, *, trained: bool) -> tuple[str, bool]:
+    """The state for a word of `workers.changed`, and whether they have trained by now."""
+    if work in TRAINING:
+        return "training", True
+    if work == "done":
+        return "done", trained
+    if work == "none":
+        return "waiting", trained
+    return ("recovering" if trained else "starting"), trained
+
+
+def _trained(spans: Sequence[Span], generations: Sequence[Generation]) -> tuple[float, float | None, float]:
+    """Seconds in which as many nodes trained as the plan has; when that first was so, and when it last was."""
+    training = [span for span in spans if span.state == "training"]
+    if not training:
+        return 0.0, None, 0.0
+    edges = sorted({edge for span in training for edge in (span.start, span.end)} | {each.at for each in generations})
+    total, since, until = 0.0, None, 0.0
+    for start, stop in pairwise(edges):
+        plan = next((each for each in reversed(generations) if each.at <= start), None)
+        here = sum(span.start <= start and span.end >= stop for span in training)
+        if here and (plan is None or here >= plan.members):
+            total += stop - start
+            since = start if since is None else since
+            until = stop
+    return total, since, until
+
+
+def _recoveries(happenings: Iterable[Happening], generations: Sequence[Generation]) -> tuple[Recovery, ...]:
+    reasons = {each.number: each.reason for each in generations}
+    worst: dict[int, Recovery] = {}
+    for each in happenings:
+        stages, total = each.said.get("stages"), each.said.get("total_s")
+        if each.name != "recovery.done" or not isinstance(stages, dict) or not isinstance(total, int | float):
+            continue
+        number = each.whole("generation")
+        if number not in worst or total > worst[number].total_s:
+            worst[number] = Recovery(
+                generation=number, at=each.at, rung=str(each.said.get("rung", "")), node=each.node, total_s=float(total),
+                stages={str(name): float(value) for name, value in stages.items()}, reason=reasons.get(number, ""),
+            )  # fmt: skip
+    return tuple(worst[number] for number in sorted(worst))
+
+
+def _ages(made: Sequence[tuple[float, int]], since: float | None, end: float) -> tuple[Age, ...]:
+    """From one renewal to the next: each time that a newer step than ever before was reached."""
+    newest, last = -1, since
+    found: list[Age] = []
+    for at, step in sorted(made):
+        if step <= newest:
+            continue
+        if last is not None and at > last:
+            found.append(Age(start=last, end=at))
+        newest, last = step, at
+    if last is not None and end > last and found:
+        found.append(Age(start=last, end=end))
+    return tuple(found)
+
+
+def _phases(left: Left) -> tuple[tuple[tuple[int, Mapping[str, float]], ...], str]:
+    """Each step's phases: the mean of all ranks, or rank 0's own words where nothing else was kept."""
+    lines = left.took or left.said
+    whose = "mean of all ranks" if left.took else "as rank 0 printed them"
+    by_step: dict[int, list[Took]] = defaultdict(list)
+    newest: dict[int, int] = {}
+    for line in lines:
+        if line.generation > newest.get(line.step, -1):
+            newest[line.step], by_step[line.step] = line.generation, []
+        if line.generation == newest[line.step]:
+            by_step[line.step].append(line)
+    found = []
+    for step in sorted(by_step):
+        rows = by_step[step]
+        names = dict.fromkeys(name for row in rows for name in row.seconds)
+        found.append((step, {n: sum(row.seconds.get(n, 0.0) / row.steps for row in rows) / len(rows) for n in names}))
+    return tuple(found), whose if found else ""
+
+
+def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
+    """Each rank's own work, less its waits, over the others' median, by stretches of time.
+
+    >>> rows = [Took(at=t, node="n", rank=r, step=t, generation=1, seconds={"update": 2.0 if r == 2 else 1.0})
+    ...         for t in range(4) for r in range(3)]
+    >>> heat(rows, bins=2).cells[2]
+    (2.0, 2.0)
+    """
+    ranks = tuple(sorted({line.rank for line in lines}))
+    if len(ranks) < 2:
+        return None
+    begin, end = min(line.at for line in lines), max(line.at for line in lines)
+    columns = max(1, min(bins, len({line.step for line in lines})))
+    width = (end - begin) / columns or 1.0
+    work: dict[tuple[int, int], list[float]] = defaultdict(list)
+    by_step: dict[tuple[int, int], list[Took]] = defaultdict(list)
+    for line in lines:
+        by_step[line.generation, line.step].append(line)
+    for rows in by_step.values():
+        for row in rows:
+            others = [own(other) for other in rows if other.rank != row.rank]
+            if others and (usual := median(others)) > 0:
+                work[row.rank, min(columns - 1, int((row.at - begin) / width))].append(own(row) / usual)
+    cells = {r: tuple(median(work[r, c]) if (r, c) in work else None for c in range(columns)) for r in ranks}
+    nodes = {line.rank: line.node for line in lines}
+    return Heat(edges=tuple(begin + width * i for i in range(columns + 1)), ranks=ranks, nodes=nodes, cells=cells)
+
+
+def own(line: Took) -> float:
+    """Seconds of a rank's own work in a step: without waiting for others, and without forming groups."""
+    spent = sum(value for name, value in line.seconds.items() if name not in {"reform", "parked", "warm"})
+    return max(0.0, spent - sum(line.waited.values())) / line.steps
+
+
+def _outcome(generations: Sequence[Generation]) -> str:
+    if not generations:
+        return "no plan was found"
+    last = generations[-1]
+    return last.reason if last.phase == "stop" else f"it goes on, or was cut off: {last.reason}"
+
+
+def _missing(left: Left, curve: Sequence[Note]) -> tuple[str, ...]:
+    """What the page would show if it had been kept, and which line keeps it."""
+    said = []
+    if not left.happenings:
+        said.append(
+            "No daemon's log: timeline, goodput and recoveries are missing. With telemetry.format json (the default off a "
+            "terminal) it is the daemon's output: `elasticrl run` keeps it in log_dir; under systemd: "
+            "`journalctl -u elasticrl -o cat > RUN/n00.log`."
+        )
+    if not left.took:
+        said.append("No steps.jsonl: the heat map of slow ranks is missing. Each daemon writes it to its log folder.")
+    if not curve:
+        said.append(
+            "No reward or KL: they are in the trainer's `[Step N]` lines, in rank 0's log, or in the file of ELASTICRL_HISTORY."
+        )
+    elif not any("loss" in note.facts for note in curve):
+        said.append("No loss: the trainer notes reward and KL only; `loss` in its history would be drawn here.")
+    if left.happenings and not left.incidents:
+        said.append("No incident was written down: daemons keep them in state_dir/JOB/NODE/incidents.")
+    if left.digests is None:
+        said.append("No digests: whether steps came to the same bits is not known. `lanes.digest` writes them.")
+    if left.samples is None:
+        said.append("No ledger: whether each sample was used once is not known.")
+    return tuple(said)

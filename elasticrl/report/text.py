@@ -1,0 +1,176 @@
+"""The report in words: `elasticrl report RUN --text`, and the sentences that the page begins with."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from statistics import median
+
+from elasticrl.diagnose.incident import Incident
+from elasticrl.diagnose.report import TITLES
+from elasticrl.report.story import Story
+
+
+def human(seconds: float) -> str:
+    """A duration in as few words as will do.
+
+    >>> human(0.034), human(4.2), human(75), human(5400), human(200000)
+    ('34 ms', '4.2 s', '1 min 15 s', '1 h 30 min', '2 d 7 h')
+    """
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0"
+    if seconds < 60:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    size, name, small, under = (
+        (60, "min", 1, "s")
+        if seconds < 3600
+        else (3600, "h", 60, "min")
+        if seconds < 86400
+        else (86400, "d", 3600, "h")
+    )
+    rest = int(seconds % size // small)
+    return f"{int(seconds // size)} {name}" + (f" {rest} {under}" if rest else "")
+
+
+def clock(at: float) -> str:
+    """When, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def facts(story: Story) -> list[tuple[str, str, str]]:
+    """The figures that matter, each as name, value and what it means."""
+    left = story.left
+    found = [("steps", f"{story.steps:,}", "sealed: applied on every rank, whole in memory")]
+    if story.end > story.begin:
+        found.append(("time", human(story.end - story.begin), f"{clock(story.begin)} to {clock(story.end)[11:]} UTC"))
+    if story.goodput is not None:
+        found.append(("goodput", f"{story.goodput:.1%}", "of the time since it first trained, the whole gang trained"))
+    found.append(("faults", str(len(story.faults)), "new generations that answered one"))
+    if story.recoveries:
+        times = [each.total_s for each in story.recoveries]
+        found.append(("recovery", human(median(times)), f"median; longest {human(max(times))}"))
+    if left.samples is not None:
+        word = "each exactly once" if left.samples.ok else "NOT exactly once"
+        found.append(("samples", f"{left.samples.samples:,}", word))
+    if left.digests is not None:
+        again = left.digests.rerun
+        word = f"{again} {'step' if again == 1 else 'steps'} made again"
+        found.append(
+            ("bits", "same" if left.digests.ok else "NOT the same", f"{word}; {len(left.digests.steps):,} digests")
+        )
+    return found
+
+
+def headline(story: Story) -> str:
+    """One sentence."""
+    faults = len(story.faults)
+    met = {0: "no fault", 1: "one fault"}.get(faults, f"{faults} faults")
+    return f"{story.steps:,} steps on {len(story.nodes) or 'unknown'} nodes, {met}. Its end: {story.outcome}."
+
+
+def text(story: Story) -> str:
+    """The whole report."""
+    left = story.left
+    lines = [f"{left.job}: {headline(story)}", "", *rows(("", "", ""), facts(story))[1:]]
+    for title, head, body in _tables(story):
+        lines += ["", title, *rows(head, body)] if body else []
+    lines += _curves(story)
+    for name, ages in (("newest disk checkpoint", story.commits), ("newest sealed step", story.sealed)):
+        lines += ["", f"AGE of the {name}: at most {human(max(age.end - age.start for age in ages))}"] if ages else []
+    lines += ["", "INCIDENTS", *(_incidents(left.incidents) or ["none was written down"])]
+    lines += ["", f"Read: {', '.join(left.files)}."]
+    lines += [f"Passed over: {reason}" for reason in left.unread]
+    lines += [f"Not known: {reason}" for reason in story.missing]
+    return "\n".join(lines)
+
+
+def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[str]]]]:
+    """Title, head and rows of each."""
+    yield (
+        "GENERATIONS",
+        ("number", "at (UTC)", "phase", "rung", "ranks", "step", "reason"),
+        [
+            (str(g.number), clock(g.at)[11:], g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
+            for g in story.generations
+        ],
+    )
+    yield (
+        "RECOVERIES, by the node that each took longest on",
+        ("generation", "rung", "node", "in all", "of which"),
+        [
+            (
+                str(r.generation),
+                r.rung,
+                r.node,
+                human(r.total_s),
+                ", ".join(f"{k} {human(v)}" for k, v in r.stages.items()),
+            )
+            for r in story.recoveries
+        ],
+    )
+    names = dict.fromkeys(name for _, spent in story.phases for name in spent)
+    typical = {name: median(spent.get(name, 0.0) for _, spent in story.phases) for name in names}
+    whole = sum(typical.values()) or 1.0
+    yield (
+        f"PHASES OF A STEP ({story.phases_of}), medians",
+        ("phase", "takes", "share"),
+        [
+            (name, human(value), f"{value / whole:.0%}")
+            for name, value in sorted(typical.items(), key=lambda kv: -kv[1])
+        ],
+    )
+    cells = {} if story.heat is None else {r: [v for v in row if v is not None] for r, row in story.heat.cells.items()}
+    slow = sorted(((rank, values) for rank, values in cells.items() if values), key=lambda kv: -median(kv[1]))[:10]
+    nodes = story.heat.nodes if story.heat else {}
+    yield (
+        "SLOW RANKS, by their own work beside the others' median; 1.00 is like them",
+        ("rank", "node", "usually", "at worst"),
+        [(str(rank), nodes[rank], f"{median(values):.2f}", f"{max(values):.2f}") for rank, values in slow],
+    )
+    yield (
+        "CHECKPOINTS",
+        ("name", "state"),
+        [
+            (c.name, f"BROKEN: {c.problem}" if c.problem else "committed" if c.committed else "not committed")
+            for c in story.left.checkpoints
+        ],
+    )
+
+
+def _curves(story: Story) -> list[str]:
+    lines: list[str] = []
+    for name in ("reward", "kl", "loss"):
+        told = [(note.step, note.facts[name]) for note in story.curve if name in note.facts]
+        if len(told) > 1:
+            (first, start), (last, end), shape = told[0], told[-1], bars([value for _, value in told])
+            lines.append(f"{name:7} {start:.3f} at step {first}, {end:.3f} at step {last}  {shape}")
+    return ["", "CURVES", *lines] if lines else []
+
+
+def _incidents(incidents: Sequence[Incident]) -> list[str]:
+    lines: list[str] = []
+    for each in incidents:
+        verdict = each.verdict
+        who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]) or "nobody is named"
+        what = f"{TITLES[verdict.fault]}, {who}, {verdict.confidence} confidence: {verdict.cause}"
+        lines += [f"{each.id} ({each.node}): {what}", *(f"  because {fact}" for fact in verdict.because[:5])]
+    return lines
+
+
+def bars(values: Sequence[float], width: int = 40) -> str:
+    """A curve in a line of text.
+
+    >>> bars([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    size = -(-len(values) // width)
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in means)
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the last one runs free."""
+    widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in (head, *body)
+    ]

@@ -1,0 +1,283 @@
+"""The report: what a run left, read, reckoned with and drawn."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticrl.agent.beats import Snapshot
+from elasticrl.cli.main import build
+from elasticrl.core.evidence import of_exit
+from elasticrl.core.model import Exit
+from elasticrl.core.verdict import judge
+from elasticrl.daemon.steps import Line, Marks, after
+from elasticrl.diagnose import incident
+from elasticrl.report.charts import COLOURS
+from elasticrl.report.page import DARK, LIGHT, page
+from elasticrl.report.read import Left, Took, read
+from elasticrl.report.story import Story, heat, tell
+from elasticrl.report.text import human, text
+
+NASTY = "n1/1: <script>alert(1)</script> & died; 2 of 3 nodes train"
+
+
+def log(second: float, event: str, node: str, **fields: object) -> dict[str, object]:
+    at = f"2026-11-21T20:34:{second:09.6f}Z"
+    return {"job": "toy", "node": node, "event": event, "level": "info", "at": at, **fields}
+
+
+def lines_of(node: str) -> list[dict[str, object]]:
+    """A node that trains from 2 s on; n1 dies at 6 s and is back at 9 s; the others reform from 6.0 to 6.5 s; end at 12 s."""
+    plan = {"phase": "train", "resume": 0}
+    head = [
+        log(0.0, "daemon.started", node, member=f"{node}/1", adopted=False),
+        log(1.0, "plan.adopted", node, generation=1, rung="start", world=3, members=3, reason="first plan", **plan),
+        log(1.1, "workers.changed", node, work="joining", generation=1, step=0),
+        log(2.0, "workers.changed", node, work="training", generation=1, step=0),
+    ]
+    grown = {"generation": 3, "rung": "start", "world": 3, "members": 3, "reason": "1 nodes joined", **plan}
+    tail = [
+        log(10.0, "plan.adopted", node, **grown),
+        log(10.1, "workers.changed", node, work="training", generation=3, step=8),
+        log(
+            12.0, "plan.adopted", node, generation=4, phase="stop", rung="start", world=3, members=3, reason="all done"
+        ),
+        log(12.1, "workers.changed", node, work="done", generation=4, step=10),
+        log(12.5, "daemon.stopped", node, code=0, reason="done", workers="ended"),
+    ]
+    if node == "n1":
+        return [
+            *head,
+            log(9.0, "vault.changed", node, state="up"),
+            log(9.1, "daemon.started", node, adopted=False),
+            *tail,
+        ]
+    middle = [
+        log(6.0, "workers.changed", node, work="parked", generation=1, step=4),
+        log(6.1, "plan.adopted", node, generation=2, rung="reform", world=2, members=2, reason=NASTY, **plan),
+        log(6.5, "workers.changed", node, work="training", generation=2, step=4),
+        log(
+            6.6, "recovery.done", node, generation=2, rung="reform", total_s=0.6 if node == "n0" else 0.7,
+            stages={"decide": 0.1, "reform": 0.4, "first_step": 0.1 if node == "n0" else 0.2},
+        ),
+        log(7.0, "checkpoint.committed", node, step=5, generation=2, manifest="m"),
+    ]  # fmt: skip
+    return [*head, *middle, *tail]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "toy run"
+    (folder / "log").mkdir(parents=True)
+    for node in ("n0", "n1", "n2"):
+        rows = lines_of(node)
+        body = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "log" / f"{node}.daemon.log").write_text(f"not JSON\n{body}" + '{"event": "torn')
+        rank = int(node[1])
+        steps = [
+            {"at": 1795293243.0 + s, "node": node, "rank": rank, "step": s, "generation": 1 if s < 5 else 2,
+             "seconds": {"rollout": 0.2, "update": 0.8 if rank == 2 else 0.4}, "waited": {"update": 0.1}, "bytes": 10}
+            for s in range(1, 11) if node != "n1" or s < 4
+        ]  # fmt: skip
+        (folder / "log" / node).mkdir()
+        (folder / "log" / node / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    history = [
+        {"at": 1.0, "step": s, "generation": 1, "world": 3, "reward": s / 10, "kl": 0.1, "loss": -s} for s in range(10)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
+    evidence = (of_exit(Exit(generation=1, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False), rank=1, node="n1"),)
+    built = incident.build(lines_of("n0")[4:8], judge(evidence), evidence, job="toy", node="n0")
+    assert built is not None
+    incident.save(folder / "state" / "toy" / "n0" / "incidents", built)
+    return folder
+
+
+def story_of(folder: Path) -> Story:
+    return tell(read(folder))
+
+
+def test_a_run_is_told_from_its_logs(run: Path) -> None:
+    story = story_of(run)
+    assert (story.left.job, story.nodes, story.steps, story.outcome) == ("toy", ("n0", "n1", "n2"), 10, "all done")
+    assert [(g.number, g.rung, g.world, g.fault) for g in story.generations] == [
+        (1, "start", 3, False), (2, "reform", 2, True), (3, "start", 3, False), (4, "stop", 3, False),
+    ]  # fmt: skip
+    slowest = story.recoveries[0]
+    assert (slowest.node, slowest.total_s, slowest.stages["first_step"]) == ("n2", 0.7, 0.2)
+    assert len(story.left.incidents) == 1
+    assert story.curve[-1].facts == {"reward": 0.9, "kl": 0.1, "loss": -9.0}
+
+
+def test_a_node_whose_daemon_was_killed_was_away_until_it_started_again(run: Path) -> None:
+    story = story_of(run)
+    spans = [
+        (span.state, round(span.start - story.begin, 1), round(span.end - story.begin, 1))
+        for span in story.spans
+        if span.node == "n1"
+    ]
+    # Its last sign of life is its last step's line, 3 s before the log's next line.
+    away_from = max(end for state, _, end in spans if end < 9.05)
+    assert away_from < 9.0
+    assert ("starting", 9.1, 10.1) in spans
+
+
+def test_goodput_counts_the_time_in_which_the_whole_gang_trained(run: Path) -> None:
+    story = story_of(run)
+    assert story.since is not None
+    assert round(story.since - story.begin, 1) == 2.0
+    assert story.goodput is not None
+    assert 0.85 < story.goodput < 0.97  # all but the reform, and n1's way in
+
+
+def test_a_slow_rank_stands_out_by_its_own_work(run: Path) -> None:
+    found = story_of(run).heat
+    assert found is not None
+    assert found.worst == pytest.approx(0.9 / 0.5, rel=0.01)
+    assert all(value is None or value > 1.5 for value in found.cells[2])
+    assert all(value is None or value < 1.0 for value in found.cells[0])
+
+
+def test_waits_do_not_make_a_rank_slow() -> None:
+    rows = [
+        Took(at=float(s), node="n", rank=r, step=s, generation=1, seconds={"u": 2.0}, waited={"u": 1.0 if r else 0.0})
+        for s in range(4) for r in range(3)
+    ]  # fmt: skip
+    found = heat(rows)
+    assert found is not None
+    assert found.cells[0] == (2.0, 2.0, 2.0, 2.0)
+    assert found.cells[1] == pytest.approx((2 / 3,) * 4)
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in {"href", "src"}:
+                self.links.append(str(value))
+
+
+def test_the_page_is_complete_in_itself_and_escapes_what_it_shows(run: Path) -> None:
+    made = page(story_of(run))
+    tags = Tags()
+    tags.feed(made)
+    assert "script" not in tags.names
+    assert all(link.startswith("#") for link in tags.links)
+    assert set(re.findall(r"https?://[^\"' )<]+", made)) <= {"http://www.w3.org/2000/svg"}
+    assert len(tags.ids) == len(set(tags.ids)), "drawings must not share ids"
+    assert {link[1:] for link in tags.links} <= set(tags.ids)
+    assert tags.names.count("svg") == 12, "six drawings, each for a wide page and for a phone"
+    assert "prefers-color-scheme: dark" in made
+    assert "&lt;script&gt;" in made
+    assert len(made) < 600_000
+
+
+def test_every_colour_of_a_drawing_is_one_of_both_themes(run: Path) -> None:
+    made = page(story_of(run))
+    assert set(COLOURS) <= set(LIGHT)
+    assert set(LIGHT) == set(DARK)
+    drawn = "".join(re.findall(r"<svg.*?</svg>", made, flags=re.DOTALL))
+    assert not [value for value in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawn) if value != "#ffffff"]
+    assert not set(COLOURS.values()) & set(re.findall(r"#[0-9a-f]{6}", drawn)), "a stand-in was left"
+
+
+def test_the_words_say_the_same(run: Path) -> None:
+    told = text(story_of(run))
+    for said in (
+        "10 steps on 3 nodes, one fault",
+        "reform",
+        "0.7 s",
+        "a rank died",
+        "SLOW RANKS",
+        "by their own work",
+        NASTY,
+    ):
+        assert said in told
+
+
+def test_what_was_not_kept_is_said(run: Path) -> None:
+    for path in run.rglob("steps.jsonl"):
+        path.unlink()
+    shutil.rmtree(run / "state")
+    (run / "history.jsonl").unlink()
+    attempt = run / "log" / "n0" / "attempt_2"
+    attempt.mkdir()
+    (attempt / "rank_0.log").write_text(
+        "noise\n[Step 3] rollout: 185ms | update: 190ms | reward 0.710 kl 0.021\n"
+        "[Step 4] rollout: 180ms | reward 0.72 kl 0.02\n"
+    )
+    story = story_of(run)
+    assert story.phases[0] == (3, {"rollout": 0.185, "update": 0.19})
+    assert story.phases_of == "as rank 0 printed them"
+    assert story.curve[-1].facts == {"reward": 0.72, "kl": 0.02}
+    assert story.heat is None
+    assert any("steps.jsonl" in reason for reason in story.missing)
+    assert any("No incident" in reason for reason in story.missing)
+    assert "svg" in page(story)
+
+
+def test_nothing_at_all_makes_no_report(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    said = CliRunner().invoke(build(["report"]), ["report", str(tmp_path)])
+    assert said.exit_code == 2
+    assert "nothing below" in said.stderr
+    assert tell(Left(where="x")).steps == 0
+    assert page(tell(Left(where="x", job="x")))
+
+
+def test_the_verb_writes_a_file_or_prints(run: Path, tmp_path: Path) -> None:
+    runner, app = CliRunner(), build(["report"])
+    out = tmp_path / "r.html"
+    assert runner.invoke(app, ["report", str(run), "-o", str(out)]).exit_code == 0
+    assert out.read_text().startswith("<!doctype html>")
+    said = runner.invoke(app, ["report", str(run), "--text"])
+    assert said.exit_code == 0
+    assert "GENERATIONS" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0"), (0.0994, "99 ms"), (59.94, "59.9 s"), (3599, "59 min 59 s"), (86400, "1 d")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert human(seconds) == words
+
+
+def test_beats_become_a_step_with_the_time_of_each_phase() -> None:
+    marks: Marks | None = None
+    line: Line | None = None
+    looks = [
+        (10.0, Snapshot(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
+        (10.1, Snapshot(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
+        (10.2, Snapshot(pid=1, generation=1, step=4, phase="update", since=10.15, waiting=True, bytes=70)),
+        (10.3, Snapshot(pid=1, generation=1, step=4, phase="update", since=10.15, bytes=70)),
+        (10.4, Snapshot(pid=1, generation=1, step=5, phase="rollout", since=10.36, bytes=100)),
+    ]
+    for now, beat in looks:
+        assert line is None
+        marks, line = after(marks, now, beat, rank=2)
+    assert line is not None
+    assert (line.step, line.rank, line.steps, line.bytes) == (5, 2, 1, 100)
+    assert line.seconds == pytest.approx({"rollout": 0.25, "update": 0.21})
+    assert line.waited == pytest.approx({"update": 0.1})
+
+
+def test_a_step_that_was_cut_short_goes_on_in_the_next_generation_and_a_new_process_begins_anew() -> None:
+    marks, line = after(None, 1.0, Snapshot(pid=1, generation=1, step=4, phase="update", since=0.5), rank=0)
+    marks, line = after(marks, 1.5, Snapshot(pid=1, generation=2, step=4, phase="reform", since=1.2), rank=0)
+    marks, line = after(marks, 2.0, Snapshot(pid=1, generation=2, step=5, phase="rollout", since=1.9), rank=0)
+    assert line is not None
+    assert line.seconds == pytest.approx({"update": 0.7, "reform": 0.7})
+    marks, line = after(marks, 3.0, Snapshot(pid=2, generation=3, step=9, phase="update", since=2.5), rank=0)
+    assert line is None
+    assert marks.seconds == {}
