@@ -17,7 +17,20 @@ ALLOWED = {
     "runtime": {"runtime", "core", "config", "telemetry"},
     "ppo": {"ppo", "runtime", "core", "config", "telemetry"},
     "report": {"report", "runtime", "diagnose", "core"},
-    "cli": {"cli", "report", "daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry", "runtime", "ppo"},
+    "cli": {
+        "cli",
+        "report",
+        "daemon",
+        "agent",
+        "diagnose",
+        "shell",
+        "store",
+        "core",
+        "config",
+        "telemetry",
+        "runtime",
+        "ppo",
+    },
 }
 
 
