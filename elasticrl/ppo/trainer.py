@@ -76,24 +76,21 @@ class Trainer:
         assert self.engine is not None
         if self.engine.version != self.run.version:  # a fresh engine, or one that missed an update
             self.engine.publish(self.run.version)
-        streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
-        for lane in self._todo(stage):
-            asked = [
-                (f"{name}.{i}" if self.ppo.group > 1 else name, p)
-                for name, p in self.feed(streams.step, lane)
-                for i in range(self.ppo.group)
-            ]
-            requests = [Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}")) for name, p in asked]
-            samples = self.engine.generate(requests, version=self.run.version)
-            self.run.buffer.ids[lane] = list(samples.ids)
-            self.run.buffer.put(
-                lane,
-                tokens=samples.tokens,
-                attention=samples.attention,
-                mask=samples.mask,
-                rollout_logprobs=samples.logprobs,
-                ended=samples.ended,
-            )
+        for lanes in self._together(stage):
+            asked = [request for lane in lanes for request in self._requests(lane)]
+            samples = self.engine.generate(asked, version=self.run.version)
+            size = len(asked) // len(lanes)
+            for i, lane in enumerate(lanes):
+                mine = slice(i * size, (i + 1) * size)
+                self.run.buffer.ids[lane] = list(samples.ids[mine])
+                self.run.buffer.put(
+                    lane,
+                    tokens=samples.tokens[mine],
+                    attention=samples.attention[mine],
+                    mask=samples.mask[mine],
+                    rollout_logprobs=samples.logprobs[mine],
+                    ended=samples.ended[mine],
+                )
 
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
@@ -231,6 +228,22 @@ class Trainer:
         return term.over(entries)
 
     # Lanes, blocks and forward passes.
+
+    def _together(self, stage: flow.Stage) -> list[list[int]]:
+        """The lanes to be generated, by what goes to the engine at once: one, or all where it is nobody's collective."""
+        assert self.engine is not None
+        if self.engine.by_lane:
+            return [[lane] for lane in self._todo(stage)]
+        todo = [lane for lane in dict.fromkeys(self.run.lanes) if not self.run.buffer.has(lane, stage.rows)]
+        return [todo] if todo else []
+
+    def _requests(self, lane: int) -> list[Request]:
+        streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
+        return [
+            Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"))
+            for sample, p in self.feed(streams.step, lane)
+            for name in ([f"{sample}.{i}" for i in range(self.ppo.group)] if self.ppo.group > 1 else [sample])
+        ]
 
     def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
         said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()

@@ -60,8 +60,16 @@ class StaleWeights(RuntimeError):
     """The engine has other weights than was asked for."""
 
 
+class EngineFailed(RuntimeError):
+    """There is no engine, and none can be had; the sentence says why."""
+
+
 class Engine(Protocol):
     """Anything that generates."""
+
+    @property
+    def by_lane(self) -> bool:
+        """It is asked for one lane after the other, all of them in lockstep; else for all that are missing at once."""
 
     @property
     def version(self) -> int:

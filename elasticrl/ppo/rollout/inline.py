@@ -28,6 +28,8 @@ class TorchEngine:
     collective (FSDP), so that all ranks join in it.
     """
 
+    by_lane = True
+
     def __init__(self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False) -> None:
         self.model, self.sampling, self.lockstep = model, sampling, lockstep
         self.rows = max(sampling.rows, MIN_ROWS)
