@@ -30,8 +30,10 @@ system:
 	@command -v systemd-nspawn >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; }
 
+# What decides and what computes is tested on all cores at once; what runs real processes, one test after the other.
 test: setup system lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto tests/unit tests/sim
+	$(BIN)/python -m pytest --ignore tests/unit --ignore tests/sim
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 
 check: setup lint types

@@ -102,7 +102,7 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
 
 
 LEARNS = {
-    "batch": 128, "mini_batch": 32, "micro_batch": 8, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
+    "batch": 128, "mini_batch": 64, "micro_batch": 16, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
     "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
 }  # fmt: skip
 
