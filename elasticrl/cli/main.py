@@ -22,6 +22,7 @@ VERBS: Final = {
     "daemon": "elasticrl.cli.serve",
     "agent": "elasticrl.cli.serve",
     "status": "elasticrl.cli.operate",
+    "top": "elasticrl.cli.top",
     "events": "elasticrl.cli.operate",
     "logs": "elasticrl.cli.operate",
     "drain": "elasticrl.cli.operate",

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticrl.cli import find, render
+from elasticrl.cli import find, render, screen
 from elasticrl.cli.main import Exit
+from elasticrl.cli.pace import Pace
 
 Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
 Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
@@ -38,21 +39,22 @@ def status(
     job: Job = None,
     run_dir: Run = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and look again every second.")] = False,
     store: StoreAt = None,
 ) -> None:
     """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
-    while True:
-        picture = outside(store, job, "look") if store else ask(run_dir, job, "status")
-        if as_json:
-            typer.echo(json.dumps(picture))
-        else:
-            if watch and sys.stdout.isatty():
-                typer.echo("\033[H\033[2J", nl=False)
-            typer.echo(render.status(picture))
-        if not watch:
-            break
-        time.sleep(1.0)
+    picture: dict[str, Any] = outside(store, job, "look") if store else ask(run_dir, job, "status")
+    if not watch:
+        typer.echo(json.dumps(picture) if as_json else render.status(picture))
+    else:
+        pace = Pace()
+
+        def look() -> str:
+            picture.update(outside(store, job, "look") if store else patiently(run_dir, job, "status"))
+            said = pace.after(time.monotonic(), picture["step"])
+            return json.dumps(picture) if as_json else "\n\n".join(filter(None, (render.status(picture), said)))
+
+        screen.watch(look, every_s=1.0)
     raise typer.Exit(Exit.OK if picture["state"] in {"TRAINING", "FINISHED"} else Exit.FAILED)
 
 
@@ -139,6 +141,17 @@ def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
     except (find.NotFound, Unanswered) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
+
+
+def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
+    """Ask, for a screen that stays when nobody answers for a while: a daemon that is restarted comes back."""
+    from elasticrl.daemon.client import Unanswered
+    from elasticrl.daemon.client import ask as put
+
+    try:
+        return put(find.daemon(run_dir, job), verb)
+    except (find.NotFound, Unanswered) as error:
+        raise screen.Silent(str(error)) from None
 
 
 def stream(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,140 @@
+"""A calm full screen for `status --watch` and `top`: nothing flickers, nothing scrolls, and what was there before comes back.
+
+The one idea: a picture is text; the screen writes over the old one line by line in the terminal's other buffer, and waits for a
+key or for the next look. Where output is no terminal, a picture is printed when it differs from the last one.
+"""
+
+import os
+import select
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final
+
+ENTER: Final = "\033[?1049h\033[?25l"  # the other buffer, no cursor
+LEAVE: Final = "\033[?25h\033[?1049l"
+ENDS: Final = frozenset("qQ\x03\x04")
+
+
+class Silent(Exception):
+    """There is no picture now; the sentence says why. The last one stays."""
+
+
+def watch(look: Callable[[], str], *, every_s: float, rests: Callable[[float], None] | None = None) -> None:
+    """Show what `look` returns, again and again, until q or Ctrl-C. `rests`, if given, is what to do between two looks."""
+    if not (sys.stdout.isatty() and sys.stdin.isatty()):
+        return plainly(look, every_s=every_s)
+    text, since = "", ""
+    with suppressed_interrupt(), full() as draw:
+        while True:
+            try:
+                text, note = look(), ""
+            except Silent as reason:
+                since = since or clock()
+                note = f"{reason}; this is the picture of {since}" if text else str(reason)
+            else:
+                since = clock()
+            draw(f"{text}\n\n\033[2m{note or since}   every {every_s:g} s; q ends\033[0m")
+            if rests is not None:
+                rests(every_s)
+            if pressed(0.0 if rests else every_s) in ENDS:
+                return None
+
+
+def plainly(look: Callable[[], str], *, every_s: float) -> None:
+    """Where there is no terminal: a picture when it has changed, for ever."""
+    shown = ""
+    with suppressed_interrupt():
+        while True:
+            try:
+                text = look()
+            except Silent as reason:
+                text = str(reason)
+            if text != shown:
+                print(text, end="\n\n", flush=True)
+                shown = text
+            select.select([], [], [], every_s)
+
+
+@contextmanager
+def suppressed_interrupt() -> Iterator[None]:
+    """Ctrl-C is how one leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+
+
+@contextmanager
+def full() -> Iterator[Callable[[str], None]]:
+    """The terminal's other buffer, without a cursor and without echo; yields what draws."""
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setcbreak(handle)
+        write(ENTER)
+        yield lambda text: write(frame(text, shutil.get_terminal_size()))
+    finally:
+        write(LEAVE)
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def frame(text: str, size: os.terminal_size) -> str:
+    r"""What to write so that the screen shows this text and nothing else.
+
+    >>> frame("ab\ncd", os.terminal_size((80, 24)))
+    '\x1b[Hab\x1b[K\r\ncd\x1b[K\x1b[J'
+    """
+    lines = text.split("\n")
+    if len(lines) > size.lines:
+        lines = [*lines[: size.lines - 2], f"... {len(lines) - size.lines + 1} lines more", lines[-1]]
+    return "\033[H" + "\r\n".join(f"{clip(line, size.columns)}\033[K" for line in lines) + "\033[J"
+
+
+def clip(line: str, width: int) -> str:
+    r"""A line's first so many columns; colours take none.
+
+    >>> clip("\x1b[1mabcdef\x1b[0m", 4)
+    '\x1b[1mabc…\x1b[0m'
+    """
+    shown, out, i = 0, "", 0
+    plain = _length(line)
+    while i < len(line):
+        if line[i] == "\033":
+            end = line.index("m", i) + 1
+            out, i = out + line[i:end], end
+            continue
+        if shown == width - 1 and plain > width:
+            return out + "…\033[0m"
+        out, shown, i = out + line[i], shown + 1, i + 1
+    return out
+
+
+def _length(line: str) -> int:
+    count, inside = 0, False
+    for char in line:
+        inside = inside or char == "\033"
+        count += not inside
+        inside = inside and char != "m"
+    return count
+
+
+def pressed(within_s: float) -> str:
+    """A key, if one is pressed in time; empty otherwise."""
+    ready, _, _ = select.select([sys.stdin], [], [], within_s)
+    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+
+
+def write(text: str) -> None:
+    """At once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def clock() -> str:
+    """Now, UTC."""
+    return datetime.now(UTC).strftime("%H:%M:%S UTC")

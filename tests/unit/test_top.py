@@ -1,0 +1,166 @@
+"""`top` and the calm screen: what they show, and that a terminal is left as it was."""
+
+import asyncio
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticrl.agent.beats import Beat
+from elasticrl.cli.main import build
+from elasticrl.cli.pace import Pace
+from elasticrl.cli.screen import clip, frame
+from elasticrl.cli.top import Board, Look, Seen, read, row_of, size
+from elasticrl.daemon.control import Asker, Control
+from elasticrl.daemon.picture import Picture, Row
+
+PICTURE = Picture(
+    job="toy", state="TRAINING", generation=3, step=41, committed=40, nodes=1, known=1, reason="first plan; 1 of 1 nodes train",
+    rows=(Row(node="n0", member="n0/1", state="training", leader=True, rank=0, step=41),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A node's runtime directory with one worker's beats: this process's."""
+    folder = tmp_path / "toy" / "n0"
+    (folder / "beats").mkdir(parents=True)
+    beat = Beat(folder / "beats" / "process_7")
+    beat.joining(3, 3, 40)
+    beat.training()
+    beat.sealed(41)
+    beat.collective(5, "all_reduce", 4096)
+    beat.phase("update")
+    return folder
+
+
+@pytest.fixture
+def daemon(home: Path) -> Iterator[Path]:
+    """A control socket that answers as a daemon does."""
+
+    async def answer(verb: str, _: Mapping[str, Any], __: Asker) -> Any:
+        return asdict(PICTURE) if verb == "status" else [{"rank": 0, "pid": os.getpid(), "log": "/dev/null"}]
+
+    loop = asyncio.new_event_loop()
+    control = Control(home / "control.sock", answer, {})
+    loop.run_until_complete(control.open())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield home
+    asyncio.run_coroutine_threadsafe(control.close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def test_a_worker_is_shown_from_its_beats_and_the_kernels_counts(daemon: Path, tmp_path: Path) -> None:
+    board = Board(tmp_path, None)
+    board.rest(0.2)
+    (row,) = board.rows()
+    assert (row.node, row.rank, row.pid, row.state, row.step, row.phase) == (
+        "n0",
+        0,
+        os.getpid(),
+        "training",
+        41,
+        "update",
+    )
+    assert row.memory > 10_000_000
+    assert row.shares == {"update": 1.0}
+    assert "n0" in board.text()
+    assert daemon.name == "n0"
+
+
+def test_a_process_that_has_gone_is_forgotten(home: Path, tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    page = home / "beats" / "process_8"
+    beat = Beat(page)
+    beat.now = type(beat.now)(pid=child.pid, generation=3)
+    beat.phase("rollout")
+    board = Board(tmp_path, None)
+    board.look(1.0)
+    assert {seen.pid for seen in board.seen.values()} == {os.getpid(), child.pid}
+    child.communicate("")
+    board.look(2.0)
+    assert {seen.pid for seen in board.seen.values()} == {os.getpid()}
+    assert read(home / "beats" / "nothing") is None
+
+
+def test_rates_and_shares_are_of_what_was_seen(home: Path) -> None:
+    beat = read(home / "beats" / "process_7")
+    assert beat is not None
+    seen = Seen(node="n0", pid=1, beat=beat)
+    for i in range(11):
+        update, waiting = i % 2 == 0, i % 5 == 0
+        phase = "update" if update else "rollout"
+        seen.looks.append(Look(at=i / 2, phase=phase, waiting=waiting, step=i, bytes=i * 1000, cpu_s=i / 4))
+    row = row_of(seen, now=beat.since + 2.5)
+    assert (row.step_s, row.cpu, row.bytes_s, row.phase_s) == (0.5, 0.5, 2000.0, 2.5)
+    assert row.shares == pytest.approx({"update": 6 / 11, "rollout": 5 / 11})
+    assert row.waits == pytest.approx(3 / 11)
+
+
+def test_without_workers_it_says_where_to_look(tmp_path: Path) -> None:
+    said = CliRunner().invoke(build(["top"]), ["top", "--run-dir", str(tmp_path), "--once", "--every", "0.2"])
+    assert said.exit_code == 1
+    assert "elasticrl status" in said.stderr
+
+
+def test_a_frame_writes_over_the_last_one_and_never_scrolls() -> None:
+    made = frame("\n".join(f"line {i}" for i in range(50)) + "\nlast", os.terminal_size((20, 10)))
+    assert made.startswith("\033[H")
+    assert made.count("\n") == 9
+    assert "lines more" in made
+    assert made.endswith("last\033[K\033[J")
+    assert clip("x" * 30, 10) == "x" * 9 + "…\033[0m"
+    assert clip("\033[31mred\033[0m", 10) == "\033[31mred\033[0m"
+
+
+def test_a_pace_survives_a_job_that_begins_again() -> None:
+    pace = Pace()
+    assert [pace.after(float(now), step) for now, step in ((0, 10), (1, 12), (2, 3), (3, 4), (30, 4))] == [
+        "", "2 steps a second", "", "1 step a second", "no step for 27 s",
+    ]  # fmt: skip
+
+
+def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) -> None:
+    """In a real terminal: the other buffer is entered, the picture shown, q ends it, and echo and cursor come back."""
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "elasticrl.cli.main", "status", "--watch", "--run-dir", str(tmp_path)]
+    watching = subprocess.Popen(command, stdin=inside, stdout=inside, env={**os.environ, "TERM": "xterm"})
+    os.close(inside)
+    text, deadline, before, asked = "", time.monotonic() + 120, termios.tcgetattr(terminal), False
+    while "\033[?1049l" not in text and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            text += os.read(terminal, 65536).decode(errors="replace")
+        if "q ends" in text and not asked:
+            assert not termios.tcgetattr(terminal)[3] & termios.ECHO
+            os.write(terminal, b"q")
+            asked = True
+    after = termios.tcgetattr(terminal)
+    assert watching.wait(60) == 0, "it is training"
+    os.close(terminal)
+    assert "\033[?1049h" in text
+    assert re.search(r"TRAINING.*generation 3", text)
+    assert text.rstrip().endswith("\033[?25h\033[?1049l")
+    assert after[3] == before[3]
+    assert daemon.exists()
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5120 GiB")]
+)
+def test_sizes(amount: float, words: str) -> None:
+    assert size(amount) == words
