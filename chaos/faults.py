@@ -1,5 +1,7 @@
 """The faults that both drivers can put in, and where: at a time, or at a position in the life of the job.
 
+`KINDS` are known to both drivers, `LIVE` to the live one alone.
+
 The one idea: a fault is a value. A scenario is a list of them, a seed draws such a list, and a failing seed is saved as
 the list it drew.
 """
@@ -88,6 +90,34 @@ KINDS: Final[dict[str, Kind]] = {
     "join_node": Kind(does="a node that was not there starts", reach="operator", weight=1),
 }  # fmt: skip
 
+#: What only real machines have: processes that the simulator does not tell apart, cables, disks, memory, clumsy hands.
+LIVE: Final[dict[str, Kind]] = {
+    "term_worker": Kind(does="SIGTERM of a worker", reach="node"),
+    "kill_spare": Kind(does="kill -9 of a spare process", reach="node"),
+    "stop_spare": Kind(does="SIGSTOP, then SIGCONT of a spare process", reach="node", weight=0.5, for_s=(1, 8)),
+    "pause_agent": Kind(does="SIGSTOP, then SIGCONT of the agent", reach="node", for_s=(0.5, 8)),
+    "term_daemon": Kind(does="SIGTERM of the daemon: it hands over to the next one", reach="node", for_s=(0.1, 4)),
+    "kill_vault": Kind(does="kill -9 of the vault; its files stay", reach="node", weight=2),
+    "pause_vault": Kind(does="SIGSTOP, then SIGCONT of the vault", reach="node", for_s=(0.5, 8)),
+    "term_vault": Kind(does="SIGTERM of the vault", reach="node", weight=0.5),
+    "kill_etcd": Kind(does="kill -9 of a member of the store", reach="store", for_s=(0.5, 8)),
+    "pause_etcd": Kind(does="SIGSTOP, then SIGCONT of a member of the store", reach="store", for_s=(0.5, 8)),
+    "link_down": Kind(does="a node's cable is pulled and put back", reach="node", weight=2, for_s=(0.5, 10)),
+    "leader_alone": Kind(does="a node reaches neither the others nor the store", reach="node", for_s=(1, 10)),
+    "store_alone": Kind(does="no node reaches the store, which is well", reach="store", for_s=(1, 12)),
+    "slow_link": Kind(does="a node sends no faster than a rate (Mbit/s)", reach="node", for_s=(2, 8), value=(1, 20)),
+    "mtu_hole": Kind(does="a node's frames over a size are lost", reach="node", weight=0.5, for_s=(2, 10), value=(400, 1200)),
+    "disk_full": Kind(does="the disk of the checkpoints is full", reach="job", for_s=(2, 12)),
+    "disk_read_only": Kind(does="a node's checkpoint disk is read-only", reach="node", weight=0.7, for_s=(2, 10)),
+    "oom_worker": Kind(does="the kernel ends a worker for its memory", reach="node"),
+    "starve_node": Kind(does="a node gets a small share of a core", reach="node", for_s=(2, 8), value=(0.05, 0.3)),
+    "port_taken": Kind(does="somebody takes the vault's port while it is down", reach="node", weight=0.5, for_s=(3, 8)),
+    "two_daemons": Kind(does="a second daemon with the same name is started", reach="operator"),
+    "changed_config": Kind(does="a daemon restarts with another configuration", reach="operator", weight=0.7, for_s=(2, 6)),
+    "drain_and_back": Kind(does="an operator drains a node and starts it again", reach="operator", for_s=(3, 10)),
+}  # fmt: skip
+ALL: Final = KINDS | LIVE
+
 PHASES: Final = ("rollout", "reduce", "apply", "gather", "seal")
 PLACES: Final = (
     *(f"{side} {phase}" for phase in PHASES for side in ("before", "during", "after")),
@@ -99,8 +129,8 @@ ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
 def check(fault: Fault) -> str:
     """What is wrong with a fault as written; empty if nothing is."""
     place = fault.when.partition(" step ")[0]
-    if fault.kind not in KINDS:
-        return f"there is no fault {fault.kind!r}; there are {', '.join(KINDS)}"
+    if fault.kind not in ALL:
+        return f"there is no fault {fault.kind!r}; there are {', '.join(ALL)}"
     if (fault.at is None) == (not fault.when):
         return f"{fault.kind} needs either `at` (seconds) or `when` (a position)"
     if fault.when and place not in PLACES:

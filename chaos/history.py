@@ -212,6 +212,31 @@ class Bug(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missed(Fact):
+    """A fault was put in and did not strike: no packet was dropped, nobody was throttled. (live)"""
+
+    number: int
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Fact):
+    """How busy the machine is: budgets are multiplied by this. (live)"""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved(Fact):
+    """What was found when all was over: the audit, the comparison with the undisturbed run, what was left behind. (live)"""
+
+    what: str
+    ok: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Fact):
     """The run is over: what is so at its end."""
 

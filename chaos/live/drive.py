@@ -1,0 +1,477 @@
+"""Runs scenarios on a job that lives on: each is some faults and the recovery from them, judged by itself.
+
+The one idea: starting a lab costs more than a fault does, so one job takes many scenarios, one after the other. Each begins
+when all nodes train, strikes, waits until what it broke is mended, heals the rest, waits until all nodes train again, and then
+judges the history from its own beginning. What only the end can show (audit, bits, leftovers) is judged when the job is over.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from chaos import history
+from chaos.checks import Violation, judge_live
+from chaos.faults import ALL, Fault
+from chaos.history import Bug, Eased, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
+from chaos.live.box import Box, BoxError
+from chaos.live.eye import Eye
+from chaos.live.gang import RUN_DIR, Gang, conf_of
+from chaos.live.lab import Lab
+from chaos.live.strikes import Done, Hands, NotStruck
+from chaos.scenario import Scenario, save
+from elasticrl.cli.find import answers
+from elasticrl.core.model import Phase
+from elasticrl.daemon.client import Unanswered
+from elasticrl.runtime.chronicle import compare
+from elasticrl.runtime.chronicle import read as chronicle
+from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.vault.errors import DataError
+
+LOOK_S = 0.03
+RETRY_S, GIVE_UP_S = 0.25, 25.0  # a fault that cannot act yet waits for its chance
+QUIET_S = 1.0  # of training before a scenario's first fault
+START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
+WELL_STEPS = 3
+STOP_S = 90.0
+LEFT_S = 40.0  # a vault lingers for a while after its node was drained
+IN_THE_JOB = ("before ", "during ", "after ")
+
+
+def load_factor() -> float:
+    """How many times longer things may take than on a machine of their own, by the load of the last minute: 2 to 8."""
+    return round(min(8.0, max(2.0, 1.0 + os.getloadavg()[0] / (os.cpu_count() or 1))), 1)
+
+
+@dataclass(slots=True)
+class Active:
+    """A fault that is in, and when it goes."""
+
+    fault: Fault
+    done: Done
+    until: float | None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of one scenario."""
+
+    scenario: Scenario
+    violations: list[Violation]
+    struck: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class Drive:
+    """One job, from its start to its end. Use it as a context: it ends the job, whatever happened."""
+
+    def __init__(self, lab: Lab, shape: Scenario, *, name: str, say: Callable[[str], None] = print) -> None:
+        self.lab, self.shape, self.say = lab, shape, say
+        settings = shape.shape.settings
+        nodes = len(lab.boxes)
+        self.gang = Gang(lab, name, conf=conf_of(settings, nodes=nodes))
+        self.begun = time.monotonic()
+        self.eye = Eye(self.gang, self.begun)
+        self.hands = Hands(self.gang, self.eye)
+        self.active: dict[int, Active] = {}
+        self.number = 0  # of the next fault: they are counted over the whole job
+        self.over = False
+        self.verdicts: list[Verdict] = []
+        late = sorted(lab.boxes)[nodes - shape.shape.late :] if shape.shape.late else []
+        self.hands.off.update(late)
+
+    # ---- the job's life
+
+    def __enter__(self) -> Self:
+        self.eye.__enter__()
+        for node in self.lab.boxes:
+            if node not in self.hands.off:
+                self.gang.start(node)
+        try:
+            self.until(lambda: self.over or self.well(0.0), START_S, "all nodes train for the first time")
+            if self.over:
+                raise Late(f"the job ended before it trained; {self.lacks()}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(BoxError, OSError):
+            self._ease_all()
+        self.eye.__exit__()
+        self.gang.kill_all()
+
+    @property
+    def want(self) -> int:
+        """How many nodes ought to train when all is well."""
+        there = sum(box.on and name not in self.hands.off for name, box in self.lab.boxes.items())
+        return min(there, self.gang.tree.membership.max_nodes)
+
+    def well(self, since: float, steps: int = WELL_STEPS) -> bool:
+        """Do all nodes train, with new steps since then?"""
+        return self.eye.training(self.want, steps, since)
+
+    def tick(self) -> None:
+        """Look, and do what is due."""
+        for fact in self.eye.look():
+            self._react(fact)
+        for name in self.lab.revive():
+            self.say(f"  {self.eye.now:7.1f} s  {name} ended of itself and was started again")
+        now = self.eye.now
+        for number in [n for n, active in self.active.items() if active.until is not None and now >= active.until]:
+            self.ease(number)
+
+    def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
+        """Wait for something; `Late` says what was seen instead."""
+        deadline = time.monotonic() + within_s
+        while not claim():
+            if time.monotonic() > deadline:
+                raise Late(f"{what}: not within {within_s:.0f} s; {self.lacks()}")
+            self.tick()
+            time.sleep(LOOK_S)
+
+    def lacks(self) -> str:
+        """In what state everything is."""
+        plan = self.eye.plan
+        said = (
+            f"generation {plan.generation} {plan.phase} {[str(s.member) for s in plan.seats]}: {plan.reason}"
+            if plan
+            else "no plan"
+        )
+        known = self.eye.sealed.get(plan.generation, {}) if plan else {}
+        ended = {node: code for node in self.gang.daemons if (code := self.gang.ended(node)) is not None}
+        works = {n: f"{r.work} g{r.generation}{' warm' if r.warm else ''}" for n, r in sorted(self.eye.members.items())}
+        return (
+            f"wanted {self.want} nodes; {said}; sealed {known}, the last {self.eye.now - self.eye.sealed_at:.1f} s ago; "
+            f"records {works}; quarantined {sorted(self.eye.held)}; daemons ended {ended}"
+        )
+
+    # ---- faults
+
+    def put(self, number: int, fault: Fault) -> bool:
+        """Put a fault in, if it can act now."""
+        at = self.eye.now
+        try:
+            done = self.hands.strike(fault)
+        except NotStruck as missed:
+            self.eye.note(Missed(at=self.eye.now, number=number, kind=fault.kind, why=str(missed)))
+            return True
+        if done is None:
+            return False
+        self.eye.note(Loaded(at=at, factor=load_factor()))
+        self.eye.note(Struck(at=at, number=number, kind=fault.kind, nodes=done.nodes, detail=done.detail))
+        self.say(f"  {at:7.1f} s  {fault.kind} {'+'.join(done.nodes) or '-'} {done.detail}")
+        if done.undo is not None:
+            # What the nemesis leaves in for good, the healing takes out.
+            self.active[number] = Active(fault, done, None if fault.for_s is None else self.eye.now + fault.for_s)
+        elif done.proof is not None and (why := done.proof()):
+            self.eye.note(Missed(at=self.eye.now, number=number, kind=fault.kind, why=why))
+        return True
+
+    def ease(self, number: int) -> None:
+        """Take a fault out, and demand its proof first."""
+        active = self.active.pop(number)
+        why = active.done.proof() if active.done.proof else ""
+        if why:
+            self.eye.note(Missed(at=self.eye.now, number=number, kind=active.fault.kind, why=why))
+        if active.done.undo is not None:
+            active.done.undo()
+        self.eye.note(Eased(at=self.eye.now, number=number, kind=active.fault.kind))
+        self.say(f"  {self.eye.now:7.1f} s  {active.fault.kind} is over")
+
+    def _ease_all(self) -> None:
+        for number in sorted(self.active):
+            self.ease(number)
+
+    def _react(self, fact: Fact) -> None:
+        if isinstance(fact, Planned):
+            plan = fact.plan
+            what = f"plan {plan.generation} {plan.phase} {len(plan.seats)} seats ({plan.rung.name.lower()})"
+            self.say(f"  {fact.at:7.1f} s  {what}: {plan.reason}")
+            if plan.phase is Phase.STOP:
+                self.over = True
+        elif isinstance(fact, Bug):
+            self.say(f"  {fact.at:7.1f} s  BUG on {fact.node}: {fact.error[-300:]}")
+        for waiting in list(self._waiting):
+            place, number, fault = waiting
+            if reached(place, fact) and self.put(number, fault):
+                self._waiting.remove(waiting)
+
+    _waiting: list[tuple[str, int, Fault]] = []  # noqa: RUF012 - each scenario sets its own
+
+    # ---- one scenario
+
+    def scenario(self, scenario: Scenario) -> Verdict:
+        """Strike, recover, heal, judge."""
+        opened, begun = self.eye.now, time.monotonic()
+        first, steps = self.number, self.eye.newest
+        numbers = {self.number + i: fault for i, fault in enumerate(scenario.faults)}
+        self.number += len(numbers)
+        self._waiting = []
+        self.say(f"{scenario.name}: {scenario.about or ', '.join(fault.kind for fault in scenario.faults)}")
+        problem = ""
+        try:
+            self._strike(numbers)
+            problem = self._mend(scenario)
+        except (Late, BoxError, Unanswered, OSError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._waiting = []
+        self.eye.look()
+        alive = tuple(n for n, box in self.lab.boxes.items() if box.on and self.gang.ended(n) is None)
+        seated = tuple(seat.member.node for seat in self.eye.plan.seats) if self.eye.plan else ()
+        self.eye.note(
+            Ended(at=self.eye.now, alive=alive, seated=seated, want=self.want, lively=not problem, lacks=problem)
+        )
+        mine = replace(scenario, shape=replace(scenario.shape, nodes=len(self.lab.boxes), settings=self.settings))
+        found = judge_live(mine, sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=first)
+        struck = [f.kind for f in self.eye.facts if isinstance(f, Struck) and f.number >= first]
+        verdict = Verdict(scenario, found, struck, time.monotonic() - begun, self.eye.newest - steps)
+        self.verdicts.append(verdict)
+        for violation in found[:6]:
+            self.say(f"  VIOLATION  {violation}")
+        self.say(f"  {'ok' if not found else 'FAILED'}: {verdict.seconds:.1f} s, {verdict.steps} steps")
+        return verdict
+
+    @property
+    def settings(self) -> Any:
+        """What the daemons decide by, as the judge wants to know it."""
+        from elasticrl.config import to_core
+
+        return to_core(self.gang.tree)
+
+    def _strike(self, numbers: dict[int, Fault]) -> None:
+        """Put all in, each at its time or place."""
+        start = self.eye.now + QUIET_S
+        zero = min((fault.at for fault in numbers.values() if fault.at is not None), default=0.0)
+        due: dict[int, float] = {}
+        for number, fault in numbers.items():
+            if fault.at is not None:
+                due[number] = start + fault.at - zero
+            elif fault.when.startswith(IN_THE_JOB):
+                due[number] = start
+            else:
+                self._waiting.append((fault.when.partition(" step ")[0], number, fault))
+        last = max(due.values(), default=start)
+        give_up = last + GIVE_UP_S + (20.0 if self._waiting else 0.0)
+        while due or self._waiting:
+            self.tick()
+            for number in [n for n, at in due.items() if self.eye.now >= at]:
+                if self._at_place(number, numbers[number]):
+                    del due[number]
+                else:
+                    due[number] = self.eye.now + RETRY_S
+            self._look_for_saves()
+            if self.eye.now > give_up:
+                for number in [*due, *(n for _, n, _ in self._waiting)]:
+                    kind = numbers[number].kind
+                    self.eye.note(Missed(at=self.eye.now, number=number, kind=kind, why="it never had its chance"))
+                self._waiting = []
+                return
+            time.sleep(LOOK_S)
+
+    def _at_place(self, number: int, fault: Fault) -> bool:
+        """A place in the job: the worker that is there waits for the blow."""
+        if not fault.when:
+            return self.put(number, fault)
+        place = fault.when.partition(" step ")[0]
+        node = self.hands.whom(fault.node)
+        if not node or not self.gang.worker(node):
+            return False
+        self.hands.tokens += 1
+        token = self.hands.tokens
+        path = self.gang.order(node, do="wait", place=place, token=token)
+        deadline = time.monotonic() + 6.0
+        while token not in self.eye.here:
+            if time.monotonic() > deadline:
+                path.unlink(missing_ok=True)
+                return False
+            self.tick()
+            time.sleep(0.002)
+        try:
+            return self.put(number, replace(fault, node=node))
+        finally:
+            (self.gang.history / f"{node}.go.{token}").touch()
+
+    def _look_for_saves(self) -> None:
+        """A save is under way when a folder of a step has appeared that is not published yet."""
+        waiting = [entry for entry in self._waiting if entry[0] == "saving"]
+        if not waiting:
+            return
+        before = set(self.gang.saves.iterdir()) if self.gang.saves.is_dir() else set()
+        deadline = time.monotonic() + 15.0
+        while time.monotonic() < deadline:
+            now = set(self.gang.saves.iterdir()) if self.gang.saves.is_dir() else set()
+            if now - before:
+                for entry in waiting:
+                    if self.put(entry[1], entry[2]):
+                        self._waiting.remove(entry)
+                return
+            time.sleep(0.001)
+
+    def _mend(self, scenario: Scenario) -> str:
+        """Wait out what is in, heal the rest, and wait until all is well; what is lacking, if anything."""
+        timed = max((a.until for a in self.active.values() if a.until is not None), default=self.eye.now)
+        grace = 3.0 if any(a.until is None for a in self.active.values()) else 0.0
+        while self.eye.now < timed + grace or any(a.until is not None for a in self.active.values()):
+            self.tick()
+            time.sleep(LOOK_S)
+        self.until(
+            lambda: self.over or self._going_on(), 20.0 * load_factor(), "some gang trains on, or the job is over"
+        )
+        self._ease_all()
+        for node in [*self.hands.off] if not self.over else []:
+            if node in self.gang.daemons:  # one that came late on purpose stays away
+                self.hands.off.discard(node)
+                self.gang.start(node)
+        for path in self.gang.history.glob("*.order"):
+            path.unlink(missing_ok=True)
+        healed = self.eye.now
+        self.eye.note(Healed(at=healed))
+        if self.over:
+            self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
+            return ""
+        self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
+        self.until(lambda: self.over or self.well(healed), scenario.liveness_s, "all nodes train again")
+        return self._unasked(scenario)
+
+    def _unasked(self, scenario: Scenario) -> str:
+        return "the job is over, though nobody asked for that" if self.over and not wanted_end(scenario) else ""
+
+    def _going_on(self) -> bool:
+        """Is there anything to wait for before healing? Faults that last for good may need to be healed first."""
+        if any(a.until is None for a in self.active.values()):
+            return True
+        return (
+            self.eye.now - self.eye.sealed_at < 2.0 or self.eye.plan is None or self.eye.plan.phase is not Phase.TRAIN
+        )
+
+    def _daemons_back(self) -> bool:
+        """A daemon that ended of itself with a failure is started again, as systemd does; a clean leave is not."""
+        ok = True
+        for node, process in list(self.gang.daemons.items()):
+            if process.poll() is not None and self.lab.boxes[node].on and not self.over:
+                self.say(
+                    f"  {self.eye.now:7.1f} s  the daemon of {node} had ended with {process.returncode}; started again"
+                )
+                self.gang.start(node)
+                ok = False
+            elif self.lab.boxes[node].on and node not in self.hands.off:
+                ok = ok and answers(self.lab.boxes[node].path(f"{RUN_DIR}/{self.gang.name}/{node}/control.sock"))
+        return ok
+
+    # ---- the end
+
+    def finish(self) -> list[Violation]:
+        """Stop the job, and judge what only the end can show."""
+        opened = self.eye.now
+        self._ease_all()
+        try:
+            if not self.over and self.hands.strike(Fault(kind="stop", at=0.0)) is None:
+                raise Late("no daemon takes the order to stop")
+            self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
+            codes = {node: process.returncode for node, process in self.gang.daemons.items()}
+            self.eye.note(
+                Proved(at=self.eye.now, what="exit codes", ok=len(set(codes.values())) == 1, sentence=str(codes))
+            )
+            self._proofs()
+        except (Late, BoxError, DataError, RuntimeError, OSError) as error:
+            self.eye.note(
+                Proved(at=self.eye.now, what="the end", ok=False, sentence=f"{type(error).__name__}: {error}")
+            )
+        self.eye.look()
+        found = judge_live(
+            self.shape, sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=self.number
+        )
+        for violation in found[:6]:
+            self.say(f"  VIOLATION  {violation}")
+        return found
+
+    def _proofs(self) -> None:
+        """Each by itself: what is wrong with one says nothing of the others."""
+        with suppress(Late):
+            self.until(lambda: not any(self.gang.processes().values()), LEFT_S, "no process is left")
+        left = [f"{node}: {line}" for node, lines in self.gang.processes().items() for line in lines]
+        self._prove("processes", ok=not left, sentence="; ".join(left[:8]) or "none is left")
+        used = audit(self.gang.saves)
+        self._prove("audit", ok=used.ok, sentence=used.sentence)
+        ours = chronicle(self.gang.saves)
+        same = compare(chronicle(self.gang.alone(max(ours.steps) + 1)), ours)
+        self._prove("bits", ok=same.ok and ours.ok, sentence=f"{same.sentence}; {ours.sentence}")
+        files = [
+            f"{name}:{path}"
+            for name, box in self.lab.boxes.items()
+            for path in left_files(box, self.gang.name)
+            if box.on
+        ]
+        self._prove("files", ok=not files, sentence=", ".join(files[:8]) or "no socket or shared memory is left")
+        ttl = self.gang.tree.membership.lease_ttl_s
+        with suppress(Late):
+            self.until(lambda: not self.eye.members and not self.eye.leader, 3 * ttl, "no key of a member is left")
+        keys = [*self.eye.members, *([f"leader {self.eye.leader}"] if self.eye.leader else [])]
+        self._prove("keys", ok=not keys, sentence=f"left in the store: {keys}" if keys else "no leased key is left")
+
+    def _prove(self, what: str, *, ok: bool, sentence: str) -> None:
+        self.eye.note(Proved(at=self.eye.now, what=what, ok=ok, sentence=sentence))
+        self.say(f"  {what}: {sentence}")
+
+    def keep(self, folder: Path, again: str, scenarios: Iterable[Scenario]) -> None:
+        """Everything that somebody needs who wants to know what happened."""
+        folder.mkdir(parents=True, exist_ok=True)
+        history.write(sorted(self.eye.facts, key=lambda fact: fact.at), folder / "history.jsonl")
+        for scenario in scenarios:
+            save(scenario, folder / f"{scenario.name.replace(' ', '-')}.yaml")
+        (folder / "again").write_text(again + "\n", encoding="utf-8")
+        shutil.copytree(
+            self.gang.folder, folder / "job", dirs_exist_ok=True, ignore=shutil.ignore_patterns("alone", "*.sock")
+        )
+        for log in self.lab.folder.glob("*.log"):
+            shutil.copy(log, folder)
+        (folder / "state").write_text(self.lacks() + "\n" + str(self.gang.processes()), encoding="utf-8")
+
+
+class Late(AssertionError):
+    """Something did not happen in time; the message says what, and what was seen instead."""
+
+
+def left_files(box: Box, job: str) -> list[str]:
+    """Sockets of the daemons, and whatever lies in shared memory."""
+    found: list[str] = []
+    for folder in ("/dev/shm", f"/run/elasticrl/{job}"):
+        top = box.path(folder)
+        every = top.rglob("*") if top.is_dir() else ()
+        mine = [path for path in every if path.is_socket() or (folder == "/dev/shm" and path.is_file())]
+        found += [f"{folder}/{path.relative_to(top)}" for path in mine]
+    return found
+
+
+def wanted_end(scenario: Scenario) -> bool:
+    """Does it ask for the end of the job?"""
+    return scenario.expect.exit_code is not None or any(f.kind in ("stop", "crash_loop") for f in scenario.faults)
+
+
+def reached(place: str, fact: Fact) -> bool:
+    """Does this fact say that the job has come to a place that shows in the store?"""
+    if isinstance(fact, Planned):
+        phase = fact.plan.phase
+        return {
+            "reform": phase is Phase.TRAIN, "forming": phase is Phase.TRAIN, "probing": phase is Phase.PROBE,
+            "held": phase is Phase.HOLD,
+        }.get(place, False)  # fmt: skip
+    name = type(fact).__name__
+    return (place == "elected" and name == "Elected") or (place == "committing" and name == "Committed")
+
+
+def terminal(text: str) -> None:
+    """For people who watch."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+__all__ = ["ALL", "Drive", "Late", "Verdict", "load_factor", "terminal", "wanted_end"]

@@ -1,0 +1,286 @@
+"""What can be seen of a job from outside: every write in the store, every line of workers and daemons, as facts.
+
+The one idea: the eye only reads what was written. The store's watch gives each plan, commit, leader and quarantine in the order
+in which they became true; files give the rest. Nothing here asks a daemon how it is.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from chaos.history import (
+    Asked,
+    Bug,
+    Committed,
+    Confined,
+    Died,
+    Elected,
+    Expired,
+    Fact,
+    Left,
+    Planned,
+    Resumed,
+    Saved,
+    Sealed,
+    Started,
+)
+from chaos.live.gang import Gang
+from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, deal
+from elasticrl.shell import keys
+from elasticrl.shell.keys import namespace
+from elasticrl.shell.sight import Wanted
+from elasticrl.store import StoreSettings
+from elasticrl.store.etcd import EtcdStore
+from elasticrl.store.protocol import Event as Change
+from elasticrl.store.protocol import StoreError
+
+
+class Eye:
+    """Looks at one job. Use it as a context; `look` brings the facts up to date."""
+
+    def __init__(self, gang: Gang, begun: float) -> None:
+        self.gang, self.begun = gang, begun
+        self.facts: list[Fact] = []
+        self.plan: Plan | None = None
+        self.plans: dict[int, Plan] = {}
+        self.leader = ""
+        self.commit = 0
+        self.members: dict[str, Record] = {}
+        self.held: dict[str, str] = {}  # node -> member under quarantine
+        self.sealed: dict[int, dict[str, int]] = {}  # generation -> node -> newest step that it knows to be sealed
+        self.sealed_at = 0.0  # when a step was sealed last
+        self.newest = 0  # step
+        self.here: set[int] = set()  # tokens of orders that were taken
+        self.paused_since: float | None = None
+        self._changes: list[tuple[float, Change]] = []
+        self._lock = threading.Lock()
+        self._offsets: dict[Path, int] = {}
+        self._resumed: set[int] = set()
+        self._over = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._watch, name="eye", daemon=True)
+        self.problem = ""
+        self.revision = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10.0)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.begun
+
+    # ---- the store
+
+    def _watch(self) -> None:
+        async def main() -> None:
+            settings = StoreSettings(endpoints=self.gang.lab.endpoints, namespace=namespace(self.gang.name))
+            async with EtcdStore(settings, say=lambda *_, **__: None) as store:
+                revision = 0
+                while not self._over.is_set():
+                    try:
+                        if not revision:
+                            listing = await store.scan("")
+                            found = [Change(key=e.key, entry=e, revision=listing.revision) for e in listing.entries]
+                            self._take(found)
+                            revision = listing.revision + 1
+                        async with aclosing(store.watch([""], revision)) as batches:  # type: ignore[type-var]
+                            async for batch in batches:
+                                self._take(list(batch.events))
+                                self.revision = batch.revision
+                                revision = 0 if batch.relist else batch.revision + 1
+                    except StoreError as error:
+                        self.problem = str(error)
+                        await asyncio.sleep(0.2)
+
+        asyncio.set_event_loop(self._loop)
+        self._task = self._loop.create_task(main())
+        with suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._task)
+        self._loop.close()
+
+    def _take(self, changes: list[Change]) -> None:
+        with self._lock:
+            self._changes += [(self.now, change) for change in changes]
+
+    # ---- putting it together
+
+    def look(self) -> list[Fact]:
+        """What is new, oldest first."""
+        before = len(self.facts)
+        with self._lock:
+            changes, self._changes = self._changes, []
+        for at, change in changes:
+            self._changed(at, change)
+        for node in self.gang.lab.boxes:
+            for line in self._lines(self.gang.history / f"{node}.jsonl"):
+                self._worker_said(line)
+            for line in self._lines(self.gang.log(node)):
+                self._daemon_said(node, line)
+        fresh = sorted(self.facts[before:], key=lambda fact: fact.at)
+        self.facts[before:] = fresh
+        return fresh
+
+    def note(self, fact: Fact) -> None:
+        """Something that the driver knows."""
+        self.facts.append(fact)
+
+    def _changed(self, at: float, change: Change) -> None:
+        key, value = change.key, change.entry.value if change.entry else None
+        if key == keys.PLAN and value is not None:
+            plan = keys.load(Plan, value, key)
+            paused = at - self.paused_since if self.paused_since is not None else 0.0
+            self.plan = self.plans[plan.generation] = plan
+            self.facts.append(
+                Planned(
+                    at=at,
+                    plan=plan,
+                    by=self.leader,
+                    committed=self.commit,
+                    paused_s=paused,
+                    held=tuple(self.held.values()),
+                )
+            )
+        elif key == keys.COMMIT and value is not None:
+            commit = keys.load(Commit, value, key)
+            place = self.gang.saves / commit.manifest
+            whole = place.is_dir() and any(place.iterdir())
+            self.facts.append(
+                Saved(at=at, step=commit.step, version=commit.step, digest="", manifest=commit.manifest, whole=whole)
+            )
+            self.facts.append(
+                Committed(at=at, step=commit.step, generation=commit.generation, manifest=commit.manifest)
+            )
+            self.commit = commit.step
+        elif key == keys.LEADER:
+            self.leader = str(keys.load(Member, value, key)) if value is not None else ""
+            if self.leader:
+                self.facts.append(Elected(at=at, member=self.leader))
+        elif key == keys.INTENT and value is not None:
+            self._intent(at, value)
+        elif key.startswith(keys.QUARANTINES):
+            self._confined(at, key.removeprefix(keys.QUARANTINES), value)
+        elif key.startswith(keys.MEMBERS):
+            node = key.removeprefix(keys.MEMBERS)
+            if value is not None:
+                self.members[node] = keys.load(Record, value, key)
+            elif node in self.members:
+                self.facts.append(Expired(at=at, member=str(self.members.pop(node).member)))
+
+    def _intent(self, at: float, value: bytes) -> None:
+        wanted = keys.load(Wanted, value, keys.INTENT).intent
+        if wanted is Intent.PAUSE:
+            self.paused_since = at
+        else:
+            self.paused_since = None
+        if wanted is not Intent.RUN:
+            self.facts.append(Asked(at=at, verb=wanted.value, node=""))
+
+    def _confined(self, at: float, node: str, value: bytes | None) -> None:
+        if value is None:
+            self.held.pop(node, None)
+            return
+        found = keys.load(Quarantine, value, node)
+        if found.held:
+            self.held[node] = str(found.member)
+        else:
+            self.held.pop(node, None)
+        self.facts.append(
+            Confined(
+                at=at, node=node, member=str(found.member), reason=found.reason, strikes=found.strikes, held=found.held
+            )
+        )
+
+    def _lines(self, path: Path) -> list[dict[str, Any]]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+        found: list[dict[str, Any]] = []
+        for text in whole.splitlines():
+            try:
+                body = json.loads(text)
+            except ValueError:
+                body = {"event": "text", "text": text.decode(errors="replace")}
+            found.append(body if isinstance(body, dict) else {"event": "text", "text": str(body)})
+        return found
+
+    def _worker_said(self, line: dict[str, Any]) -> None:
+        at, generation, step = line["at"] - self.begun, line["generation"], line["step"]
+        if line["what"] == "here":
+            self.here.add(line["token"])
+        elif line["what"] == "began" and generation not in self._resumed and generation in self.plans:
+            plan = self.plans[generation]
+            self._resumed.add(generation)
+            ranges = tuple((lanes.start, lanes.stop) for lanes in deal(plan.lanes, plan.world))
+            nodes = tuple(seat.member.node for seat in plan.seats)
+            self.facts.append(
+                Resumed(
+                    at=at,
+                    generation=generation,
+                    version=step,
+                    digest="",
+                    source="",
+                    whole=-1,
+                    nodes=nodes,
+                    ranges=ranges,
+                )
+            )
+        elif line["what"] == "sealed":
+            self.sealed.setdefault(generation, {})[line["node"]] = step
+            self.newest = max(self.newest, step)
+            self.sealed_at = max(self.sealed_at, at)
+            if generation in self._resumed:
+                self.facts.append(Sealed(at=at, generation=generation, version=step, step=step, digest=line["digest"]))
+
+    def _daemon_said(self, node: str, line: dict[str, Any]) -> None:
+        match line.get("event"):
+            case "daemon.started":
+                self.facts.append(Started(at=self.now, member=line["member"], adopted=bool(line["adopted"])))
+            case "daemon.stopped" if line.get("workers") == "ended":
+                self.facts.append(
+                    Left(at=self.now, member=line.get("member", node), code=int(line["code"]), reason=line["reason"])
+                )
+            case "worker.exited":
+                self.facts.append(
+                    Died(
+                        at=self.now,
+                        node=node,
+                        generation=int(line["generation"]),
+                        step=int(line["step"]),
+                        cause=str(line["cause"]),
+                        own=bool(line["own"]),
+                    )
+                )
+            case "bug":
+                self.facts.append(Bug(at=self.now, node=node, error=str(line.get("exception", line))[-2000:]))
+            case "text" if line["text"].startswith("Traceback"):
+                self.facts.append(Bug(at=self.now, node=node, error="a traceback in the daemon's log"))
+
+    # ---- how it is
+
+    def training(self, nodes: int, steps: int, since: float) -> bool:
+        """Do so many nodes train under the newest plan, all with this many steps sealed since then?"""
+        plan = self.plan
+        if plan is None or plan.phase is not Phase.TRAIN or len(plan.seats) < nodes:
+            return False
+        known = self.sealed.get(plan.generation, {})
+        fresh = [
+            f for f in self.facts[-400:] if isinstance(f, Sealed) and f.generation == plan.generation and f.at > since
+        ]
+        return len({f.step for f in fresh}) >= steps and all(seat.member.node in known for seat in plan.seats)

@@ -1,0 +1,237 @@
+"""A job on the lab's nodes: its configuration, its daemons, and who is who among a node's processes.
+
+The one idea: processes are told apart by what the kernel says of them (namespace, command line, parent), never by asking the
+one that is about to be killed; only a worker is known by its own words, the last line that it wrote.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chaos.live.box import Box, alive, command_line, inner_pid, parent
+from chaos.live.lab import Lab
+from elasticrl.config import Tree, load
+from elasticrl.core.settings import Settings
+from elasticrl.daemon.client import ask
+
+PROGRAM = Path(__file__).with_name("job.py")
+RUN_DIR, VAULT_DIR = "/run/elasticrl", "/dev/shm/elasticrl"
+LANES = 12
+SECTIONS = ("membership", "recovery", "health", "timeouts")
+
+#: Shorter than this is no setting for real processes on a shared machine, whatever a scenario says.
+LEAST = {
+    "lease_ttl_s": 5.0, "keepalive_s": 1.5, "suspect_s": 1.2, "settle_s": 0.5, "start_s": 90.0, "reform_s": 15.0,
+    "replace_s": 30.0, "restart_s": 45.0, "reload_s": 60.0, "probe_s": 5.0, "drain_s": 20.0, "quarantine_s": 6.0,
+    "quarantine_max_s": 12.0, "floor_s": 4.0, "default_phase_s": 12.0, "confirm_s": 0.5,
+}  # fmt: skip
+#: And longer than this nobody wants to wait for.
+MOST = {
+    "lease_ttl_s": 10.0, "keepalive_s": 3.0, "quarantine_s": 8.0, "quarantine_max_s": 16.0, "default_phase_s": 15.0,
+    "reload_s": 90.0, "drain_s": 30.0, "start_s": 120.0,
+}  # fmt: skip
+
+
+def within(name: str, value: float) -> float:
+    """A setting of a scenario as it is for real nodes."""
+    return min(max(value, LEAST.get(name, value)), MOST.get(name, value))
+
+
+def conf_of(settings: Settings, *, nodes: int) -> dict[str, Any]:
+    """A scenario's settings as sections of a configuration; what is too short for this machine is lengthened."""
+    plain = asdict(settings)
+    conf: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for section in SECTIONS:
+        for name, value in plain[section].items():
+            if isinstance(value, dict):
+                continue
+            if name.endswith("_s"):
+                conf[section][name.removesuffix("_s")] = f"{within(name, value):g}s"
+            else:
+                conf[section][name] = value
+    least = max(1, min(settings.membership.min_nodes, nodes))
+    conf["membership"] |= {"max_nodes": min(nodes, settings.membership.max_nodes), "min_nodes": least, "doubt": "500ms"}
+    conf["vault"] = {"copies": min(settings.copies, least - 1)}
+    return conf
+
+
+class Gang:
+    """The nodes of one job in a lab."""
+
+    def __init__(
+        self, lab: Lab, name: str, *, conf: Mapping[str, Any], step_ms: float = 100.0, save_every: int = 40
+    ) -> None:
+        self.lab, self.name = lab, name
+        self.folder = lab.folder / name
+        self.history = self.folder / "history"
+        self.history.mkdir(parents=True)
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.saves = lab.disk / "saves" / name
+        args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history)]
+        plain: dict[str, Any] = {
+            "job": {"name": name, "program": str(PROGRAM), "args": args, "seed": 7},
+            "node": {"device": "cpu", "interface": "eth0", "run_dir": RUN_DIR},
+            "store": {"endpoints": list(lab.endpoints), "try_timeout": "1s", "timeout": "5s"},
+            "lanes": {"count": LANES, "digest": "full"},
+            "vault": {"dir": VAULT_DIR, "timeout": "10s", "linger": "20s"},
+            "checkpoint": {"dir": str(lab.disk / "saves"), "every": save_every, "keep_last": 3},
+            "telemetry": {"log_dir": str(self.folder / "log"), "format": "json"},
+        }
+        for section, values in conf.items():
+            plain.setdefault(section, {}).update(values)
+        self.config = self.folder / "job.yaml"
+        self.config.write_text(yaml.safe_dump(plain), encoding="utf-8")
+        self.tree: Tree = load(self.config, ["node.name=n0"])
+
+    # ---- daemons
+
+    def start(self, node: str, *overrides: str, count: bool = True) -> "subprocess.Popen[bytes]":
+        """Start a node's daemon, or one more that is not counted as the node's."""
+        box = self.lab.boxes[node]
+        own = [f"node.name={node}", f"node.state_dir={self.folder / 'state' / node}", *overrides]
+        command = [sys.executable, "-m", "elasticrl.cli.main", "daemon", "--config", str(self.config), *own]
+        process = box.start(command, self.log(node) if count else self.folder / f"{node}.second.log")
+        if count:
+            self.daemons[node] = process
+        return process
+
+    def log(self, node: str) -> Path:
+        """What a node's daemons have logged."""
+        return self.folder / f"{node}.daemon.log"
+
+    def ended(self, node: str) -> int | None:
+        """The exit code of a node's daemon that has ended; None while it runs."""
+        process = self.daemons.get(node)
+        return process.poll() if process else None
+
+    def ask(self, asked: str, verb: str, **fields: Any) -> Any:
+        """A question to a node's daemon."""
+        box = self.lab.boxes[asked]
+        return ask(box.path(f"{RUN_DIR}/{self.name}/{asked}/control.sock"), verb, deadline_s=10.0, **fields)
+
+    # ---- who is who
+
+    def box(self, node: str) -> Box:
+        """A node's box."""
+        return self.lab.boxes[node]
+
+    def daemon(self, node: str) -> int:
+        """The host's number of the daemon's process; 0: it does not run."""
+        return self._find(node, "elasticrl.cli.main daemon")
+
+    def agent(self, node: str) -> int:
+        """Of the agent's."""
+        return self._find(node, "-m elasticrl.agent ")
+
+    def vault(self, node: str) -> int:
+        """Of the vault's."""
+        return self._find(node, "-m elasticrl.runtime.vault")
+
+    def _find(self, node: str, words: str) -> int:
+        found = [
+            pid for pid in self.box(node).pids() if words in command_line(pid) and f"{self.name}" in command_line(pid)
+        ]
+        found = found or [pid for pid in self.box(node).pids() if words in command_line(pid)]
+        return found[0] if found else 0
+
+    def worker(self, node: str) -> int:
+        """Of the process that wrote this node's newest line and still runs."""
+        inner = self.last(node).get("pid", 0)
+        return self.box(node).host_pid(int(inner)) if inner else 0
+
+    def spare(self, node: str) -> int:
+        """Of a process that the fork server made and that has no rank."""
+        workers = {self.worker(node)}
+        pids = self.box(node).pids()
+        servers = {pid for pid in pids if "forkserver" in command_line(pid)}
+        spares = [p for p in pids if parent(p) in servers and p not in workers and p not in servers]
+        return spares[-1] if spares else 0
+
+    def last(self, node: str) -> dict[str, Any]:
+        """The newest line of a node's workers."""
+        path = self.history / f"{node}.jsonl"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 1000))
+                lines = file.read().split(b"\n")[:-1]
+            return dict(json.loads(lines[-1])) if lines else {}
+        except (OSError, ValueError):
+            return {}
+
+    def order(self, node: str, **what: Any) -> Path:
+        """Tell a node's worker what to do, and where; see chaos.live.job."""
+        path = self.history / f"{node}.order"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(what))
+        fresh.replace(path)
+        return path
+
+    # ---- the end
+
+    def alone(self, steps: int) -> Path:
+        """The same job in one process that nothing happens to; where it left its chronicle."""
+        folder = self.folder / "alone"
+        (folder / "saves").mkdir(parents=True)
+        own = [
+            f"job.steps={steps}", f"checkpoint.dir={folder / 'saves'}", f"vault.dir={folder / 'vault'}", "node.name=alone",
+            "membership.min_nodes=1", "vault.copies=0", "node.interface=lo", f"checkpoint.every={max(steps, 1)}",
+        ]  # fmt: skip
+        from elasticrl.config import dumps
+
+        tree = load(self.config, own)
+        (folder / "config.json").write_text(dumps(tree))
+        env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
+        with (folder / "log").open("wb") as log:
+            done = subprocess.run(
+                [sys.executable, str(PROGRAM), "--step-ms", "0"], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                timeout=120 + steps,
+            )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"the undisturbed run failed: {(folder / 'log').read_text()[-1000:]}")
+        return folder / "saves" / self.name
+
+    def processes(self) -> dict[str, list[str]]:
+        """What runs in each box: command lines."""
+        return {
+            n: [f"{inner_pid(p)} {command_line(p)}" for p in box.pids()] for n, box in self.lab.boxes.items() if box.on
+        }
+
+    def kill_all(self) -> None:
+        """End every process of the job, so that another one can begin."""
+        for box in self.lab.boxes.values():
+            if box.on:
+                box.unfreeze()
+                for pid in box.pids():
+                    send(pid, signal.SIGKILL)
+        for process in self.daemons.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10.0)
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; was there somebody?"""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """Has it ended within that time?"""
+    deadline = time.monotonic() + within_s
+    while alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True

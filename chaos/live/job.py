@@ -1,0 +1,193 @@
+"""The job of the lab: a tiny exact training with dropout, AdamW, clipping, a schedule and a cursor, that goes on for ever.
+
+It writes what it does, one JSON line each, into `<folder>/<node>.jsonl`, with the machine's monotonic clock:
+
+    {"at": 3656.81, "what": "began", "step": 455, "generation": 2, "rank": 0, "world": 3, "pid": 812}
+    {"at": 3656.93, "what": "sealed", "step": 456, "generation": 2, "rank": 0, "world": 3, "pid": 812, "digest": "1c8d..."}
+    {"at": 3657.02, "what": "here", "place": "before reduce", "token": 7, ...}
+
+The one idea: faults at a position are done by the process that is there. An order in `<folder>/<node>.order` names the place
+and what to do; the worker takes it, says `here`, and does it to itself, or waits for the driver to do it to the node.
+"""
+
+import argparse
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import elasticrl
+from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.optim import AdamW, Rule
+from elasticrl.runtime.run import Run
+
+ROWS, WIDTH = 6, 16
+WAIT_S = 20.0  # for the driver, at a place where it wanted to strike
+
+
+def fresh() -> nn.Sequential:
+    """The model."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(WIDTH, 37), nn.GELU(), nn.Dropout(0.1), nn.Linear(37, 37), nn.Tanh(), nn.Linear(37, 5)
+    )
+
+
+class Warmup:
+    """A schedule that is state: forget it, and the bits part."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @property
+    def factor(self) -> float:
+        """Of the learning rate."""
+        return min(1.0, (self.steps + 1) / 50)
+
+    def state_dict(self) -> dict[str, int]:
+        """To be kept."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int], /) -> None:
+        """To go on with."""
+        self.steps = state["steps"]
+
+
+def rule(name: str) -> Rule:
+    """How a parameter is updated."""
+    return AdamW(lr=1e-2, weight_decay=0.1 if name.endswith("weight") else 0.0)
+
+
+def data(index: int) -> tuple[torch.Tensor, int]:
+    """One sample."""
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(WIDTH, generator=generator), index % 5
+
+
+class Told:
+    """What the driver wants of this node's worker, and what the worker tells."""
+
+    def __init__(self, folder: str, run: Run) -> None:
+        self.run = run
+        self.node = os.environ.get("ELASTICRL_NODE", "")
+        self.folder = Path(folder) if folder else None
+        self.ballast: list[bytearray] = []
+        self.file = (
+            os.open(self.folder / f"{self.node}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND) if self.folder else -1
+        )
+
+    def say(self, what: str, step: int, **more: Any) -> None:
+        """One line."""
+        if self.file < 0:
+            return
+        run = self.run
+        body = {"at": round(time.monotonic(), 4), "what": what, "node": self.node, "step": step}
+        body |= {"generation": run.generation, "rank": run.rank, "world": run.world, "pid": os.getpid(), **more}
+        os.write(self.file, json.dumps(body).encode() + b"\n")
+
+    def at(self, place: str, step: int) -> None:
+        """The job is at this place: is there an order for it?"""
+        if self.folder is None:
+            return
+        path = self.folder / f"{self.node}.order"
+        if not path.exists():
+            return
+        try:
+            order = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return
+        if order["place"] not in (place, "") or order.get("step", 0) > step:
+            return
+        if order["do"] == "slow":
+            time.sleep(float(order["value"]))
+            return
+        if not order.get("stays"):
+            path.unlink(missing_ok=True)
+        self.say("here", step, place=place, token=order["token"])
+        self._do(order)
+
+    def _do(self, order: dict[str, Any]) -> None:
+        match order["do"]:
+            case "raise":
+                raise ValueError(order.get("text", "bad prompt"))
+            case "hang":
+                time.sleep(3600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "grow":  # until the kernel ends this process
+                while True:
+                    self.ballast.append(bytearray(os.urandom(1 << 20)) * 8)
+            case "wait":
+                deadline = time.monotonic() + WAIT_S
+                assert self.folder is not None
+                go = self.folder / f"{self.node}.go.{order['token']}"
+                while not go.exists() and time.monotonic() < deadline:
+                    time.sleep(0.001)
+
+    def later(self, places: tuple[tuple[float, str], ...], step: int) -> None:
+        """Places inside of the update, where only another thread can act: it says `here`, or ends the process."""
+        if self.folder is None or not (self.folder / f"{self.node}.order").exists():
+            return
+
+        def act() -> None:
+            for after_s, place in places:
+                time.sleep(after_s)
+                self.at(place, step)
+
+        threading.Thread(target=act, daemon=True).start()
+
+
+DURING = ((0.0, "during reduce"), (0.001, "during apply"), (0.001, "during gather"), (0.001, "during seal"))
+
+
+def main() -> None:
+    """Train until told to end, or for job.steps."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--step-ms", type=float, default=100.0)
+    options.add_argument("--history", default="")
+    args = options.parse_args()
+    with elasticrl.runtime.join() as run:
+        cursor = Cursor(
+            Walk(name="points", size=1000, lanes=run.tree.lanes.count, per_lane=ROWS, seed=run.tree.job.seed)
+        )
+        schedule = Warmup()
+        run.register(model=fresh(), optimizer=rule, data=cursor, schedule=schedule)
+        told = Told(args.history, run)
+        generation = sealed = -1
+        for step in run.steps():
+            begun = time.monotonic()
+            if run.generation != generation:
+                generation = run.generation
+                told.say("began", int(step))
+            told.at("before rollout", int(step))
+            for number, lane in enumerate(run.lanes()):
+                points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
+                with lane.rng("dropout"):
+                    loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                lane.done()
+                if number == 0:
+                    told.at("during rollout", int(step))
+            told.at("after rollout", int(step))
+            told.at("before reduce", int(step))
+            told.later(DURING, int(step))
+            run.update(max_norm=0.5, lr_factor=schedule.factor)
+            schedule.steps += 1
+            told.at("after gather", int(step))
+            told.at("after seal", int(step))
+            if run.sealed > sealed:
+                sealed = run.sealed
+                told.say("sealed", sealed, digest=run.sealed_digest or "")
+            time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - begun)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,650 @@
+"""How each fault of the vocabulary is done to real processes, cables and disks, and how it is known that it struck.
+
+The one idea: a strike gives back whom it touched, how to undo it, and a proof. A process is killed when it is gone, a frame is
+lost when the rule has counted it, a disk is full when a write has failed; a strike without its proof has tested nothing.
+"""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.faults import Fault
+from chaos.live import net
+from chaos.live.box import Box, BoxError, alive, command_line, stopped
+from chaos.live.eye import Eye
+from chaos.live.gang import VAULT_DIR, Gang, gone, send
+from chaos.live.lab import Lab
+from elasticrl.daemon.client import Unanswered
+from elasticrl.shell.keys import namespace
+from elasticrl.store import StoreSettings
+from elasticrl.store.etcd import EtcdStore
+
+Undo = Callable[[], object]
+Proof = Callable[[], str]  # empty, or why the fault did not strike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A fault that was put in."""
+
+    nodes: tuple[str, ...]
+    detail: str = ""
+    undo: Undo | None = None
+    proof: Proof | None = None  # asked before it is undone
+
+
+class NotStruck(RuntimeError):
+    """It was put in and did nothing; the sentence says what was seen."""
+
+
+class Hands:
+    """What does harm to one job in one lab."""
+
+    def __init__(self, gang: Gang, eye: Eye) -> None:
+        self.gang, self.eye = gang, eye
+        self.lab: Lab = gang.lab
+        self.off: set[str] = set()  # nodes whose daemon is not to run now
+        self.tokens = 0
+
+    def strike(self, fault: Fault) -> Done | None:
+        """Put it in, now; None if that cannot be done at the moment."""
+        return getattr(self, "_" + fault.kind)(fault)  # type: ignore[no-any-return]
+
+    def can(self, kind: str) -> bool:
+        """Is this fault known here?"""
+        return hasattr(self, "_" + kind)
+
+    # ---- whom
+
+    def whom(self, role: str) -> str:
+        """The node of a role; empty if nobody has it."""
+        plan = self.eye.plan
+        seats = [seat.member.node for seat in plan.seats] if plan else []
+        leader = self.eye.leader.partition("/")[0]
+        match role:
+            case "leader":
+                return leader
+            case "deputy":
+                return next((node for node in seats if node != leader), "")
+            case "rank 0" | "seated" | "":
+                return seats[0] if seats else ""
+            case "last rank":
+                return seats[-1] if seats else ""
+            case "spare":
+                return next((node for node in self.lab.boxes if node not in seats), "")
+        name = f"n{int(role[1:])}" if role[1:].isdigit() else role
+        return name if name in self.lab.boxes else ""
+
+    def boxes(self, *without: str) -> list[Box]:
+        """All nodes but these."""
+        return [box for name, box in self.lab.boxes.items() if name not in without]
+
+    def stores(self) -> list[Box]:
+        """The store's boxes."""
+        return [member.box for member in self.lab.members.values()]
+
+    # ---- signals
+
+    def _end(self, fault: Fault, find: Callable[[str], int], number: int = signal.SIGKILL) -> Done | None:
+        node = self.whom(fault.node)
+        pid = find(node) if node and self.lab.boxes[node].on else 0
+        if not pid or not send(pid, number):
+            return None
+        if number == signal.SIGKILL and not gone(pid):
+            raise NotStruck(f"process {pid} of {node} survived SIGKILL")
+        return Done(nodes=(node,), detail=f"pid {pid}, signal {number}")
+
+    def _halt(self, fault: Fault, find: Callable[[str], int]) -> Done | None:
+        node = self.whom(fault.node)
+        pid = find(node) if node and self.lab.boxes[node].on else 0
+        if not pid or not send(pid, signal.SIGSTOP):
+            return None
+        deadline = time.monotonic() + 5.0
+        while not stopped(pid) and alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if alive(pid) and not stopped(pid):
+            raise NotStruck(f"process {pid} of {node} goes on after SIGSTOP")
+        return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=lambda: send(pid, signal.SIGCONT))
+
+    def _kill_worker(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.worker)
+
+    def _term_worker(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.worker, signal.SIGTERM)
+
+    def _stop_worker(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.gang.worker)
+
+    def _kill_spare(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.spare)
+
+    def _stop_spare(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.gang.spare)
+
+    def _kill_agent(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.agent)
+
+    def _pause_agent(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.gang.agent)
+
+    def _kill_vault(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.vault)
+
+    def _term_vault(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.vault, signal.SIGTERM)
+
+    def _pause_vault(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.gang.vault)
+
+    def _lose_vault(self, fault: Fault) -> Done | None:
+        done = self._end(fault, self.gang.vault)
+        if done is not None:
+            folder = self.lab.boxes[done.nodes[0]].path(f"{VAULT_DIR}/{self.gang.name}/{done.nodes[0]}")
+            shutil.rmtree(folder, ignore_errors=True)
+        return done
+
+    def _kill_daemon(self, fault: Fault) -> Done | None:
+        return self._back_later(self._end(fault, self.gang.daemon))
+
+    def _term_daemon(self, fault: Fault) -> Done | None:
+        done = self._end(fault, self.gang.daemon, signal.SIGTERM)
+        if done is not None and not gone(self.gang.daemon(done.nodes[0]) or -1, 30.0):
+            raise NotStruck(f"the daemon of {done.nodes[0]} runs 30 s after SIGTERM")
+        return self._back_later(done)
+
+    def _pause_daemon(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.gang.daemon)
+
+    def _back_later(self, done: Done | None, *overrides: str) -> Done | None:
+        if done is None:
+            return None
+        node = done.nodes[0]
+        self.off.add(node)
+
+        def back() -> None:
+            self.off.discard(node)
+            if self.gang.ended(node) is None:  # the outer process may take a moment longer than the inner one
+                with suppress(subprocess.TimeoutExpired):
+                    self.gang.daemons[node].wait(20.0)
+            self.gang.start(node, *overrides)
+
+        return Done(nodes=done.nodes, detail=done.detail, undo=back)
+
+    # ---- what a worker does to itself
+
+    def _order(self, fault: Fault, do: str, **more: object) -> Done | None:
+        node = self.whom(fault.node)
+        if not node or not self.gang.worker(node):
+            return None
+        self.tokens += 1
+        token = self.tokens
+        path = self.gang.order(node, do=do, place="", token=token, **more)
+        deadline = time.monotonic() + 8.0
+        while token not in self.eye.here and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.eye.look()
+        if token not in self.eye.here:
+            path.unlink(missing_ok=True)
+            return None
+        return Done(nodes=(node,), detail=f"the worker did it to itself ({do})")
+
+    def _crash_worker(self, fault: Fault) -> Done | None:
+        return self._order(fault, "raise", text=f"bad prompt {self.tokens}")
+
+    def _hang_worker(self, fault: Fault) -> Done | None:
+        return self._order(fault, "hang")
+
+    def _slow_worker(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        if not node or not self.gang.worker(node):
+            return None
+        path = self.gang.order(node, do="slow", place="before rollout", token=0, value=0.1 * max(1.0, fault.value))
+        return Done(nodes=(node,), detail=f"{fault.value:g} times", undo=lambda: path.unlink(missing_ok=True))
+
+    def _crash_loop(self, _: Fault) -> Done | None:
+        for node in self.lab.boxes:
+            step = self.eye.newest + 2
+            self.gang.order(node, do="raise", place="after rollout", token=-1, stays=True, step=step, text="bad batch")
+        return Done(nodes=(), detail="every attempt raises")
+
+    def _sick_node(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        if not node:
+            return None
+        path = self.gang.order(node, do="raise", place="before rollout", token=-1, stays=True, text=f"sick {node}")
+        return Done(nodes=(node,), undo=lambda: path.unlink(missing_ok=True))
+
+    def _oom_worker(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        pid = self.gang.worker(node) if node else 0
+        top = self.lab.boxes[node].groups.get("memory") if node else None
+        if not pid or top is None:
+            return None
+        group = top / "tight"
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        (group / "cgroup.procs").write_text(str(pid))
+        done = self._order(fault, "grow")
+        if done is None:
+            (top / "cgroup.procs").write_text(str(pid))
+            return None
+        if not gone(pid, 20.0):
+            raise NotStruck(f"process {pid} of {node} outgrew 64 MiB and lives")
+        kills = [
+            line for line in (group / "memory.oom_control").read_text().splitlines() if line.startswith("oom_kill ")
+        ]
+        if kills and kills[0].endswith(" 0"):
+            raise NotStruck(f"process {pid} of {node} ended, and not by the kernel's memory killer")
+        return Done(nodes=(node,), detail="ended by the kernel: " + " ".join(kills))
+
+    def _starve_node(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None or "cpu" not in box.groups:
+            return None
+        before = box.throttled
+        box.share(fault.value or 0.1)
+        return Done(
+            nodes=(box.name,), detail=f"{fault.value or 0.1:.2f} of a core", undo=lambda: box.share(None),
+            proof=lambda: "" if box.throttled > before else f"{box.name} was never denied a core",
+        )  # fmt: skip
+
+    # ---- nodes
+
+    def _powered(self, fault: Fault) -> Box | None:
+        node = self.whom(fault.node)
+        box = self.lab.boxes.get(node)
+        return box if box is not None and box.on and node not in self.off else None
+
+    def _kill_node(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        daemon = self.gang.daemon(box.name)
+        pids = [daemon, *(pid for pid in reversed(box.pids()) if pid != daemon)]
+        for pid in pids:
+            if pid:
+                send(pid, signal.SIGKILL)
+        left = [pid for pid in pids if pid and not gone(pid)]
+        if left:
+            raise NotStruck(f"processes {left} of {box.name} survived SIGKILL")
+        return self._back_later(Done(nodes=(box.name,), detail=f"{len(pids)} processes"))
+
+    def _power_cut(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        net.wire(box, up=False)  # first: nobody hears a FIN
+        box.kill()
+        self.off.add(box.name)
+
+        def back() -> None:
+            box.boot()
+            self.off.discard(box.name)
+            self.gang.start(box.name)
+
+        return Done(nodes=(box.name,), detail="the cable first", undo=back)
+
+    def _pause_node(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None or "freezer" not in box.groups:
+            return None
+        box.freeze()
+        deadline = time.monotonic() + 5.0
+        while not box.frozen:
+            if time.monotonic() > deadline:
+                box.unfreeze()
+                raise NotStruck(f"{box.name} does not freeze")
+            time.sleep(0.005)
+        return Done(nodes=(box.name,), undo=box.unfreeze)
+
+    def _join_node(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        if not node or node not in self.off:
+            return None
+        if not self.lab.boxes[node].on:
+            self.lab.boxes[node].boot()
+        self.off.discard(node)
+        self.gang.start(node)
+        return Done(nodes=(node,))
+
+    # ---- cables
+
+    def _drop(self, nodes: tuple[str, ...], matches: list[str], detail: str = "") -> Done:
+        rule = self.lab.net.drop(*matches)
+        return Done(
+            nodes=nodes, detail=detail, undo=lambda: self.lab.net.heal(rule),
+            proof=lambda: "" if self.lab.net.dropped(rule) else "no frame was dropped",
+        )  # fmt: skip
+
+    def _cut_link(self, fault: Fault) -> Done | None:
+        a, b = self._powered(fault), self.lab.boxes.get(self.whom(fault.peer))
+        if a is None:
+            return None
+        if b is None or b is a:
+            b = next((box for box in self.boxes(a.name) if box.on), None)
+        if b is None:
+            return None
+        return self._drop((a.name, b.name), net.between([a], [b], fault.way), fault.way)
+
+    def _isolate(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        others = self.boxes(box.name)
+        return self._drop(
+            tuple(b.name for b in (box, *others)), net.between([box], others, fault.way), f"{box.name} {fault.way}"
+        )
+
+    def _leader_alone(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        others = [*self.boxes(box.name), *self.stores()]
+        return self._drop(tuple(self.lab.boxes), net.between([box], others), f"{box.name} alone")
+
+    def _partition(self, _: Fault) -> Done | None:
+        names = sorted(self.lab.boxes)
+        half = [self.lab.boxes[name] for name in names[: len(names) // 2]]
+        return self._drop(tuple(names), net.between(half, self.boxes(*(box.name for box in half))), "in halves")
+
+    def _cut_store(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        return self._drop((box.name,), net.between([box], self.stores(), fault.way), fault.way)
+
+    def _store_alone(self, _: Fault) -> Done | None:
+        return self._drop((), net.between(self.boxes(), self.stores()), "no node reaches it")
+
+    def _lossy_node(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        share = int(1000 * min(0.9, fault.value or 0.2))
+        luck = f"numgen random mod 1000 < {share}"
+        matches = [f"iifname {box.wire} {luck}", f"oifname {box.wire} {luck}"]
+        return self._drop((box.name,), matches, f"{share / 10:g} %")
+
+    def _mtu_hole(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        size = int(fault.value or 600)
+        return self._drop(
+            (box.name,), [f"{way} {box.wire} meta length gt {size}" for way in ("iifname", "oifname")], f"{size} B"
+        )
+
+    def _link_down(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        net.wire(box, up=False)
+        flags = Path(f"/sys/class/net/{box.wire}/flags").read_text(encoding="ascii")
+        if int(flags, 16) & 1:
+            raise NotStruck(f"{box.wire} is still up")
+        return Done(nodes=(box.name,), undo=lambda: net.wire(box, up=True))
+
+    def _slow_link(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        net.slow(box, fault.value or 1.0)
+        said = box.run("tc", "qdisc", "show", "dev", "eth0", "root").stdout
+        if "tbf" not in said:
+            raise NotStruck(f"{box.name} has no rate: {said}")
+        return Done(nodes=(box.name,), detail=f"{fault.value or 1.0:g} Mbit/s", undo=lambda: net.fast(box))
+
+    # ---- the store
+
+    def _member(self, *, leading: bool) -> str:
+        up = [name for name, member in self.lab.members.items() if not member.down and member.pid()]
+        if len(up) < len(self.lab.members):
+            return ""  # one at a time: two down are an outage, which is another fault
+        leader = asyncio.run(self.lab.leading())
+        return leader if leading else next(name for name in up if name != leader)
+
+    def _down(self, names: list[str]) -> Done | None:
+        pids = {name: self.lab.members[name].pid() for name in names}
+        if not names or not all(pids.values()):
+            return None
+        for name, pid in pids.items():
+            self.lab.members[name].down = True
+            send(pid, signal.SIGKILL)
+        if not all(gone(pid) for pid in pids.values()):
+            raise NotStruck(f"etcd {', '.join(names)} survived SIGKILL")
+
+        def back() -> None:
+            for name in names:
+                self.lab.start_member(name)
+
+        return Done(nodes=(), detail=f"{', '.join(names)} killed", undo=back)
+
+    def _kill_etcd(self, _: Fault) -> Done | None:
+        name = self._member(leading=False)
+        return self._down([name]) if name else None
+
+    def _store_failover(self, _: Fault) -> Done | None:
+        name = self._member(leading=True)
+        return self._down([name]) if name else None
+
+    def _store_outage(self, _: Fault) -> Done | None:
+        if any(member.down for member in self.lab.members.values()):
+            return None
+        return self._down(list(self.lab.members))
+
+    def _pause_etcd(self, fault: Fault) -> Done | None:
+        name = self._member(leading=fault.value > 0.5)
+        pid = self.lab.members[name].pid() if name else 0
+        if not pid:
+            return None
+        member = self.lab.members[name]
+        member.down = True
+        send(pid, signal.SIGSTOP)
+
+        def go() -> None:
+            send(pid, signal.SIGCONT)
+            member.down = False
+
+        return Done(
+            nodes=(), detail=f"{name} stopped", undo=go, proof=lambda: "" if stopped(pid) else f"{name} went on"
+        )
+
+    def _store_compaction(self, _: Fault) -> Done | None:
+        async def compact() -> None:
+            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
+            async with EtcdStore(settings) as store:
+                listing = await store.scan("")
+                await store.compact(listing.revision)
+
+        asyncio.run(compact())
+        return Done(nodes=(), detail="everything but the newest revision")
+
+    def _lose_lease(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+
+        async def revoke() -> bool:
+            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
+            async with EtcdStore(settings) as store:
+                entry = await store.get(f"members/{node}")
+                if entry is None or not entry.lease:
+                    return False
+                await store.revoke(entry.lease)
+                return True
+
+        return Done(nodes=(node,)) if node and asyncio.run(revoke()) else None
+
+    # ---- disks
+
+    def _disk_full(self, _: Fault) -> Done | None:
+        ballast = self.lab.disk / "ballast"
+        with ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096):
+                with suppress(OSError):
+                    while True:
+                        file.write(b"x" * size)
+        try:
+            probe = self.lab.disk / "probe"
+            probe.write_bytes(b"x" * 4096)
+            probe.unlink()
+        except OSError:
+            probe.unlink(missing_ok=True)
+            return Done(nodes=(), detail="no byte left", undo=lambda: ballast.unlink(missing_ok=True))
+        ballast.unlink()
+        raise NotStruck("a byte could still be written")
+
+    def _disk_read_only(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        if box is None:
+            return None
+        place = str(self.lab.disk)
+        box.run("mount", "--bind", place, place)
+        box.run("mount", "-o", "remount,bind,ro", place)
+        if not box.run("touch", f"{place}/probe", check=False).returncode:
+            box.run("umount", "-l", place, check=False)
+            raise NotStruck(f"{box.name} could still write")
+        return Done(nodes=(box.name,), undo=lambda: box.on and box.run("umount", "-l", place, check=False))
+
+    def _corrupt_save(self, _: Fault) -> Done | None:
+        saves = sorted((path for path in self.gang.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)
+        files = [f for f in saves[-1].rglob("*") if f.is_file() and f.stat().st_size > 4096] if saves else []
+        if not files:
+            return None
+        target = max(files, key=lambda file: file.stat().st_size)
+        with target.open("r+b") as file:
+            middle = target.stat().st_size // 2
+            file.seek(middle)
+            old = file.read(1)
+            file.seek(middle)
+            file.write(bytes([old[0] ^ 0x40]))
+        return Done(nodes=(), detail=f"one bit of {target.relative_to(self.gang.saves)}")
+
+    # ---- operators
+
+    def _asked(self, asked: str, verb: str, **fields: str) -> bool:
+        try:
+            self.gang.ask(asked, verb, **fields)
+        except (Unanswered, OSError):
+            return False
+        return True
+
+    def _anyone(self) -> str:
+        return next(
+            (n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)), ""
+        )
+
+    def _pause_job(self, verb: str, undo: str) -> Done | None:
+        asked = self._anyone()
+        if not asked or not self._asked(asked, verb):
+            return None
+
+        def back() -> None:
+            deadline = time.monotonic() + 30.0
+            while not self._asked(self._anyone(), undo):
+                if time.monotonic() > deadline:
+                    raise BoxError(f"nobody takes {undo!r}")
+                time.sleep(0.2)
+
+        return Done(nodes=(), undo=back)
+
+    def _pause(self, _: Fault) -> Done | None:
+        return self._pause_job("pause", "resume")
+
+    def _stop(self, _: Fault) -> Done | None:
+        return Done(nodes=()) if self._asked(self._anyone(), "stop") else None
+
+    def _admit(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        return Done(nodes=()) if node and self._asked(self._anyone(), "admit", node=node) else None
+
+    def _drain(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        if not node or node in self.off or not self._asked(self._anyone(), "drain", node=node):
+            return None
+        self.off.add(node)
+
+        def back() -> None:
+            process = self.gang.daemons[node]
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60.0)
+            self.off.discard(node)
+            self.gang.start(node)
+
+        return Done(nodes=(node,), undo=back)
+
+    def _drain_and_back(self, fault: Fault) -> Done | None:
+        return self._drain(fault)
+
+    def _two_daemons(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        if not node or not self.gang.daemon(node):
+            return None
+        process = self.gang.start(node, count=False)
+        try:
+            code = process.wait(60.0)
+        except subprocess.TimeoutExpired:
+            raise NotStruck(f"a second daemon of {node} runs") from None
+        if code == 0:
+            raise NotStruck(f"a second daemon of {node} ended with 0 instead of being refused")
+        return Done(nodes=(), detail=f"refused with {code}")
+
+    def _changed_config(self, fault: Fault) -> Done | None:
+        done = self._end(fault, self.gang.daemon, signal.SIGTERM)
+        return self._back_later(done, "membership.suspect=1900ms", "checkpoint.keep_last=2", "telemetry.level=debug")
+
+    def _port_taken(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        pid = self.gang.vault(node) if node else 0
+        if not pid:
+            return None
+        box = self.lab.boxes[node]
+        port = listening(box, pid)
+        code = (
+            "import socket,sys,time\ns=socket.socket();s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\n"
+            "end=time.time()+3\nwhile True:\n  try: s.bind((sys.argv[1],int(sys.argv[2]))); break\n"
+            "  except OSError:\n    if time.time()>end: sys.exit(3)\n    time.sleep(.0005)\n"
+            "s.listen(); open('/run/taken','w').close(); time.sleep(3600)\n"
+        )
+        box.path("/run/taken").unlink(missing_ok=True)
+        thief = box.start(
+            [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.gang.folder / "thief.log"
+        )
+        time.sleep(0.3)
+        send(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 4.0
+        while not box.path("/run/taken").exists() and thief.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        inner = next((p for p in box.pids() if "time.sleep(3600)" in command_line(p)), 0)
+
+        def back() -> None:
+            if inner:
+                send(inner, signal.SIGKILL)
+
+        if not box.path("/run/taken").exists():
+            back()
+            raise NotStruck(f"the vault of {node} was back on port {port} before it could be taken")
+        return Done(nodes=(node,), detail=f"port {port}", undo=back)
+
+
+def listening(box: Box, pid: int) -> int:
+    """The TCP port on which a process listens."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            target = str(link.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    for line in Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            return int(fields[1].partition(":")[2], 16)
+    raise NotStruck(f"process {pid} of {box.name} listens nowhere")
+
+
+__all__ = ["Done", "Hands", "NotStruck"]
