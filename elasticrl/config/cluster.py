@@ -146,7 +146,8 @@ class Membership(Section):
     """Seconds between renewals of the lease. Less rides out more lost ones; each costs etcd about 0.1 ms, which thousands of
     nodes feel."""
     report_s: Seconds = 5.0
-    """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes."""
+    """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes. Beyond 1,000
+    nodes it grows with their number, so that all together write 200 times a second at most."""
     beat_s: Seconds = 0.2
     """Seconds between beats to the neighbours. Less finds a silent node sooner, at more packets."""
     suspect_s: Seconds = 0.8
@@ -435,3 +436,20 @@ class Telemetry(Section):
     wandb: Text | None = None
     """The project at Weights & Biases that steps are sent to, if the package is installed. null: nothing leaves the
     machine."""
+
+
+class Web(Section):
+    """The status page that a daemon can serve: what `elasticrl status` says, read-only. It has no TLS of its own."""
+
+    port: Port = 0
+    """The TCP port of the page. 0: there is none."""
+    address: Text = "127.0.0.1"
+    """The address where the page is served. Loopback keeps it on the machine (`ssh -L` brings it to yours); anything else
+    shows it to whoever has the token."""
+    token: SecretStr | None = None
+    """What a viewer must show. Only from the environment (ELASTICRL__WEB__TOKEN), never in a file or an argument, which
+    others can read."""
+    token_file: Text | None = None
+    """A file that holds nothing but the token, readable by the daemon's user alone."""
+    every_s: Seconds = 1.0
+    """Seconds between looks while somebody watches. Less is livelier, at more reads of the store."""

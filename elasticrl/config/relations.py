@@ -5,6 +5,7 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from math import ceil, gcd
 from typing import Literal
 
@@ -124,6 +125,14 @@ def _stray_auth(t: Tree) -> bool:
     return t.store.username is not None and t.store.password is None and t.store.password_file is None
 
 
+def loopback(address: str) -> bool:
+    """Nobody outside of this machine can connect to it."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
 RELATIONS: tuple[Relation, ...] = (
     # Who is in, and how a death is noticed.
     Relation(
@@ -235,6 +244,20 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: t.store.username is None and bool(t.store.password or t.store.password_file),
         values="it is null",
         remedy="Set username, or remove the password.",
+    ),
+    Relation(
+        keys=("web.token", "web.token_file"),
+        rule="must not be given beside token_file",
+        broken=lambda t: t.web.token is not None and t.web.token_file is not None,
+        values="both are set",
+        remedy="Remove one of the two.",
+    ),
+    Relation(
+        keys=("web.address", "web.port", "web.token", "web.token_file"),
+        rule="must be a loopback address where there is no token",
+        broken=lambda t: bool(t.web.port) and not loopback(t.web.address) and not (t.web.token or t.web.token_file),
+        values=lambda t: f"{t.web.address} is not",
+        remedy="Set token_file, or ELASTICRL__WEB__TOKEN in the environment, or address: 127.0.0.1.",
     ),
     Relation(
         keys=("store.tls.cert", "store.tls.key"),

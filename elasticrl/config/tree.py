@@ -23,6 +23,7 @@ from elasticrl.config.cluster import (
     Telemetry,
     Timeouts,
     Vault,
+    Web,
 )
 from elasticrl.config.section import Section, leaves
 from elasticrl.config.training import Data, Model, Placement, Ppo, Reward, Rollout
@@ -45,6 +46,7 @@ class Tree(Section):
     comm: Comm = Comm()
     agent: Agent = Agent()
     telemetry: Telemetry = Telemetry()
+    web: Web = Web()
     ppo: Ppo = Ppo()
     model: Model = Model()
     placement: Placement = Placement()

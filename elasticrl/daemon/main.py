@@ -22,12 +22,13 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
+from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Seen, Suspected
 from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import control
+from elasticrl.daemon import control, web
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Home, Life, next_life, started_at
@@ -176,6 +177,7 @@ class Daemon:
             self._serve_metrics(stack)
             steps = StepLog(self._logs / STEPS, self.name, lambda: self.crew.report.workers if self.crew.report else ())
             await stack.enter_async_context(background(steps.run(), "steps"))
+            await web.serve(stack, self.tree.web, self.picture, self.log)
             for text in (await store.status()).warnings:
                 self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
@@ -617,6 +619,7 @@ async def the_secret(store: Store) -> bytes:
 
 def for_workers(tree: Tree) -> Tree:
     """The configuration as workers find it in a file: a password never gets there, and a user without one would be refused."""
+    tree = tree.model_copy(update={"web": Web()})
     if tree.store.password is None:
         return tree
     return tree.model_copy(update={"store": tree.store.model_copy(update={"username": None, "password": None})})

@@ -207,6 +207,11 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="web.changed",
+        meaning="The status page of this node is served from now on, or cannot be. Training does not notice either.",
+        fields={"state": "open or away", "reason": "where, or what happened"},
+    ),
+    Declared(
         name="beats.refused",
         meaning="A datagram on the beat port was not signed by a member of this job, or cannot be read.",
         level="warning",

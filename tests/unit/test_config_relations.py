@@ -145,6 +145,22 @@ CASES = [
         "Set username",
     ),
     Case(
+        "web.token",
+        "beside token_file",
+        ["web.token_file=/t", ENV + "WEB__TOKEN=x"],
+        "both are set",
+        ["web.token_file=null"],
+        "Remove one",
+    ),
+    Case(
+        "web.address",
+        "loopback address where there is no token",
+        ["web.port=8470", "web.address=0.0.0.0"],
+        "0.0.0.0 is not",
+        ["web.token_file=/t"],
+        "Set token_file",
+    ),
+    Case(
         "store.tls.cert", "come with its key", ["store.tls.key=k"], "cert is null", ["store.tls.cert=c"], "Set cert too"
     ),
     Case(
