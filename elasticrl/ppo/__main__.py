@@ -6,19 +6,17 @@ each step is one `with` that a fault may cut short.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 import elasticrl
-from elasticrl.ppo import models, prompts, rewards
+from elasticrl.ppo import models, prompts, rewards, sinks
+from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun
+from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
@@ -27,16 +25,13 @@ from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from elasticrl.config import Tree
     from elasticrl.ppo.prompts import Prompt, Prompts
     from elasticrl.runtime.run import Run
-
-HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
-
 
 class NotHere(ValueError):
     """The configuration asks for something that this trainer cannot do yet."""
@@ -46,16 +41,17 @@ def main(config: str | None = None) -> None:
     """One job, to its end."""
     with elasticrl.runtime.join(config) as base:
         trainer, refresh = build(base)
-        generation = 0
+        reporter, generation = Reporter(sinks.opened(base.tree), adviser(base.tree)), 0
         for step in base.steps():
             with step:
                 if base.generation != generation:
                     generation = base.generation
                     refresh()
                 report = trainer.step(step)
-                if base.rank == 0:
-                    print(report.line(), flush=True)
-                    note(base, report.metrics)
+                told = base.tell({"own": own(trainer), "kept": reporter.kept})
+                reporter.tell(sealed=base.sealed, rank=base.rank, kept=[words["kept"] for words in told])
+                reporter.keep(report, *watched(base, report, [words["own"] for words in told]), {"generation": generation, "world": base.world})
+        reporter.close(sealed=base.sealed, rank=base.rank)
 
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
@@ -175,13 +171,28 @@ def body(model: nn.Module) -> nn.Module:
     return model.actor if isinstance(model, models.Tied) else model
 
 
-def note(base: Run, metrics: Any) -> None:
-    """One line of the step, for whoever draws the curve."""
-    path = os.environ.get(HISTORY)
-    if path:
-        line = {"at": time.monotonic(), "step": base.progress.step, "generation": base.generation, "world": base.world}
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"reward": metrics["reward"], "kl": metrics["kl"]}) + "\n")
+def own(trainer: Trainer) -> Mapping[str, float]:
+    """Each phase's seconds on this worker, less what it waited for others."""
+    assert isinstance(trainer.run, ElasticRun)
+    return trainer.run.own
+
+
+def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> tuple[Comm, Seen]:
+    """What a step cost, and what rules of thumb look at. `times` are every rank's own."""
+    costs, timeouts = base.meter.taken()
+    ppo, tree = base.tree.ppo, base.tree
+    seen = Seen(
+        step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
+        micro_batch=ppo.micro_batch, lane_batch=ppo.mini_batch // tree.lanes.count,
+        width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
+    )  # fmt: skip
+    sync_s = report.seconds.get("sync", 0.0)
+    return Comm(step=report.step, costs=costs, sync_s=sync_s, timeouts=timeouts), seen
+
+
+def adviser(tree: Tree) -> Adviser:
+    """With the configuration's idea of who is slow."""
+    return Adviser(Slowness(z=tree.health.straggler_z, steps=tree.health.straggler_steps))
 
 
 if __name__ == "__main__":

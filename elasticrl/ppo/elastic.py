@@ -39,6 +39,7 @@ class ElasticRun:
         self.base = base
         self.buffer = Buffer()
         self.seconds: dict[str, float] = {}
+        self.own: dict[str, float] = {}  # the same, less what was waited for others
         self.lockstep = base.tree.model.strategy == "fsdp"
         base.parts_per_lane = parts
         base.register(buffer=BufferPart(self.buffer, lambda: base.carried))
@@ -62,17 +63,19 @@ class ElasticRun:
     def begin(self, step: int) -> None:
         """As Run's."""
         self.buffer.begin(step)
-        self.seconds = {}
+        self.seconds, self.own = {}, {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """As Run's."""
-        start = time.perf_counter()
+        start, waited = time.perf_counter(), self.base.meter.waited_s
         try:
             with self.base.phase(name):
                 yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            took = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
+            self.own[name] = self.own.get(name, 0.0) + took - (self.base.meter.waited_s - waited)
 
     def keep(self, stage: str) -> None:
         """As Run's. What is cheap to make again is made again."""

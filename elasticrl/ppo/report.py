@@ -1,20 +1,26 @@
-"""What is said of a step: its metrics, its times, one line for people; and the learning rate's schedule.
+"""What is said of a step: its metrics, its times, what its collectives cost; as events, each with a line for people.
 
 The idea: metrics come from one tally of the whole batch, folded in the order of lanes, so they too are the same for any number
-of workers.
+of workers. Times and traffic are one worker's, and are told beside what they usually are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.advantages import explained_variance
+from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen
+from elasticrl.ppo.sinks import Event, Sinks
+from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.traffic import Cost
+
+SHOWN = ("reward", "kl", "preference_loss", "right")  # metrics in a step's line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +40,130 @@ class Report:
     def line(self) -> str:
         """Example: [Step 1234] rollout: 185ms | reward: 2ms | ... | reward 0.710 kl 0.021"""
         times = " | ".join(f"{name}: {seconds * 1000:.0f}ms" for name, seconds in self.seconds.items())
-        facts = " ".join(
-            f"{name} {self.metrics[name]:.3f}" for name in ("reward", "kl", "loss") if name in self.metrics
-        )
+        facts = " ".join(f"{name} {self.metrics[name]:.3f}" for name in SHOWN if name in self.metrics)
         return f"[Step {self.step}] {times} | {facts}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comm:
+    """A step's communication, as one worker saw it. `sync_s` is what bringing the weights to the engine took.
+
+    Example: Comm(step=12, costs={"all_to_all": Cost(times=8, bytes=400_000, seconds=0.01)}, sync_s=0.06, timeouts=0)
+    """
+
+    step: int
+    costs: Mapping[str, Cost]
+    sync_s: float
+    timeouts: int
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What has a baseline of its own."""
+        seconds = {name: cost.seconds for name, cost in sorted(self.costs.items())}
+        return {**seconds, "waits": sum(seconds.values()), "sync": self.sync_s}
+
+    def line(self, usual: Mapping[str, float]) -> str:
+        """Example: [Comm 1234] all_to_all: 8 of 3.1MiB 12ms (usually 11ms) | ... | waits 15ms | sync 61ms | timeouts 0"""
+
+        def against(name: str, seconds: float) -> str:
+            before = f" (usually {_ms(usual[name])})" if name in usual else ""
+            return f"{_ms(seconds)}{before}"
+
+        kinds = [
+            f"{name}: {cost.times} of {_mib(cost.bytes)} {against(name, cost.seconds)}"
+            for name, cost in sorted(self.costs.items())
+        ]
+        rest = [f"{name} {against(name, self.figures[name])}" for name in ("waits", "sync")]
+        return f"[Comm {self.step}] " + " | ".join([*kinds, *rest, f"timeouts {self.timeouts}"])
+
+
+class Reporter:
+    """A worker's reports: kept until their step is sealed, then told once by one worker, whatever died meanwhile.
+
+    Who tells a step is agreed in the gang: the lowest rank of those that have a report of it. A fresh process may be rank 0,
+    and knows nothing of the step that was sealed as its predecessor died.
+    """
+
+    def __init__(self, sinks: Sinks, adviser: Adviser) -> None:
+        self._sinks, self._adviser = sinks, adviser
+        self._steps, self._comm = Baseline(), Baseline()
+        self._kept: dict[int, tuple[Report, Comm, Seen, Mapping[str, int]]] = {}
+        self._tellers: dict[int, int] = {}
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps that this worker could tell of."""
+        return sorted(self._kept)
+
+    def keep(self, report: Report, comm: Comm, seen: Seen, gang: Mapping[str, int]) -> None:
+        """A step is made; it may yet be made again."""
+        self._kept[report.step] = (report, comm, seen, gang)
+
+    def tell(self, *, sealed: int, rank: int, kept: Sequence[Sequence[int]]) -> None:
+        """Of the steps below `sealed`: no fault reaches those any more. `kept` is what each rank has."""
+        self._tellers = {step: min(r for r, steps in enumerate(kept) if step in steps) for step in self.kept}
+        self._tell(sealed, rank)
+
+    def close(self, *, sealed: int, rank: int) -> None:
+        """The job's end here: what is sealed by now is told by whom the gang had last agreed on."""
+        self._tell(sealed, rank)
+        self._sinks.close()
+
+    def _tell(self, sealed: int, rank: int) -> None:
+        for step in [step for step in self.kept if step < sealed]:
+            report, comm, seen, gang = self._kept.pop(step)
+            usual, usual_comm = self._steps.usual(report.seconds), self._comm.usual(comm.figures)
+            advice = self._adviser.look(seen)
+            if rank == self._tellers.get(step, 0):
+                self._sinks.write(step_event(report, usual, gang))
+                self._sinks.write(comm_event(comm, usual_comm))
+                for each in advice:
+                    self._sinks.write(advice_event(step, each))
+
+
+def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, int]) -> Event:
+    """A step."""
+    fields = {**gang, "metrics": dict(report.metrics), "seconds": dict(report.seconds), "usual": dict(usual)}
+    scalars = {f"step/{name}": value for name, value in report.metrics.items()}
+    scalars |= {f"seconds/{name}": value for name, value in report.seconds.items()}
+    return emit("ppo.step", report.step, fields, report.line(), scalars)
+
+
+def comm_event(comm: Comm, usual: Mapping[str, float]) -> Event:
+    """Its communication."""
+    costs = {name: cost._asdict() for name, cost in sorted(comm.costs.items())}
+    waits = comm.figures["waits"]
+    fields = {
+        "costs": costs,
+        "waits_s": waits,
+        "sync_s": comm.sync_s,
+        "timeouts": comm.timeouts,
+        "usual": dict(usual),
+    }
+    scalars = {f"comm/{name}_bytes": float(cost.bytes) for name, cost in comm.costs.items()}
+    scalars |= {f"comm/{name}_s": value for name, value in comm.figures.items()} | {"comm/timeouts": comm.timeouts}
+    return emit("ppo.comm", comm.step, fields, comm.line(usual), scalars)
+
+
+def advice_event(step: int, advice: Advice) -> Event:
+    """What could be done about it."""
+    fields = {"rule": advice.rule, "numbers": dict(advice.numbers), "text": advice.text}
+    return emit("ppo.advice", step, fields, f"[Advice {step}] {advice.text}", {})
+
+
+def emit(name: str, step: int, fields: Mapping[str, Any], line: str, scalars: Mapping[str, float]) -> Event:
+    """An event that telemetry.events declares."""
+    declared = BY_NAME[name].fields.keys() | {"step"}
+    assert fields.keys() <= declared, f"{name}: {sorted(fields.keys() - declared)} are not declared"
+    return Event(name=name, step=step, fields=fields, line=line, scalars=scalars)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.1f}MiB"
 
 
 def lr_factor(schedule: str, step: int, *, warmup: int, steps: int) -> float:
@@ -61,4 +187,5 @@ def facts_of(whole: Tally) -> dict[str, float]:
     if "returns" in m:
         found["explained_variance"] = explained_variance(m["returns"], m["errors"])
     found["ended"] = whole.sums["ended"] / max(m["scores"].count, 1.0)
+    found["padding"] = 1.0 - whole.sums["tokens"] / max(whole.sums["places"], 1.0)
     return found | {name: value for name, value in whole.sums.items() if name.startswith("entries.")}

@@ -149,6 +149,7 @@ class Trainer:
             tally.spread("gap", torch.where(mask, rows["logprobs"] - rows["rollout_logprobs"], 0.0), mask)
             tally.spread("length", mask.sum(1))
             tally.add(ended=rows["ended"].sum().item())
+            tally.add(tokens=rows["attention"].sum().item(), places=rows["attention"].numel())
             self._tally_entries(lane, tally)
             tallies[lane] = tally
         whole = self.run.exchange(tallies)

@@ -27,6 +27,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from elasticrl.runtime.traffic import Meter
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,6 +50,7 @@ UNSLICED = frozenset(
         "reduce_scatter_tensor_coalesced",
     ]
 )
+GLOO_GAVE_UP = "Timed out"  # in what it raises when the group's own timeout has passed
 GLOO_SAYS_NOT_YET = "Operation timed out!"  # what Work.wait(timeout) raises while the work goes on undisturbed
 
 
@@ -66,7 +69,8 @@ class Broken(GangError):
 class Interrupt:
     """The flag. Any thread may set it; it stays set, since a generation is left only once."""
 
-    def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None) -> None:
+    def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None, meter: Meter | None = None) -> None:
+        self.meter = meter or Meter()  # of the collectives that this flag may end
         self.reason: str | None = None
         self.aborted = False  # NCCL was told
         self.on_wait = (
@@ -249,13 +253,20 @@ class _Asking(Store):
 class Wait(dist.Work):
     """A gloo work whose wait can be interrupted."""
 
-    def __init__(self, inner: dist.Work, doing: str, flag: Interrupt, *, sliced: bool) -> None:
+    def __init__(self, inner: dist.Work, op: str, doing: str, flag: Interrupt, *, sliced: bool) -> None:
         super().__init__()
-        self._inner, self._doing, self._flag, self._sliced = inner, doing, flag, sliced
+        self._inner, self._op, self._doing, self._flag, self._sliced = inner, op, doing, flag, sliced
         self._over = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """True when done. Without a timeout, gloo's own (the group's) ends it."""
+        begun = time.perf_counter()
+        try:
+            return self._wait(timeout)
+        finally:
+            self._flag.meter.waited(self._op, time.perf_counter() - begun)
+
+    def _wait(self, timeout: timedelta | None) -> bool:
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         late = False
         while True:
@@ -267,6 +278,7 @@ class Wait(dist.Work):
                 # When we leave, the others' connections break: then our decision is the cause, not what gloo says of it.
                 self._flag.check(self._doing)
                 if GLOO_SAYS_NOT_YET not in str(error):
+                    self._flag.meter.timeouts += GLOO_GAVE_UP in str(error)
                     self._flag.set(f"a peer broke {self._doing}")  # no use in waiting for this generation's other works
                     raise Broken(f"{self._doing} was broken by a peer: {error}") from error
             else:
@@ -327,7 +339,9 @@ class ElasticGroup(dist.ProcessGroup):
         self._pending = [work for work in self._pending if not work.is_completed()]
         self._number, self._op = self._number + 1, op
         work = getattr(self._gloo, op)(*args, **options)
-        wait = Wait(work, f"{op} {self._number} of rank {self.rank()}", self._flag, sliced=op not in UNSLICED)
+        self._flag.meter.begun(op, args, rank=self.rank(), world=self.size())
+        doing = f"{op} {self._number} of rank {self.rank()}"
+        wait = Wait(work, op, doing, self._flag, sliced=op not in UNSLICED)
         self._pending.append(wait)
         return wait
 

@@ -57,6 +57,7 @@ from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
+from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, rules
 from elasticrl.runtime.vault.errors import CheckpointRefused, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
@@ -158,6 +159,7 @@ class Run:
         self.timeline = Timeline()
         self.progress = Progress()
         self.parts_per_lane = 1  # backward passes of a lane in an update, each a leaf of the tree
+        self.meter = Meter()  # what this process's collectives cost
         self.sealed = 0  # steps that no single fault can take back
         self.sealed_digest: str | None = None  # of the state after them; None where none was made (see lanes.digest)
         self._seat = seat
@@ -347,6 +349,11 @@ class Run:
         leaves = {lane * n + i: zero if i else tally for lane, tally in tallies.items() for i in range(n)}
         return next(iter(self._roles.values())).live.exchange(leaves)
 
+    def tell(self, words: Any) -> list[Any]:
+        """Every rank's words, in rank order; plain values. Collective: use it inside of `with step:`."""
+        self._raise_cut()
+        return exchange(self._gang_now, words)
+
     def keep(self) -> None:
         """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`."""
         self._raise_cut()
@@ -374,7 +381,8 @@ class Run:
         """Take a place and be ready to train there; False when it is time to end."""
         while (place := self._next_place()) is not None:
             self.timeline.begin()
-            self._place, self._flag, self._cut, self._ending = place, Interrupt(self._waits), None, False
+            self._flag = Interrupt(self._waits, self.meter)
+            self._place, self._cut, self._ending = place, None, False
             if self._seat is not None:
                 self._seat.on_order(self._told)
             try:

@@ -218,6 +218,35 @@ EVENTS: tuple[Declared, ...] = (
         fields={"sender": "address", "problem": ""},
     ),
     Declared(
+        name="ppo.step",
+        meaning="A step of the trainer is sealed. In the log of rank 0, beside its line for people.",
+        fields={
+            "step": "its number",
+            "generation": "that made it",
+            "world": "its workers",
+            "metrics": "reward, kl and the others, of the whole batch",
+            "seconds": "by phase, of this worker",
+            "usual": "the medians of the last steps, by phase",
+        },
+    ),
+    Declared(
+        name="ppo.comm",
+        meaning="What the collectives of a step cost this worker. Bytes are those it had for others.",
+        fields={
+            "step": "its number",
+            "costs": "times, bytes and seconds waited, by kind of collective",
+            "waits_s": "all of these waits",
+            "sync_s": "weights to the rollout engine",
+            "timeouts": "collectives that ran into their timeout",
+            "usual": "the medians of the last steps, by figure",
+        },
+    ),
+    Declared(
+        name="ppo.advice",
+        meaning="A rule of thumb found that the job could train faster.",
+        fields={"step": "when", "rule": "its name", "numbers": "what it is about", "text": "what to do"},
+    ),
+    Declared(
         name="bug",
         meaning="Something that must not happen has happened: please report it.",
         level="error",

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from gang_kit import Nodes
 
-from elasticrl.ppo import tiny
+from elasticrl.ppo import estimate, tiny
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
@@ -72,10 +72,33 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) 
     ("strategy", "world"), [("replicated", 2), ("replicated", 3), ("replicated", 4), ("fsdp", 1), ("fsdp", 3)]
 )
 def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, undisturbed, strategy: str, world: int):
+    conf = {**conf, "telemetry": {"format": "json", "tensorboard": str(tmp_path / "curves")}}
     with nodes(tmp_path, conf, strategy=strategy, copies=min(1, world - 1)) as gang:
         gang.plan(*(f"n{i}" for i in range(world)))
+        logs = {node: worker.log for node, worker in gang.workers.items()}
         gang.until_done()
         assert outcome(gang) == undisturbed
+        told = {node: events(log) for node, log in logs.items()}
+    for name in ("ppo.step", "ppo.comm"):
+        assert [event["step"] for event in told["n0"] if event["event"] == name] == list(range(STEPS))
+    assert not any(told[node] for node in told if node != "n0"), "a step is told by one worker"
+    assert list((tmp_path / "curves").iterdir())
+    if strategy == "replicated":
+        sent_as_planned(gang.tree, world, [event for event in told["n0"] if event["event"] == "ppo.comm"])
+
+
+def sent_as_planned(tree, world: int, told: list[dict[str, Any]]) -> None:
+    """The bytes of the gradients' all-to-alls are those of `elasticrl plan`, up to padding."""
+    planned = sum(line.bytes for line in estimate.read(tree, workers=world).wire if line.what == "all_to_all")
+    sent = [event["costs"]["all_to_all"]["bytes"] for event in told]
+    assert len(set(sent[1:])) == 1
+    assert planned <= sent[1] <= 1.05 * planned
+    assert {event["timeouts"] for event in told} == {0}
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    """What a worker told as JSON."""
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"ts"')]
 
 
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
@@ -120,6 +143,7 @@ def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path,
                 gang.plan(*present)
             gang.until_done(within_s=180.0)
             notes = [json.loads(line) for line in (folder / "history").read_text().splitlines()]
+            assert sorted(note["step"] for note in notes) == list(range(80)), "each step is told once"
             rewards = {note["step"]: note["reward"] for note in notes}
             assert audit(gang.run_dir).ok
             return [rewards[step] for step in range(80)], dict(read(gang.run_dir).steps)

@@ -21,14 +21,15 @@ def logged() -> dict[str, list[str]]:
     """Every event name that is written somewhere, with the places: `log.info("name", ...)` and `Say(event="name")`."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "elasticrl").rglob("*.py")):
-        if {"agent", "telemetry", "runtime", "ppo"} & set(path.parts):
+        if {"agent", "telemetry", "runtime"} & set(path.parts):
             continue  # agents and workers are processes of their own, with plain logs
+        logs = {"emit"} if "ppo" in path.parts else {"info", "exception", "say", "_say"}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             says = [keyword.value for keyword in node.keywords if called == "Say" and keyword.arg == "event"]
-            first = node.args[:1] if called in {"info", "exception", "say", "_say"} else []
+            first = node.args[:1] if called in logs else []
             for value in (*says, *first):
                 for constant in ast.walk(value):
                     if (

@@ -1,0 +1,200 @@
+"""Where a step's report goes: lines for people, events for machines, TensorBoard, wandb, a progress bar, a history file.
+
+The idea: a report is a few events with plain fields, made once; each sink takes what it can show. Only sealed steps get here,
+so a step that was made twice after a fault is reported once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from elasticrl.config import Tree
+
+HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
+CURVES = ("reward", "kl", "preference_loss", "right")
+BAR = 24  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing to report. `line` is how people read it; `scalars` are its numbers by name, for curves.
+
+    Example: Event(name="ppo.step", step=7, fields={"reward": 0.7}, line="[Step 7] ...", scalars={"reward": 0.7})
+    """
+
+    name: str  # as declared in telemetry.events
+    step: int
+    fields: Mapping[str, Any]
+    line: str
+    scalars: Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Anything that shows events."""
+
+    def write(self, event: Event) -> None:
+        """In the order in which they came about."""
+
+    def close(self) -> None:
+        """The job's end here."""
+
+
+class NoSink(ValueError):
+    """A sink was asked for that cannot be had; the message says what to install."""
+
+
+class Lines:
+    """For people: one line for each event. As JSON beside it, where logs are to be JSON."""
+
+    def __init__(self, stream: TextIO, *, plain: bool) -> None:
+        self._stream, self._plain = stream, plain
+
+    def write(self, event: Event) -> None:
+        """Both, if asked."""
+        print(event.line, file=self._stream, flush=True)
+        if self._plain:
+            head = {"ts": datetime.now(UTC).isoformat(), "event": event.name, "step": event.step}
+            print(json.dumps(head | dict(event.fields)), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Bar:
+    """A progress bar under the lines, on a terminal."""
+
+    def __init__(self, stream: TextIO, steps: int) -> None:
+        self._stream, self._steps = stream, steps
+
+    def write(self, event: Event) -> None:
+        """Drawn over when the next line comes."""
+        if event.name == "ppo.step":
+            self._stream.write(f"{bar(event.step + 1, self._steps)}\r")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the cursor on a line of its own."""
+        self._stream.write("\n")
+        self._stream.flush()
+
+
+class History:
+    """One JSON line for each step: what a curve is drawn from."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: Event) -> None:
+        """Steps alone."""
+        if event.name == "ppo.step":
+            at = {"at": time.monotonic(), "step": event.step}
+            gang = {name: event.fields[name] for name in ("generation", "world")}
+            found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(at | found) + "\n")
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class TensorBoard:
+    """Torch's own writer, which needs the package tensorboard."""
+
+    def __init__(self, folder: str) -> None:
+        module: Any = import_module("torch.utils.tensorboard")
+        self._writer = module.SummaryWriter(folder)
+
+    def write(self, event: Event) -> None:
+        """Numbers as curves, advice as text."""
+        for name, value in event.scalars.items():
+            self._writer.add_scalar(name, value, event.step)
+        if event.name == "ppo.advice":
+            self._writer.add_text("advice", event.line, event.step)
+
+    def close(self) -> None:
+        """Everything is in the file."""
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases, if installed."""
+
+    def __init__(self, project: str, job: str) -> None:
+        self._run: Any = import_module("wandb").init(project=project, name=job, resume="allow", id=job)
+
+    def write(self, event: Event) -> None:
+        """Numbers alone."""
+        if event.scalars:
+            self._run.log(dict(event.scalars), step=event.step)
+
+    def close(self) -> None:
+        """Uploads what is left."""
+        self._run.finish()
+
+
+class Sinks:
+    """All of them, opened when the first event comes: only one worker of a gang ever tells anything.
+
+    Example: Sinks(lambda: [Lines(sys.stdout, plain=False)]).write(event)
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Sink]]) -> None:
+        self._make = make
+        self._sinks: Sequence[Sink] = ()
+
+    def write(self, event: Event) -> None:
+        """To each."""
+        self._sinks = self._sinks or self._make()
+        for sink in self._sinks:
+            sink.write(event)
+
+    def close(self) -> None:
+        """The job's end here."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
+    """Those that the configuration and the environment ask for. NoSink if one of them cannot be had."""
+    out, conf = stream or sys.stdout, tree.telemetry
+    if conf.tensorboard is not None and find_spec("tensorboard") is None:
+        raise NoSink(
+            "telemetry.tensorboard is set, but the package is not installed: pip install 'elasticrl[tensorboard]'"
+        )
+
+    def make() -> list[Sink]:
+        found: list[Sink] = [Lines(out, plain=conf.format == "json")]
+        if path := os.environ.get(HISTORY):
+            found.append(History(Path(path)))
+        if conf.tensorboard is not None:
+            found.append(TensorBoard(conf.tensorboard))
+        if conf.wandb is not None and find_spec("wandb") is not None:
+            found.append(Wandb(conf.wandb, tree.job.name))
+        elif conf.wandb is not None:
+            print("telemetry.wandb is set, but wandb is not installed: nothing is sent", file=out, flush=True)
+        if out.isatty() and tree.job.steps:
+            found.append(Bar(out, tree.job.steps))
+        return found
+
+    return Sinks(make)
+
+
+def bar(done: int, steps: int) -> str:
+    """Steps done of all.
+
+    >>> bar(50, 200)
+    '[######..................] 50 of 200 steps'
+    """
+    full = BAR * min(done, steps) // steps
+    return f"[{'#' * full}{'.' * (BAR - full)}] {done} of {steps} steps"

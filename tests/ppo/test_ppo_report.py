@@ -1,0 +1,162 @@
+"""What is told of a step: once, when it is sealed, by one worker; and where it goes."""
+
+import io
+import json
+
+import pytest
+
+from elasticrl.config.tree import Tree
+from elasticrl.ppo import report, sinks
+from elasticrl.ppo.advice import WINDOW, Adviser, Seen
+from elasticrl.ppo.report import Comm, Report, Reporter
+from elasticrl.ppo.sinks import Event, Sinks
+from elasticrl.runtime.traffic import Cost, Meter, sent
+
+COSTS = {"all_to_all": Cost(times=8, bytes=3 << 20, seconds=0.012), "all_gather": Cost(times=4, bytes=0, seconds=0.003)}
+
+
+class Kept:
+    def __init__(self):
+        self.events: list[Event] = []
+        self.closed = False
+
+    def write(self, event):
+        self.events.append(event)
+
+    def close(self):
+        self.closed = True
+
+
+def a_step(number, reward=0.7):
+    return (
+        Report(step=number, metrics={"reward": reward, "kl": 0.02}, seconds={"rollout": 0.185, "update": 0.2}),
+        Comm(step=number, costs=COSTS, sync_s=0.061, timeouts=0),
+        Seen(step=number, seconds={"rollout": 0.185, "update": 0.2}, padding=0.9),
+        {"generation": 3, "world": 2},
+    )
+
+
+def told(kept, name="ppo.step"):
+    return [event.step for event in kept.events if event.name == name]
+
+
+def test_a_step_is_told_when_it_is_sealed_and_as_it_was_made_last():
+    kept = Kept()
+    reporter = Reporter(Sinks(lambda: [kept]), Adviser())
+    reporter.tell(sealed=0, rank=0, kept=[[], []])
+    reporter.keep(*a_step(0, reward=0.1))
+    reporter.tell(sealed=0, rank=0, kept=[[0], [0]])
+    assert kept.events == []
+    reporter.keep(*a_step(0, reward=0.2))  # a fault: the step is made again
+    reporter.tell(sealed=1, rank=0, kept=[[0], [0]])
+    reporter.tell(sealed=1, rank=0, kept=[[], []])
+    assert told(kept) == [0]
+    assert kept.events[0].fields["metrics"]["reward"] == 0.2
+
+
+def test_a_step_whose_teller_died_is_told_by_the_next_that_knows_of_it():
+    kept = Kept()
+    survivor = Reporter(Sinks(lambda: [kept]), Adviser())
+    survivor.keep(*a_step(4))
+    survivor.keep(*a_step(5))
+    survivor.tell(sealed=5, rank=1, kept=[[], [4, 5]])  # rank 0 is a fresh process
+    assert told(kept) == [4]
+    survivor.tell(sealed=6, rank=1, kept=[[5], [5]])
+    assert told(kept) == [4]
+    survivor.keep(*a_step(6))
+    survivor.close(sealed=7, rank=1)
+    assert told(kept) == [4]
+    assert kept.closed
+
+
+def test_nothing_is_opened_by_a_worker_that_tells_nothing():
+    opened = []
+    reporter = Reporter(Sinks(lambda: opened.append(1) or [Kept()]), Adviser())
+    reporter.keep(*a_step(0))
+    reporter.tell(sealed=1, rank=1, kept=[[0], [0]])
+    reporter.close(sealed=1, rank=1)
+    assert opened == []
+
+
+def test_lines_say_what_is_usual_once_that_is_known_and_advice_comes_with_its_step():
+    kept = Kept()
+    reporter = Reporter(Sinks(lambda: [kept]), Adviser())
+    for number in range(WINDOW + 1):
+        reporter.keep(*a_step(number))
+        reporter.tell(sealed=number + 1, rank=0, kept=[[number]])
+    lines = [event.line for event in kept.events if event.step in (0, WINDOW) and event.name != "ppo.advice"]
+    assert lines == [
+        "[Step 0] rollout: 185ms | update: 200ms | reward 0.700 kl 0.020",
+        "[Comm 0] all_gather: 4 of 0.0MiB 3ms | all_to_all: 8 of 3.0MiB 12ms | waits 15ms | sync 61ms | timeouts 0",
+        "[Step 10] rollout: 185ms | update: 200ms | reward 0.700 kl 0.020",
+        (
+            "[Comm 10] all_gather: 4 of 0.0MiB 3ms (usually 3ms) | all_to_all: 8 of 3.0MiB 12ms (usually 12ms) | "
+            "waits 15ms (usually 15ms) | sync 61ms (usually 61ms) | timeouts 0"
+        ),
+    ]
+    [advice] = [event for event in kept.events if event.name == "ppo.advice"]
+    assert advice.step == WINDOW - 1
+    assert advice.fields["numbers"]["share"] == 0.9
+
+
+def conf(**telemetry):
+    plain = {
+        "job": {"name": "job", "steps": 200, "program": "elasticrl.ppo"},
+        "data": {"path": "x"},
+        "telemetry": {"format": "json", **telemetry},
+        "reward": {"function": "a:b"},
+        "membership": {"max_nodes": 2},
+    }
+    return Tree.model_validate(plain)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_each_sink_takes_what_it_can_show(tmp_path, monkeypatch):
+    monkeypatch.setenv(sinks.HISTORY, str(tmp_path / "history"))
+    out = Terminal()
+    where = sinks.opened(conf(tensorboard=str(tmp_path / "curves"), wandb="project"), out)
+    for number in range(2):
+        made, comm, _, gang = a_step(number)
+        where.write(report.step_event(made, {}, gang))
+        where.write(report.comm_event(comm, {}))
+    where.close()
+    text = out.getvalue()
+    assert "telemetry.wandb is set, but wandb is not installed: nothing is sent" in text
+    assert "[Step 1] rollout: 185ms" in text
+    assert "2 of 200 steps\r" in text
+    plain = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert [(line["event"], line["step"]) for line in plain] == [
+        ("ppo.step", 0),
+        ("ppo.comm", 0),
+        ("ppo.step", 1),
+        ("ppo.comm", 1),
+    ]
+    history = [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()]
+    assert [(line["step"], line["generation"], line["reward"]) for line in history] == [(0, 3, 0.7), (1, 3, 0.7)]
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    curves = reader.EventAccumulator(str(tmp_path / "curves")).Reload()
+    rows = [(row.step, round(row.value, 3)) for row in curves.Scalars("step/reward")]
+    assert rows == [(0, 0.7), (1, 0.7)]
+    assert "comm/all_to_all_bytes" in curves.Tags()["scalars"]
+
+
+def test_a_meter_counts_what_goes_to_others():
+    import torch
+
+    row = torch.zeros(12)
+    assert sent("all_gather", (torch.zeros(36), row), 0, 3) == 2 * 48
+    assert sent("all_to_all", (row, row, [], []), 0, 3) == 32
+    assert sent("all_to_all", (row, row, [4, 4, 4], [8, 4, 0]), 0, 3) == 16
+    assert sent("all_to_all", (row, row[:0], [4, 4, 4], [0, 0, 0]), 0, 3) == 0
+    assert sent("all_reduce", ([row],), 0, 2) == 48
+    meter = Meter()
+    meter.begun("alltoall_base", (row, row, [], []), rank=0, world=2)
+    meter.waited("alltoall_base", 0.5)
+    meter.timeouts += 1
+    assert meter.taken() == ({"all_to_all": Cost(times=1, bytes=24, seconds=0.5)}, 1)
+    assert meter.taken() == ({}, 0)
+    assert meter.waited_s == 0.5
