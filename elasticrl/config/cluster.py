@@ -146,8 +146,8 @@ class Membership(Section):
     """Seconds between renewals of the lease. Less rides out more lost ones; each costs etcd about 0.1 ms, which thousands of
     nodes feel."""
     report_s: Seconds = 5.0
-    """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes. Beyond 1,000
-    nodes it grows with their number, so that all together write 200 times a second at most."""
+    """Seconds between refreshes of the step in a node's record. Less makes a remote `status` fresher, at more writes. Beyond
+    1,000 nodes it grows with their number, so that all together write 200 times a second at most."""
     beat_s: Seconds = 0.2
     """Seconds between beats to the neighbours. Less finds a silent node sooner, at more packets."""
     suspect_s: Seconds = 0.8

@@ -27,6 +27,9 @@ from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import neighbours, probe_targets
 
 NO_WORKERS = Workers(now=-inf)
+REPORTS_PER_S = (
+    200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
+)
 ALIVE = frozenset({Work.JOINING, Work.TRAINING, Work.PARKED, Work.STALLED, Work.DONE})
 
 
@@ -68,6 +71,12 @@ def lease_held(state: State, now: float) -> bool:
     return now < state.leased + state.settings.membership.lease_ttl_s
 
 
+def report_every(state: State) -> float:
+    """Seconds between two refreshes of the step in a node's record; the more nodes share the store, the more."""
+    plan = plan_of(state)
+    return max(state.settings.membership.report_s, len(plan.seats) / REPORTS_PER_S if plan else 0.0)
+
+
 def record_of(state: State, now: float) -> Record:
     """The truth about this member, as it should stand in the store."""
     workers, plan, seat = workers_of(state), plan_of(state), seat_of(state)
@@ -81,7 +90,7 @@ def record_of(state: State, now: float) -> Record:
             if left
             else Exit(generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False)
         )
-    stale = state.view.own is None or now >= state.reported + state.settings.membership.report_s
+    stale = state.view.own is None or now >= state.reported + report_every(state)
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
     record = Record(
@@ -134,7 +143,7 @@ def belong(state: State, now: float) -> Wish:
         elif (
             record.step != workers_of(state).step
         ):  # found by seed 0: waking for a step that has not changed is spinning
-            report_at = state.reported + state.settings.membership.report_s
+            report_at = state.reported + report_every(state)
     silent = state.leased > -inf and not lease_held(state, now)
     reason = "the store is silent: training goes on under the present plan, changes wait" if silent else ""
     return Wish(tuple(actions), min(keepalive_at if now < keepalive_at else inf, report_at), reason)

@@ -11,6 +11,7 @@ import pytest
 
 from elasticrl.core import events
 from elasticrl.core.events import Asked, Leased, Probed, Seen, Suspected, Tick, Workers
+from elasticrl.core.follow import report_every
 from elasticrl.core.model import (
     Commit,
     Exit,
@@ -282,3 +283,12 @@ def test_the_core_decides_as_it_did(script):
     if os.environ.get("GOLDEN") == "write":
         path.write_text(told)
     assert told == path.read_text()
+
+
+def test_of_thousands_each_tells_its_step_less_often():
+    def every(nodes):
+        state = State(me=member("n00"), card=record("n00"), settings=Settings(membership=Membership(report_s=5.0)))
+        names = (f"n{number:02}" for number in range(nodes))
+        return report_every(state.but(view=replace(state.view, plan=plan(1, *names))))
+
+    assert [every(nodes) for nodes in (1, 1000, 4096)] == [5.0, 5.0, 20.48]
