@@ -456,10 +456,12 @@ def probing(scene: Scene) -> Move | None:
         return Move(
             plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike), confine=confine
         )
-    strike = strike_of(plan.strike, "a stall with every node in reach", scene.view.committed)
-    rung = min(Rung.RELOAD, max(Rung.RESTART, plan.rung + 1))
+    # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
+    step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
+    strike = strike_of(plan.strike, "a stall with every node in reach", step)
+    rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     why = "the probes find every node in reach; starting all workers afresh"
-    return _strike_or(scene, strike, lambda: scene.train(seats, why, Rung(rung), strike=strike))
+    return _strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
 
 
 def losses(scene: Scene) -> Move | None:
@@ -529,6 +531,19 @@ def stuck(scene: Scene) -> Move | None:
     return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
 
 
+def moved(scene: Scene) -> Move | None:
+    """A vault answers elsewhere than the plan says: copies would wait for it for ever, so all hear where it is now."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or not scene.trained:
+        return None
+    found = {s.member: r.vault for s in plan.seats if (r := scene.record_of(s)) and r.vault and r.vault != s.vault}
+    if not found:
+        return None
+    seats = tuple(replace(s, vault=found.get(s.member, s.vault)) for s in scene.kept)
+    why = f"the vault of {', '.join(map(str, found))} answers at another port"
+    return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
+
+
 def form(scene: Scene) -> Move | None:
     """No gang yet, or a held one: begin as soon as enough nodes are there and no more are coming."""
     plan = scene.plan
@@ -582,6 +597,7 @@ RULES: tuple[Rule, ...] = (
     losses,
     unsure,
     late,
+    moved,
     stuck,
     form,
     grow,
