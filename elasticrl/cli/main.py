@@ -40,6 +40,7 @@ VERBS: Final = {
     "checkpoint": "elasticrl.cli.state",
     "plan": "elasticrl.cli.plan",
     "config": "elasticrl.cli.config",
+    "support-bundle": "elasticrl.cli.bundle",
     "version": "elasticrl.cli.version",
 }
 

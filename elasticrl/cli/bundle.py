@@ -1,0 +1,225 @@
+"""`elasticrl support-bundle`: what somebody else needs to understand what went wrong, in one tar, and no secret in it.
+
+The one idea: nothing is copied that was not looked through. Files come from a short list of places; the configuration is
+written anew by the schema, which knows its secrets; and every text passes one filter, which knows the secrets by value where
+this machine has them, and by the look of them where it has not. What is too long loses its middle, not its end.
+"""
+
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from elasticrl.config import Tree
+
+HIDDEN: Final = "[removed]"
+PART: Final = 8 * 1024 * 1024  # bytes of a file; of a longer one, the beginning and the end
+WHOLE: Final = 256 * 1024 * 1024  # bytes of all
+LEAST: Final = 4  # letters of a secret that is looked for by value: a shorter one would blacken half the log
+#: Files that are taken, by folder; vaults, checkpoints, samples and keys are not among them.
+LOGS: Final = ("*.log", "*.log.*", "steps*.jsonl", "attempt_*/*.log*", "warm/*.log")
+STATE: Final = ("trace/*.jsonl", "incidents/*.json")
+WORDS: Final = (
+    r"(?:pass(?:word|wd)?|secret|token(?!i)|api[_-]?key|access[_-]?key|private[_-]?key|credential|authorization)"
+)
+LOOKS: Final = (
+    re.compile(rf"((?:[\w.-]*{WORDS}[\w.-]*)[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})", re.IGNORECASE),
+    re.compile(r"(\w+://[^\s/:@]+:)([^\s/@]+)(?=@)"),  # a password in an address
+    re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
+    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL),
+)  # fmt: skip
+PLAIN: Final = re.compile(r"^(?:null|none|true|false|\d{1,6}|\*+|\[removed\]|set|unset)$", re.IGNORECASE)  # no secret
+NAMED: Final = re.compile(WORDS, re.IGNORECASE)
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
+]
+Folders = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Also what lies in these: logs, state of a run.")
+]
+Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The tar.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("support-bundle")(bundle)
+
+
+def bundle(folders: Folders = None, config: Config = None, output: Out = None) -> None:
+    """Collect logs, configuration, traces, incidents and versions of this machine's part of a job in one tar, no secrets."""
+    from elasticrl.cli.main import Exit
+
+    tree, findings = _configuration(config)
+    for folder in folders or ():
+        if not folder.is_dir():
+            typer.echo(f"{folder} is not a folder", err=True)
+            raise typer.Exit(Exit.REFUSED)
+    output = output or Path(time.strftime("elasticrl-support-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
+    veil = Veil(secrets_here(tree))
+    parts = [*said(tree, findings), *found(tree, folders or ())]
+    count, size = 0, 0
+    with tarfile.open(output, "x:gz") as tar:
+        for part in parts:
+            text = veil.over(part.text)
+            if size + len(text) > WHOLE:
+                typer.echo(f"left out, as it would be over {WHOLE // 2**20} MiB: {part.name}", err=True)
+                continue
+            info = tarfile.TarInfo(f"elasticrl-support/{part.name}")
+            data = text.encode()
+            info.size, info.mtime, info.mode = len(data), int(part.at or time.time()), 0o600
+            tar.addfile(info, io.BytesIO(data))
+            count, size = count + 1, size + len(data)
+    output.chmod(0o600)
+    typer.echo(
+        f"{output}: {count} files, {size / 2**20:.1f} MiB; {veil.removed} secrets removed. Look through it, then send it."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file of the bundle. Example: Part(name="versions.txt", text="elasticrl 0.1.0")"""
+
+    name: str
+    text: str
+    at: float = 0.0  # when it was last written; 0: now
+
+
+class Veil:
+    """The filter that every text passes."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        known = sorted({secret for secret in secrets if len(secret) >= LEAST}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self.removed = 0
+
+    def over(self, text: str) -> str:
+        """The text without secrets."""
+        if self._known is not None:
+            text, count = self._known.subn(HIDDEN, text)
+            self.removed += count
+        for look in LOOKS:
+            text = look.sub(self._hide, text)
+        return text
+
+    def _hide(self, match: re.Match[str]) -> str:
+        if PLAIN.match(match[2]):
+            return match[0]
+        self.removed += 1
+        return match[1] + HIDDEN
+
+
+def secrets_here(tree: "Tree | None") -> set[str]:
+    """Those that this machine knows: of the environment, by their names, and of the configuration."""
+    found = {value for name, value in os.environ.items() if NAMED.search(name)}
+    if tree is None:
+        return found
+    from elasticrl.config import ConfigError, reveal
+    from elasticrl.config.section import leaves
+    from elasticrl.config.tree import Tree as Root
+    from elasticrl.config.tree import values
+
+    for key, value in values(tree).items():
+        if leaves(Root)[key].secret and value is not None:
+            found.add(value.get_secret_value())  # type: ignore[attr-defined] # a secret's type
+    for file in (tree.store.password_file, tree.web.token_file):
+        try:
+            found.add(reveal(None, file) or "")
+        except ConfigError:
+            continue  # not readable by us: then it cannot be in what we read either, but by its look
+    return found | {value for name, value in tree.agent.env.items() if NAMED.search(name)}
+
+
+def _configuration(config: Path | None) -> tuple["Tree | None", str]:
+    if config is None:
+        return None, ""
+    from elasticrl.config import read
+
+    loaded = read(config)
+    return loaded.tree, "\n".join(map(str, loaded.findings))
+
+
+def said(tree: "Tree | None", findings: str) -> Iterator[Part]:
+    """What is asked now: versions, configuration, environment, what this machine's daemons say."""
+    from elasticrl.cli.version import verbosely
+
+    yield Part(name="versions.json", text=json.dumps(verbosely(), indent=1))
+    if findings:
+        yield Part(name="config-findings.txt", text=findings)
+    if tree is not None:
+        from elasticrl.config import dumps
+
+        yield Part(name="config.json", text=json.dumps(json.loads(dumps(tree)), indent=1))
+    shown = {
+        name: HIDDEN if NAMED.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if re.match(
+            r"(ELASTICRL|NCCL|TORCH|RCCL|GLOO|CUDA|OMP|HSA|HIP|ROCR|VLLM|SLURM|LD_LIBRARY|PYTORCH|MASTER)", name
+        )
+    }
+    yield Part(name="environment.json", text=json.dumps(shown, indent=1))
+    yield from _answers()
+
+
+def _answers() -> Iterator[Part]:
+    from elasticrl.cli import find
+    from elasticrl.daemon.client import Unanswered, ask, ask_stream
+
+    for path in find.sockets():
+        node = f"{path.parent.parent.name}/{path.parent.name}"
+        try:
+            yield Part(
+                name=f"daemons/{node}/status.json", text=json.dumps(ask(path, "status", deadline_s=5.0), indent=1)
+            )
+            lines = [json.dumps(line) for line in ask_stream(path, "events", deadline_s=5.0)]
+        except Unanswered as error:
+            yield Part(name=f"daemons/{node}/unanswered.txt", text=str(error))
+            continue
+        yield Part(name=f"daemons/{node}/events.jsonl", text="\n".join(lines))
+
+
+def found(tree: "Tree | None", folders: Iterable[Path]) -> Iterator[Part]:
+    """What lies on this machine's disks: logs, traces, incidents."""
+    places: list[tuple[str, Path, tuple[str, ...]]] = []
+    if tree is not None:
+        logs, state = Path(tree.telemetry.log_dir) / tree.job.name, Path(tree.node.state_dir) / tree.job.name
+        places += [("logs", logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
+        places += [("state", state, tuple(f"*/{name}" for name in STATE))]
+    for folder in folders:
+        places.append((folder.resolve().name, folder, tuple(f"**/{name}" for name in (*LOGS, *STATE, "history.jsonl"))))
+    taken: set[Path] = set()
+    for name, folder, patterns in places:
+        for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+            real = path.resolve()
+            if not path.is_file() or path.is_symlink() or real in taken:
+                continue
+            taken.add(real)
+            try:
+                text, at = shortened(path), path.stat().st_mtime
+            except OSError as error:
+                text, at = f"not readable: {error}", 0.0
+            yield Part(name=f"{name}/{path.relative_to(folder)}", text=text, at=at)
+
+
+def shortened(path: Path) -> str:
+    """A file's text; of a long one the beginning and the end."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= PART:
+            return file.read().decode(errors="replace")
+        head = file.read(PART // 4)
+        file.seek(size - 3 * PART // 4)
+        tail = file.read()
+    left_out = f"\n... {size - len(head) - len(tail)} bytes are left out ...\n"
+    return (
+        head.rpartition(b"\n")[0].decode(errors="replace")
+        + left_out
+        + tail.partition(b"\n")[2].decode(errors="replace")
+    )

@@ -1,0 +1,139 @@
+"""The support bundle holds what helps, and no secret, wherever one was written."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elasticrl.cli.bundle import PART, Veil, shortened
+from elasticrl.cli.main import build
+
+PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node's folders after a run in which every secret was written somewhere it should not be."""
+    monkeypatch.setenv("ELASTICRL_RUN_DIR", str(tmp_path / "nobody"))
+    for name in ("password", "token"):
+        (tmp_path / name).write_text(f"{PASSWORD if name == 'password' else TOKEN}\n")
+        (tmp_path / name).chmod(0o600)
+    logs, state = tmp_path / "log" / "toy", tmp_path / "state" / "toy" / "n0"
+    (logs / "n0" / "attempt_1").mkdir(parents=True)
+    for folder in ("trace", "incidents"):
+        (state / folder).mkdir(parents=True)
+    leak = f"connect user=u password={PASSWORD}; again {PASSWORD}; {TOKEN}; {KEY}\n"
+    (logs / "n0.daemon.log").write_text(leak)
+    (logs / "n0" / "attempt_1" / "rank_0.log").write_text(
+        "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123\nAuthorization: Bearer abc.def.ghi\n"
+        "https://bob:hunter2hunter2@registry.example/x\n"
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\n-----END RSA PRIVATE KEY-----\n"
+        "[Step 3] tokens: 4096 | max_tokens: 8 | reward 0.5\n" + leak
+    )
+    (state / "trace" / "trace-new.jsonl").write_text(
+        json.dumps({"v": 1, "env": {"API_KEY": "0123456789abcdef"}}) + "\n"
+    )
+    (state / "incidents" / "20261121203410-g14.json").write_text(json.dumps({"cause": leak}))
+    (tmp_path / "log" / "toy" / "checkpoint.safetensors").write_bytes(b"weights")
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        f"job: {{name: toy, program: train.py}}\nnode: {{state_dir: {tmp_path}/state}}\n"
+        f"telemetry: {{log_dir: {tmp_path}/log}}\n"
+        f"store: {{endpoints: [a:1], username: u, password_file: {tmp_path}/password}}\n"
+        f"web: {{port: 8470, address: 0.0.0.0, token_file: {tmp_path}/token}}\n"
+        f"agent: {{env: {{MY_API_KEY: {KEY}, PLAIN: shown}}}}\n"
+    )
+    return config
+
+
+def bundled(*arguments: str) -> Result:
+    return CliRunner().invoke(build(["support-bundle"]), ["support-bundle", *arguments])
+
+
+def contents(tar: Path) -> dict[str, str]:
+    with tarfile.open(tar) as file:
+        return {member.name: (file.extractfile(member) or open).read().decode() for member in file}  # type: ignore[union-attr,operator]
+
+
+def test_no_secret_is_in_it_wherever_it_was_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    out = tmp_path / "b.tar.gz"
+    done = bundled("--config", str(run), "-o", str(out))
+    assert done.exit_code == 0, done.output
+    files = contents(out)
+    everything = "\n".join(files.values())
+    for secret in (
+        PASSWORD, TOKEN, KEY, "hf_abcdefghij", "abc.def.ghi", "hunter2hunter2", "MIIEabc", "0123456789abcdef",
+    ):  # fmt: skip
+        assert secret not in everything, secret
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert "removed" in done.output
+
+
+def test_what_helps_is_in_it(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    out = tmp_path / "b.tar.gz"
+    assert bundled("--config", str(run), "-o", str(out)).exit_code == 0
+    files = {name.removeprefix("elasticrl-support/"): text for name, text in contents(out).items()}
+    assert set(files) == {
+        "versions.json", "config.json", "environment.json", "logs/n0.daemon.log", "logs/n0/attempt_1/rank_0.log",
+        "state/n0/trace/trace-new.jsonl", "state/n0/incidents/20261121203410-g14.json",
+    }  # fmt: skip
+    assert "elasticrl" in json.loads(files["versions.json"])
+    assert json.loads(files["environment.json"])["NCCL_DEBUG"] == "WARN"
+    assert "shown" in files["config.json"]
+    assert "tokens: 4096 | max_tokens: 8" in files["logs/n0/attempt_1/rank_0.log"], "figures are no secrets"
+    assert "user=u" in files["logs/n0.daemon.log"]
+
+
+def test_folders_can_be_named_without_a_configuration(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "b.tar.gz"
+    assert bundled(str(run.parent / "log"), "-o", str(out)).exit_code == 0
+    assert "elasticrl-support/log/toy/n0.daemon.log" in contents(out)
+    assert bundled(str(tmp_path / "nothing"), "-o", str(out)).exit_code == 2
+
+
+def test_a_configuration_that_is_refused_is_told_with_its_findings(run: Path, tmp_path: Path) -> None:
+    run.write_text(run.read_text() + "vault: {copies: 99}\n")
+    out = tmp_path / "b.tar.gz"
+    assert bundled("--config", str(run), "-o", str(out)).exit_code == 0
+    files = contents(out)
+    assert "vault.copies" in files["elasticrl-support/config-findings.txt"]
+    assert PASSWORD not in "".join(files.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("password=abcdef next", "password=[removed] next"),
+        ('"api_key": "xyz123",', '"api_key": "[removed]",'),
+        ("ELASTICRL__STORE__PASSWORD=abc", "ELASTICRL__STORE__PASSWORD=[removed]"),
+        ("store.password_file=null", "store.password_file=null"),
+        ("max_tokens: 128", "max_tokens: 128"),
+        ("a tokenizer: fast", "a tokenizer: fast"),
+        ("nothing here", "nothing here"),
+    ],
+)
+def test_the_veil(text: str, left: str) -> None:
+    assert Veil([]).over(text) == left
+
+
+def test_a_long_file_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "long.log"
+    file.write_text("first\n" + "x" * 79 + "\n" + ("y" * 79 + "\n") * (PART // 80 + 1000) + "last\n")
+    text = shortened(file)
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    assert "bytes are left out" in text
+    assert len(text) <= PART + 100
+
+
+def test_versions_for_a_bug_report() -> None:
+    runner, app = CliRunner(), build(["version"])
+    told = json.loads(runner.invoke(app, ["version", "--verbose", "--json"]).stdout)
+    assert {"elasticrl", "python", "system", "machine", "grpcio", "etcd"} <= set(told)
+    assert told["elasticrl"] in runner.invoke(app, ["version"]).stdout
+    assert "grpcio" in runner.invoke(app, ["version", "--verbose"]).stdout
