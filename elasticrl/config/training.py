@@ -207,8 +207,18 @@ class Vllm(Section):
 class Rollout(Section):
     """How samples are generated."""
 
-    engine: Literal["torch", "vllm"] = "torch"
-    """torch: plain and exact, in the worker; vllm: a process beside it that outlives trainer restarts, faster on GPUs."""
+    engine: Literal["torch", "served", "vllm"] = "torch"
+    """torch: plain and exact, in the worker; served: the same in a process beside it that outlives trainer restarts; vllm:
+    vLLM in such a process, faster on GPUs."""
+    python: Text | None = None
+    """The interpreter that runs the process, for a vLLM in an environment of its own. null: the worker's."""
+    dir: Text | None = None
+    """A directory in memory for the process's socket and weights; job and node are appended. null: beside the vault."""
+    idle_s: Seconds = 600.0
+    """Seconds without a word from a trainer, after which the process ends by itself. More spares it a start after a longer
+    outage; less frees its memory sooner."""
+    starts: Count = 3
+    """Starts of the process in a row that come to nothing, before its worker fails. More tries longer."""
     nodes: Whole = 0
     """Nodes that only generate, beyond those that train. 0: every training node generates for itself. More shorten the
     rollout and leave the update as it is."""
@@ -234,7 +244,8 @@ class Rollout(Section):
     health_every_s: Seconds = 10.0
     """Seconds between health checks of an idle engine, each a real generation. Less finds a dead one sooner."""
     health_timeout_s: Seconds = 5.0
-    """Seconds for a health check to answer, before the engine is restarted. More forgives a busy one."""
+    """Seconds between two signs of life of an engine that was asked for something, before it is killed and started again.
+    More forgives a busy machine."""
     vllm: Vllm = Vllm()
 
 

@@ -20,17 +20,21 @@ from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.made import beside, not_here, sent_as
+from elasticrl.ppo.rollout.served import Served
+from elasticrl.ppo.rollout.weights import buckets
 from elasticrl.ppo.trainer import Trainer, parts_of
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from elasticrl.config import Tree
     from elasticrl.ppo.prompts import Prompt, Prompts
+    from elasticrl.ppo.rollout.weights import Bucket
     from elasticrl.runtime.run import Run
 
 class NotHere(ValueError):
@@ -52,6 +56,8 @@ def main(config: str | None = None) -> None:
                 reporter.tell(sealed=base.sealed, rank=base.rank, kept=[words["kept"] for words in told])
                 reporter.keep(report, *watched(base, report, [words["own"] for words in told]), {"generation": generation, "world": base.world})
         reporter.close(sealed=base.sealed, rank=base.rank)
+        if isinstance(trainer.engine, Served):
+            trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
 
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
@@ -97,7 +103,7 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
         critic=(blank if sharded else given["critic"]) if "critic" in given else None,
         ref=reference, tokenizer=tokenizer, device=base.context.device, temperature=tree.rollout.temperature,
     )  # fmt: skip
-    engine = TorchEngine(body(roles.actor), sampling, lockstep=sharded)
+    engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=sharded)
     trainer = Trainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, feed=Feed(cursor, data), engine=engine, scorer=scorer
     )
@@ -107,15 +113,23 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
         if sharded:
             critic = base.role("critic").model if "critic" in makers else None
             trainer.roles = replace(trainer.roles, actor=base.role("actor").model, critic=critic)
+        if isinstance(engine, TorchEngine):
             engine.model = body(trainer.roles.actor)
+        else:
+            engine.enter(life=run.life, source=source(tree, trainer), writes=run.first, gathers=sharded)
 
     return trainer, refresh
+
+
+def source(tree: Tree, trainer: Trainer) -> Callable[[], Iterable[Bucket]]:
+    """The actor's weights, bucket by bucket."""
+    return lambda: buckets(body(trainer.roles.actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree))
 
 
 def check(tree: Tree) -> None:
     """Refuse what is not built, before anything is loaded."""
     missing = {
-        "rollout.engine": tree.rollout.engine != "torch",
+        **not_here(tree),
         "rollout.overlap": tree.rollout.overlap,
         "rollout.nodes": tree.rollout.nodes > 0,
         "model.strategy": tree.model.strategy == "deepspeed",

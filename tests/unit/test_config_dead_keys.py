@@ -28,10 +28,6 @@ WAITING = {
         placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
         placement.reward.strategy placement.reward.offload data.chosen data.rejected data.completion
         data.label data.workers data.prefetch""",
-    "rollout": """rollout.sync_transport rollout.sync_bucket rollout.sync_timeout rollout.start_timeout
-        rollout.health_every rollout.health_timeout rollout.vllm.gpu_memory_utilization
-        rollout.vllm.tensor_parallel rollout.vllm.max_num_seqs
-        rollout.vllm.chunked_prefill rollout.vllm.prefix_caching rollout.vllm.batch_invariant""",
 }
 
 Read = tuple[str, str]  # section and attribute, as ("membership", "lease_ttl_s")

@@ -1,0 +1,287 @@
+"""Sees to it that an engine answers: adopts the one that is here, starts one where none is, ends one that does not work.
+
+The idea: what is true of an engine lies in its home, not in anybody's memory. A lock that it holds for its whole life says that
+there is one, its page says what it is, a generation says that it works. So it makes no difference which worker started it, or
+whether that one still lives; two workers that look at once find the same engine.
+
+A thread does this, so that an engine that dies while nobody needs it is back before somebody does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from elasticrl.ppo.rollout.engine import EngineFailed
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, REFUSED, SPEC, Service
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from elasticrl.config import Tree
+
+LOG: Final = "engine.log"
+START_LOCK: Final = "start.lock"  # held by whoever looks whether to start one
+LOOK_S: Final = 0.05
+PAUSE_S: Final = 0.5  # after a start that came to nothing
+TAIL: Final = 2000  # characters of an engine's last words
+
+# Of the worker's environment: an engine is no rank of its gang, and no child of its daemon.
+KEPT_OUT: Final = (
+    "ELASTICRL_", "NOTIFY_", "WATCHDOG_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long, and how often.
+
+    Example: Limits(start_s=300.0, sync_s=30.0, health_every_s=10.0, health_s=5.0, starts=3)
+    """
+
+    start_s: float
+    sync_s: float
+    health_every_s: float
+    health_s: float
+    starts: int
+
+    @classmethod
+    def of(cls, tree: Tree) -> Limits:
+        """As the configuration has it."""
+        rollout = tree.rollout
+        return cls(
+            start_s=rollout.start_timeout_s,
+            sync_s=rollout.sync_timeout_s,
+            health_every_s=rollout.health_every_s,
+            health_s=rollout.health_timeout_s,
+            starts=rollout.starts,
+        )
+
+
+class Attendant:
+    """One worker's. `say` gets a sentence for the log."""
+
+    def __init__(
+        self, home: Path, service: Service, limits: Limits, *, python: str | None, say: Callable[[str], None]
+    ) -> None:
+        self.home, self.service, self.limits = home, service, limits
+        self.python, self.say = python or sys.executable, say
+        self._child: subprocess.Popen[bytes] | None = None
+        self._up = threading.Event()
+        self._stirred = threading.Event()
+        self._closing = threading.Event()
+        self._busy = 0  # conversations of this worker that show by themselves whether it lives
+        self._failed = ""  # why none can be had
+        self._suspect = ""
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._run, name="rollout engine", daemon=True)
+        self._thread.start()
+
+    # ---- what the trainer calls
+
+    @contextmanager
+    def talk(self, check: Callable[[], None]) -> Iterator[Talk]:
+        """With an engine that works, as soon as there is one. EngineFailed if none can be had."""
+        deadline = time.monotonic() + self.limits.start_s
+        while not self._up.wait(LOOK_S):
+            check()
+            if self._failed:
+                raise EngineFailed(self._failed)
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"there was no rollout engine for {self.limits.start_s:g} s; see {self.home / LOG}")
+        self._busy += 1
+        try:
+            with Talk(self.home / SOCKET, within_s=self.limits.health_s, check=check) as talk:
+                yield talk
+        finally:
+            self._busy -= 1
+
+    @property
+    def up(self) -> bool:
+        """Whether one works, as far as is known."""
+        return self._up.is_set()
+
+    def lost(self, why: str) -> None:
+        """It did not do what it should: look after it."""
+        self._suspect = why
+        self._up.clear()
+        self._stirred.set()
+
+    def end(self) -> None:
+        """Nobody needs it any more."""
+        child = self._child
+        self._closing.set()
+        with suppress(Lost, Refused), Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
+            talk.ask("end")
+        if child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(self.limits.health_s)
+        self.close()
+
+    def close(self) -> None:
+        """This worker ends; the engine stays."""
+        self._closing.set()
+        self._stirred.set()
+        self._thread.join(self.limits.health_s)
+        if self._child is not None and self._child.poll() is None:
+            self._child.returncode = 0  # it is not ours to wait for: or Popen would complain that it lives on
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                self._ensure()
+            except Refused as refused:
+                self._failed = str(refused)
+                return
+            except (Lost, OSError) as error:
+                failures += 1
+                self.say(f"rollout engine: start {failures} of {self.limits.starts} came to nothing: {error}")
+                if failures >= self.limits.starts:
+                    self._failed = f"the rollout engine does not start: {error}"
+                    return
+                self._closing.wait(PAUSE_S * failures)
+                continue
+            failures = 0
+            self._up.set()
+            self._watch()
+            self._up.clear()
+
+    def _watch(self) -> None:
+        """Until it is known not to work."""
+        while not self._closing.is_set():
+            stirred = self._stirred.wait(self.limits.health_every_s)
+            self._stirred.clear()
+            if self._closing.is_set() or (self._busy and not stirred):
+                continue
+            try:
+                with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
+                    self._prove(talk)
+                self._up.set()
+            except (Lost, Refused) as error:
+                self.say(f"rollout engine: {self._suspect or error}; another is started")
+                self._suspect = ""
+                return
+
+    def _ensure(self) -> None:
+        """One that works. Lost: this start came to nothing. Refused: another would not help."""
+        deadline = time.monotonic() + self.limits.start_s
+        with self._alone(deadline):
+            started = False
+            while time.monotonic() < deadline and not self._closing.is_set():
+                if self._child is not None and self._child.poll() is not None:
+                    self._over(self._child.returncode, expected=not started)
+                    self._child = None
+                hello = self._hello()
+                if hello is not None:
+                    self.say(
+                        f"rollout engine: process {hello['pid']} ({hello['versions']}), {'started' if started else 'adopted'}"
+                    )
+                    return
+                if not self._there():
+                    self._spawn()
+                    started = True
+                self._closing.wait(LOOK_S)
+            if self._closing.is_set():
+                raise Lost("this worker ends")
+            self._kill()
+            raise Lost(f"it did not answer within {self.limits.start_s:g} s: {self._last_words()}")
+
+    def _hello(self) -> dict[str, Any] | None:
+        """What it says of itself, if it is one that works and that we want; another is ended. None: nobody answers."""
+        try:
+            talk = Talk(self.home / SOCKET, within_s=self.limits.health_s)
+        except Lost:
+            return None
+        with talk:
+            try:
+                hello = talk.ask("hello")
+                if (hello.get("v"), hello.get("service")) != (PROTOCOL, self.service.digest):
+                    self.say(f"rollout engine: process {hello.get('pid')} is of another configuration; it is ended")
+                    talk.ask("end")
+                    return None
+                self._prove(talk)
+            except (Lost, Refused) as error:
+                self.say(f"rollout engine: {error}; it is killed")
+                self._kill()
+                return None
+        return hello
+
+    def _prove(self, talk: Talk) -> None:
+        """A real generation, however short."""
+        deadline = time.monotonic() + self.limits.health_s
+        talk.send("check")
+        while talk.receive().says["op"] != "sample":
+            if time.monotonic() > deadline:  # alive, and busy with somebody else's
+                return
+
+    def _spawn(self) -> None:
+        """In a session of its own, so that it outlives us; the lock that says so is its own from the first instant."""
+        with suppress(FileNotFoundError):
+            (self.home / LOG).rename(self.home / f"{LOG}.before")
+        page = self.home / f"{SPEC}.new"
+        page.write_text(self.service.dumps(), encoding="utf-8")
+        page.rename(self.home / SPEC)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(KEPT_OUT)}
+        with (self.home / ENGINE_LOCK).open("ab") as lock, (self.home / LOG).open("ab") as log:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._child = subprocess.Popen(
+                [self.python, "-m", "elasticrl.ppo.rollout.process", "--home", str(self.home), "--lock", str(lock.fileno())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env,
+                cwd=self.home,
+            )  # fmt: skip
+
+    def _there(self) -> bool:
+        """Whether a process is the engine here, answering or not."""
+        with (self.home / ENGINE_LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _kill(self) -> None:
+        """It and its children, whoever started it."""
+        deadline = time.monotonic() + self.limits.health_s
+        while self._there() and time.monotonic() < deadline:
+            with suppress(OSError, ValueError):
+                os.killpg(int((self.home / ENGINE_LOCK).read_text(encoding="ascii")), signal.SIGKILL)
+            if self._child is not None:
+                self._child.poll()
+            time.sleep(LOOK_S)
+
+    def _over(self, code: int, *, expected: bool) -> None:
+        if code == REFUSED:
+            raise Refused(self._last_words().splitlines()[-1])
+        if not expected:
+            raise Lost(f"it ended with exit code {code}: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            return (self.home / LOG).read_text(encoding="utf-8", errors="replace")[-TAIL:].strip() or "it said nothing"
+        return "it said nothing"
+
+    @contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """No other worker of this node starts one at the same time."""
+        with (self.home / START_LOCK).open("ab") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline or self._closing.wait(LOOK_S):
+                        raise Lost("another worker has been starting one all the time") from None
+            yield

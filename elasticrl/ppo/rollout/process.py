@@ -1,0 +1,334 @@
+"""`python -m elasticrl.ppo.rollout.process`: the engine beside the workers, a process of its own that they come and go from.
+
+The idea: one loop, one thread. It reads what visitors ask, lets its program make one step, sends what is finished. It answers
+only once it has really generated something; it generates for trainers only by a set of weights that it has read whole; and it
+ends by itself when nobody has spoken to it for a while, so that nothing has to remember to end it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, REFUSED, SPEC, Service, Unfit
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from elasticrl.ppo.rollout.engine import Request
+    from elasticrl.ppo.rollout.weights import Tag
+
+ALIVE_S: Final = 0.2  # between signs of life while something is generated
+LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
+CHECK: Final = "check"  # the key of a request that only shows that the engine works
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One finished answer. Example: Said(key="3/0:17", tokens=(3, 1, 11), logprobs=(-0.2, -1.1, -0.01), ended=True)"""
+
+    key: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ended: bool
+
+
+class Program(Protocol):
+    """What generates."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the libraries that compute."""
+
+    def load(self, home: Path, tag: Tag) -> None:
+        """These weights, and nothing kept of the old ones. Torn if they cannot be had."""
+
+    def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
+        """One more to generate, of so many tokens if not as many as it is set to."""
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+
+    def step(self, alive: Callable[[], None]) -> Iterable[Said]:
+        """Goes on a little. Calls `alive` now and then if it takes long."""
+
+
+@dataclass(slots=True, eq=False)
+class Visitor:
+    """One connection: what it still waits for, and what was not sent yet."""
+
+    sock: socket.socket
+    number: int
+    inbox: Inbox = field(default_factory=Inbox)
+    out: bytearray = field(default_factory=bytearray)
+    waits: dict[str, str] = field(default_factory=dict)  # key -> the visitor's own id of the request
+    gone: bool = False
+
+    def tell(self, op: str, raw: bytes = b"", **says: object) -> None:
+        """One frame, sent when there is room."""
+        self.out += Frame(says={"op": op, **says}, raw=raw).pack()
+
+
+class Server:
+    """The loop. `run` returns when it is time to end."""
+
+    def __init__(self, program: Program, service: Service, home: Path) -> None:
+        self.program, self.service, self.home = program, service, home
+        self.tag: Tag | None = None
+        self._visitors: dict[str, Visitor] = {}  # by key of what they wait for
+        self._all: set[Visitor] = set()
+        self._count = self._made = 0
+        self._over = ""
+        self._heard = self._alive_at = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+
+    def prove(self) -> None:
+        """A real generation, before anybody is answered; and the weights that lie there, if they are whole."""
+        from elasticrl.ppo.rollout import weights
+
+        self._add_check(Visitor(socket.socket(), 0))
+        while self._visitors:
+            self._step()
+        found = weights.tag_of(self.home)
+        if found is not None and weights.good(self.home, found):
+            self._load(found)
+
+    def run(self) -> str:
+        """Why it ended."""
+        path = self.home / SOCKET
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(str(path))
+            path.chmod(0o600)
+            listening.listen(64)
+            listening.setblocking(False)
+            mine = path.stat().st_ino
+            self._selector.register(listening, selectors.EVENT_READ)
+            self._heard = time.monotonic()
+            while not self._over:
+                self._look(listening)
+                if self._visitors:
+                    self._step()
+                elif time.monotonic() - self._heard > self.service.idle_s:
+                    self._over = f"no trainer has spoken for {self.service.idle_s:g} s"
+                elif not path.exists() or path.stat().st_ino != mine:
+                    return "its folder was taken away"
+        path.unlink(missing_ok=True)
+        return self._over
+
+    # ---- visitors
+
+    def _look(self, listening: socket.socket) -> None:
+        for visitor in self._all:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.out else 0)
+            self._selector.modify(visitor.sock, wanted, visitor)
+        for key, events in self._selector.select(0.0 if self._visitors else LOOK_S):
+            if key.fileobj is listening:
+                sock, _ = listening.accept()
+                sock.setblocking(False)
+                self._count += 1
+                visitor = Visitor(sock, self._count)
+                self._all.add(visitor)
+                self._selector.register(sock, selectors.EVENT_READ, visitor)
+            elif events & selectors.EVENT_READ:
+                self._hear(key.data)
+        self._send()
+
+    def _hear(self, visitor: Visitor) -> None:
+        self._heard = time.monotonic()
+        try:
+            data = visitor.sock.recv(1 << 20)
+            visitor.gone = not data
+            for frame in visitor.inbox.feed(data):
+                self._answer(visitor, frame)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            print(f"visitor {visitor.number} makes no sense: {error!r}", flush=True)
+            visitor.gone = True
+
+    def _send(self) -> None:
+        for visitor in list(self._all):
+            with suppress(BlockingIOError):
+                try:
+                    while visitor.out and not visitor.gone:
+                        del visitor.out[: visitor.sock.send(visitor.out)]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    visitor.gone = True
+            if visitor.gone:
+                self._forget(visitor)
+
+    def _forget(self, visitor: Visitor) -> None:
+        self.program.drop(visitor.waits)
+        for key in visitor.waits:
+            del self._visitors[key]
+        self._all.discard(visitor)
+        self._selector.unregister(visitor.sock)
+        visitor.sock.close()
+
+    # ---- what they ask
+
+    def _answer(self, visitor: Visitor, frame: Frame) -> None:
+        says = frame.says
+        if says.get("v") != PROTOCOL:
+            visitor.tell("no", kind="other", why=f"this engine speaks version {PROTOCOL}, not {says.get('v')}")
+        elif says["op"] == "hello":
+            visitor.tell(
+                "hello", v=PROTOCOL, pid=os.getpid(), service=self.service.digest, tag=self.tag and asdict(self.tag),
+                versions=dict(self.program.versions),
+            )  # fmt: skip
+        elif says["op"] == "load":
+            self._take(visitor, says["tag"])
+        elif says["op"] == "generate":
+            self._generate(visitor, frame)
+        elif says["op"] == "check":
+            self._add_check(visitor)
+        elif says["op"] == "end":
+            visitor.tell("ended")
+            self._over = "it was told to"
+            self._send()
+        else:
+            visitor.tell("no", kind="other", why=f"this engine does not know {says['op']!r}")
+
+    def _take(self, visitor: Visitor, told: Mapping[str, Any]) -> None:
+        from elasticrl.ppo.rollout import weights
+
+        tag = weights.Tag(**told)
+        if tag != self.tag:
+            for other in {other for other in self._visitors.values() if CHECK not in other.waits.values()}:
+                self.program.drop(other.waits)
+                for key in other.waits:
+                    del self._visitors[key]
+                other.waits.clear()
+                other.tell("no", kind="stale", why=f"weights of version {tag.version} came in the middle of this")
+            if weights.tag_of(self.home) != tag:
+                visitor.tell(
+                    "no", kind="torn", why=f"there are no whole weights of version {tag.version} in {self.home}"
+                )
+                return
+            try:
+                self._load(tag)
+            except weights.Torn as error:
+                visitor.tell("no", kind="torn", why=str(error))
+                self._over = "its weights are half of two sets"
+                self._send()
+                return
+        visitor.tell("loaded", tag=told)
+
+    def _load(self, tag: Tag) -> None:
+        self.tag = None  # half of two sets, until all of it is here
+        start = time.monotonic()
+        self.program.load(self.home, tag)
+        self.tag = tag
+        print(f"weights of version {tag.version} in {time.monotonic() - start:.3f} s", flush=True)
+
+    def _generate(self, visitor: Visitor, frame: Frame) -> None:
+        from elasticrl.ppo.rollout.engine import Request
+        from elasticrl.ppo.rollout.weights import Tag
+
+        says = frame.says
+        asked = Tag(**says["tag"])
+        if asked != self.tag:
+            have = "none that are whole" if self.tag is None else f"{self.tag.version} of life {self.tag.life!r}"
+            visitor.tell(
+                "no", kind="stale", why=f"version {asked.version} of life {asked.life!r} was asked, it has {have}"
+            )
+            return
+        at = 0
+        for name, seed, length in zip(says["ids"], says["seeds"], says["lengths"], strict=True):
+            prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
+            at += length
+            key = f"{visitor.number}/{name}"
+            visitor.waits[key] = name
+            self._visitors[key] = visitor
+            self.program.add(key, Request(id=name, prompt=prompt, seed=seed))
+
+    def _add_check(self, visitor: Visitor) -> None:
+        from elasticrl.ppo.rollout.engine import Request
+
+        key = f"{visitor.number}/{CHECK}"
+        visitor.waits[key] = CHECK
+        self._visitors[key] = visitor
+        self.program.add(key, Request(id=CHECK, prompt=(self.service.sampling.pad,), seed=0), tokens=1)
+
+    # ---- generating
+
+    def _step(self) -> None:
+        for said in self.program.step(self._alive):
+            visitor = self._visitors.pop(said.key, None)
+            if visitor is None:
+                continue
+            self._made += 1
+            count = len(said.tokens)
+            raw = struct.pack(f"<{count}i{count}f", *said.tokens, *said.logprobs)
+            visitor.tell("sample", raw, id=visitor.waits.pop(said.key), ended=said.ended)
+        self._alive()
+
+    def _alive(self) -> None:
+        """Whoever waits is told that it is not in vain."""
+        now = time.monotonic()
+        if now - self._alive_at < ALIVE_S:
+            return
+        self._alive_at = self._heard = now
+        for visitor in set(self._visitors.values()):
+            if len(visitor.out) < 1 << 20:
+                visitor.tell("alive")
+                with suppress(OSError):
+                    del visitor.out[: visitor.sock.send(visitor.out)]
+
+
+def main() -> int:
+    """One engine, to its end."""
+    parser = argparse.ArgumentParser(description="A rollout engine, started by the trainer beside it.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--lock", type=int, required=True, help="the open file whose lock says that an engine is here")
+    given = parser.parse_args()
+    os.set_inheritable(given.lock, False)
+    os.ftruncate(given.lock, 0)
+    os.pwrite(given.lock, f"{os.getpid()}\n".encode(), 0)
+    assert (given.home / ENGINE_LOCK).stat().st_ino == os.fstat(given.lock).st_ino
+    service = Service.loads((given.home / SPEC).read_text(encoding="utf-8"))
+    start = time.monotonic()
+    try:
+        server = Server(program_of(service), service, given.home)
+    except Unfit as error:
+        print(error, flush=True)
+        return REFUSED
+    server.prove()
+    print(json.dumps({"ready_s": round(time.monotonic() - start, 2), **server.program.versions}), flush=True)
+    why = server.run()
+    print(f"ends: {why}", flush=True)
+    from elasticrl.ppo.rollout import weights
+
+    weights.forget(given.home)
+    return 0
+
+
+def program_of(service: Service) -> Program:
+    """What the configuration asks for. Imports only that."""
+    if service.program == "vllm":
+        from elasticrl.ppo.rollout.vllm_process import VllmProgram
+
+        return VllmProgram(service)
+    from elasticrl.ppo.rollout.torch_process import TorchProgram
+
+    return TorchProgram(service)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # whatever threads a library left

@@ -1,0 +1,88 @@
+"""What an engine process is asked to be: all it has to know, in one page that lies in its home.
+
+The idea: a worker that comes by compares pages. An engine with the same one is adopted, another is ended and started anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from elasticrl.ppo.rollout.engine import Sampling
+
+if TYPE_CHECKING:
+    from elasticrl.config import Tree
+    from elasticrl.config.training import Vllm
+
+SPEC: Final = "engine.json"
+ENGINE_LOCK: Final = "engine.lock"  # held by the engine for its whole life
+REFUSED: Final = 78  # its exit code when starting it again would not help
+
+
+class Unfit(RuntimeError):
+    """This engine cannot be had here; the sentence says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One engine. The fields from gpu_memory_utilization on are passed on to vLLM.
+
+    Example: Service(program="torch", model="/models/qwen", sampling=Sampling(...), ...)
+    """
+
+    program: Literal["torch", "vllm"]
+    model: str
+    sampling: Sampling
+    dtype: str
+    attention: str
+    device: str
+    threads: int
+    idle_s: float
+    gpu_memory_utilization: float
+    kv_cache_bytes: int | None
+    tensor_parallel: int
+    max_num_seqs: int
+    chunked_prefill: bool
+    prefix_caching: bool
+    batch_invariant: bool
+
+    @classmethod
+    def of(cls, tree: Tree, sampling: Sampling, *, device: str) -> Service:
+        """As the configuration has it."""
+        vllm: Vllm = tree.rollout.vllm
+        return cls(
+            program="vllm" if tree.rollout.engine == "vllm" else "torch",
+            model=str(tree.model.path),
+            sampling=sampling,
+            # The program `torch` computes as the worker's own engine does, so that the bits are the same.
+            dtype=tree.model.dtype if tree.rollout.engine == "vllm" else "float32",
+            attention=tree.model.attention,
+            device=device,
+            threads=tree.lanes.threads,
+            idle_s=tree.rollout.idle_s,
+            gpu_memory_utilization=vllm.gpu_memory_utilization,
+            kv_cache_bytes=vllm.kv_cache_bytes,
+            tensor_parallel=vllm.tensor_parallel,
+            max_num_seqs=vllm.max_num_seqs,
+            chunked_prefill=vllm.chunked_prefill,
+            prefix_caching=vllm.prefix_caching,
+            batch_invariant=vllm.batch_invariant,
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> Service:
+        """From its page."""
+        plain = json.loads(text)
+        sampling = plain.pop("sampling")
+        return cls(**plain, sampling=Sampling(**{**sampling, "eos": tuple(sampling["eos"])}))
+
+    def dumps(self) -> str:
+        """Its page."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @property
+    def digest(self) -> str:
+        """What tells one from another."""
+        return hashlib.blake2b(self.dumps().encode(), digest_size=8).hexdigest()

@@ -1,0 +1,83 @@
+"""The torch engine as an engine process's program: the very code that generates in a worker, by weights that were sent.
+
+The idea: same code, same shapes, same weights, so the same bits as engine `torch`; what it adds is a life of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.process import Said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from elasticrl.ppo.rollout.engine import Request
+    from elasticrl.ppo.rollout.service import Service
+
+
+class TorchProgram:
+    """One block of requests at a time."""
+
+    def __init__(self, service: Service) -> None:
+        torch.set_num_threads(service.threads)
+        config = Model.model_validate({"dtype": service.dtype, "attention": service.attention})
+        self._model = models.reference(config, service.model).to(service.device)
+        self._model.requires_grad_(True)  # as in the worker: frozen weights go through other kernels, to other bits
+        self._engine = TorchEngine(self._model, service.sampling)
+        self._waiting: dict[str, tuple[Request, int | None]] = {}
+        self._alive: Callable[[], None] = lambda: None
+        self._model.register_forward_hook(lambda *_: self._alive())
+        self.versions = {"torch": torch.__version__}
+
+    def load(self, home: Path, tag: weights.Tag) -> None:
+        """As Program's."""
+        missing = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in weights.read(home, tag, within_s=1.0):
+                place = missing.pop(name, None)
+                if place is None or place.shape != tensor.shape:
+                    raise weights.Torn(f"{name} {tuple(tensor.shape)} was sent, and this model has no place for it")
+                place.copy_(tensor)
+        if missing:
+            raise weights.Torn(f"{len(missing)} weights were not sent ({min(missing)}, ...)")
+
+    def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
+        """As Program's."""
+        self._waiting[key] = (request, tokens)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """As Program's."""
+        for key in keys:
+            self._waiting.pop(key, None)
+
+    def step(self, alive: Callable[[], None]) -> Iterable[Said]:
+        """As Program's."""
+        self._alive = alive
+        tokens = next(iter(self._waiting.values()))[1]  # a check is a block of its own
+        block = {k: r for k, (r, t) in self._waiting.items() if t == tokens}
+        block = dict(list(block.items())[: self._engine.rows])
+        full = self._engine.sampling
+        if tokens is not None:
+            self._engine.sampling = replace(full, max_tokens=tokens)
+        try:
+            found: Any = self._engine.generate(list(block.values()), version=0)
+        finally:
+            self._engine.sampling = full
+        for i, key in enumerate(block):
+            self._waiting.pop(key, None)
+            count = int(found.mask[i].sum())
+            yield Said(
+                key=key,
+                tokens=tuple(found.tokens[i, full.prompt_tokens :][:count].tolist()),
+                logprobs=tuple(found.logprobs[i, :count].tolist()),
+                ended=bool(found.ended[i]),
+            )

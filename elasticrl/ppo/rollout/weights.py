@@ -1,0 +1,200 @@
+"""The weights on their way from a trainer to the engine beside it: a file in memory, and a page that says when it is whole.
+
+The idea: the page is written last and taken away first, so there is no moment at which half a set could pass for one. Because
+the file stays, an engine that died is fed again from there, by nobody's collective; because every bucket has its checksum, what
+was torn or changed since is found before it computes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import zlib
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from elasticrl.ppo.rollout.wire import TURN_S, Lost
+from elasticrl.runtime.vault.source import dtype_of, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+FILE: Final = "weights"
+PAGE: Final = "weights.json"
+LOCK: Final = "weights.lock"
+
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+class Torn(RuntimeError):
+    """The file is not what its page says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """Which weights. The same version in another life of the job may be other numbers.
+
+    Example: Tag(life="14 10.0.0.3:41327", version=2560)
+    """
+
+    life: str
+    version: int
+
+
+def tag_of(home: Path) -> Tag | None:
+    """Of the set that lies there; None if none is whole."""
+    page = _page(home)
+    return None if page is None else Tag(**page["tag"])
+
+
+def write(
+    home: Path, tag: Tag, buckets: Iterable[Bucket], *, within_s: float, check: Callable[[], None] = lambda: None
+) -> int:
+    """The set, bucket by bucket as they come; its bytes. Lost if the file stays in use for too long."""
+    with _locked(home, fcntl.LOCK_EX, within_s, check):
+        (home / PAGE).unlink(missing_ok=True)
+        listed: list[dict[str, Any]] = []
+        at = 0
+        with os.fdopen(os.open(home / FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            for bucket in buckets:
+                start, crc, tensors = at, 0, []
+                for name, tensor in bucket:
+                    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+                    file.write(data)
+                    crc = zlib.crc32(data, crc)
+                    tensors.append([name, name_of(tensor.dtype), list(tensor.shape), data.nbytes])
+                    at += data.nbytes
+                listed.append({"bytes": at - start, "crc": crc, "tensors": tensors})
+            file.truncate(at)
+        fresh = home / f"{PAGE}.new"
+        fresh.write_text(json.dumps({"tag": asdict(tag), "buckets": listed}), encoding="utf-8")
+        fresh.rename(home / PAGE)
+    return at
+
+
+def read(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of that set, in order, bucket by bucket. Torn if it is another, or not what it was."""
+    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
+        page = _page(home)
+        if page is None or Tag(**page["tag"]) != tag:
+            raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
+        with (home / FILE).open("rb") as file:
+            for number, bucket in enumerate(page["buckets"]):
+                data = bytearray(bucket["bytes"])
+                if file.readinto(data) != len(data) or zlib.crc32(data) != bucket["crc"]:
+                    raise Torn(f"bucket {number} of the weights in {home} does not have its checksum")
+                at = 0
+                for name, dtype, shape, nbytes in bucket["tensors"]:
+                    yield (
+                        name,
+                        torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at)
+                        .view(dtype_of(dtype))
+                        .reshape(shape),
+                    )
+                    at += nbytes
+
+
+def good(home: Path, tag: Tag) -> bool:
+    """Whether every bucket of that set has its checksum. One that is torn is forgotten."""
+    try:
+        for _ in read(home, tag, within_s=0.0):
+            pass
+    except Lost:
+        return False  # a trainer is writing another
+    except Torn:
+        forget(home)
+        return False
+    return True
+
+
+def forget(home: Path) -> None:
+    """Gives their memory back."""
+    for name in (PAGE, FILE):
+        (home / name).unlink(missing_ok=True)
+
+
+def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bucket]:
+    """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more.
+
+    With parameters that FSDP has sharded this is a collective, one for each bucket.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the root stays gathered after a forward pass, and would hide its shards
+    mine: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, param in model.named_parameters():
+        if mine and size + param.numel() * dtype.itemsize > nbytes:
+            yield _whole(mine, dtype)
+            mine, size = [], 0
+        mine.append((name, param.detach()))
+        size += param.numel() * dtype.itemsize
+    if mine:
+        yield _whole(mine, dtype)
+
+
+def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bucket:
+    sharded = [(name, param) for name, param in params if isinstance(param, DTensor)]
+    if not sharded:
+        return [(name, param.to("cpu", dtype)) for name, param in params]
+    assert len(sharded) == len(params), "some of a model's parameters are sharded and some are not"
+    group = sharded[0][1].device_mesh.get_group()
+    world = group.size()
+    # FSDP cuts along the first dimension into chunks of equal height, the last ones shorter or empty: padded to it here.
+    heights = [-(-param.shape[0] // world) for _, param in sharded]
+    parts = []
+    for (_, param), height in zip(sharded, heights, strict=True):
+        local = param.to_local().to(dtype)
+        padded = local.new_zeros(height, *param.shape[1:])
+        padded[: local.shape[0]] = local
+        parts.append(padded.reshape(-1))
+    flat = torch.cat(parts)
+    everyone = flat.new_empty(world, flat.numel())
+    if world == 1:
+        everyone[0] = flat
+    else:
+        dist.all_gather_single(everyone.view(-1), flat, group=group)
+    everyone = everyone.cpu()
+    found: Bucket = []
+    at = 0
+    for (name, param), part in zip(sharded, parts, strict=True):
+        rows = everyone[:, at : at + part.numel()].reshape(-1, *param.shape[1:])
+        found.append((name, rows[: param.shape[0]]))
+        at += part.numel()
+    return found
+
+
+def _page(home: Path) -> dict[str, Any] | None:
+    try:
+        page: dict[str, Any] = json.loads((home / PAGE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return page
+
+
+@contextmanager
+def _locked(home: Path, how: int, within_s: float, check: Callable[[], None]) -> Iterator[None]:
+    """One writer or several readers. The kernel lets go of what a dead process held."""
+    deadline = time.monotonic() + within_s
+    with (home / LOCK).open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                check()
+                if time.monotonic() > deadline:
+                    raise Lost(f"the weights in {home} stayed in use for {within_s:g} s") from None
+                time.sleep(TURN_S)
+        yield

@@ -1,0 +1,109 @@
+"""Engines beside a trainer, for tests: made with little said, looked at from outside, and ended by signals."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.attend import Attendant, Limits
+from elasticrl.ppo.rollout.engine import Request, Samples, Sampling
+from elasticrl.ppo.rollout.served import Served
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, Service
+from elasticrl.ppo.rollout.wire import SOCKET, Talk
+
+EOS, PAD = 11, 10
+SAMPLING = Sampling(prompt_tokens=7, max_tokens=6, rows=16, eos=(EOS,), pad=PAD)
+LIMITS = Limits(start_s=120.0, sync_s=30.0, health_every_s=60.0, health_s=20.0, starts=3)
+
+
+def service(path: str, **more: Any) -> Service:
+    plain: dict[str, Any] = {
+        "program": "torch", "model": path, "sampling": SAMPLING, "dtype": "float32", "attention": "sdpa", "device": "cpu",
+        "threads": 1, "idle_s": 120.0, "gpu_memory_utilization": 0.05, "kv_cache_bytes": 8 << 20, "tensor_parallel": 1,
+        "max_num_seqs": 64, "chunked_prefill": True, "prefix_caching": True, "batch_invariant": False,
+    }  # fmt: skip
+    return Service(**(plain | more))
+
+
+class Trainer:
+    """One trainer's end: its engine, and what that said."""
+
+    def __init__(self, home: Path, what: Service, *, limits: Limits = LIMITS, python: str | None = None) -> None:
+        self.home, self.said = home, []
+        self.attendant = Attendant(home, what, limits, python=python, say=self.said.append)
+        self.engine = Served(self.attendant, what.sampling, check=self.check)
+        self.on_turn: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        self.on_turn()
+
+    def enter(self, model: torch.nn.Module, *, life: str = "1 here", writes: bool = True) -> None:
+        source = lambda: weights.buckets(model, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
+        self.engine.enter(life=life, source=source, writes=writes, gathers=False)
+
+    def ready(self) -> int:
+        """Wait for the engine; its pid."""
+        with self.attendant.talk(self.check) as talk:
+            return int(talk.ask("hello")["pid"])
+
+    def kill_when(self, claim: Callable[[], bool], how: int = signal.SIGKILL) -> list[int]:
+        """At the first turn of waiting at which that holds. How many samples there were then, when it has happened."""
+        struck: list[int] = []
+
+        def turn() -> None:
+            if not struck and claim():
+                os.killpg(pid_of(self.home), how)
+                struck.append(len(self.engine.found))
+
+        self.on_turn = turn
+        return struck
+
+
+def requests(count: int, start: int = 0) -> list[Request]:
+    return [
+        Request(id=f"0:{i}", prompt=tuple((i + k) % 10 for k in range(1 + i % 7)), seed=(1 << 62) + i)
+        for i in range(start, start + count)
+    ]
+
+
+def same(a: Samples, b: Samples) -> bool:
+    pairs = [(getattr(a, name), getattr(b, name)) for name in ("tokens", "attention", "mask", "logprobs", "ended")]
+    return a.ids == b.ids and all(torch.equal(x, y) for x, y in pairs)
+
+
+def moved(model: torch.nn.Module) -> None:
+    """As an update would."""
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(1.25)
+
+
+def pid_of(home: Path) -> int:
+    return int((home / ENGINE_LOCK).read_text())
+
+
+def gone(pid: int) -> bool:
+    """Ended, or only not yet reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until(claim: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        time.sleep(0.01)
+
+
+def end(home: Path) -> None:
+    """Whatever engine is there."""
+    with Talk(home / SOCKET, within_s=20.0) as talk:
+        talk.ask("end")
+    until(lambda: gone(pid_of(home)), "the engine's end")

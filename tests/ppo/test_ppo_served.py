@@ -1,0 +1,350 @@
+"""The engine beside the worker: the same samples as in it, through any death of either; never by stale or torn weights.
+
+All with the program `torch`, which needs no more than the worker does. tests/vllm does the like with vLLM.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from served_kit import (
+    LIMITS,
+    SAMPLING,
+    Trainer,
+    end,
+    gone,
+    moved,
+    pid_of,
+    requests,
+    same,
+    service,
+    until,
+)
+
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.service import Unfit
+from elasticrl.ppo.rollout.vllm_process import fit
+from elasticrl.ppo.rollout.wire import SOCKET, Frame, Inbox, Lost, Refused, Talk
+
+
+@pytest.fixture
+def actor(folders):
+    return models.actor(Model(), folders["qwen2"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where an engine is, for all tests that leave it as they found it: alive, or dead."""
+    folder = tmp_path_factory.mktemp("engine")
+    yield folder
+    end(folder)
+
+
+@pytest.fixture
+def trainer(home, folders, actor):
+    found = Trainer(home, service(folders["qwen2"]))
+    found.enter(actor)
+    yield found
+    found.attendant.close()
+
+
+def inline(actor, asked):
+    return TorchEngine(actor, SAMPLING).generate(asked, version=0)
+
+
+# ---- samples
+
+
+def test_samples_are_bit_for_bit_those_of_the_worker_s_own_engine(trainer, actor):
+    trainer.engine.publish(3)
+    found = trainer.engine.generate(requests(40), version=3)
+    assert found.version == 3
+    assert same(found, inline(actor, requests(40)))
+    mixed = requests(40)[::-3]
+    trainer.enter(actor, life="2 here")
+    trainer.engine.publish(4)
+    assert same(trainer.engine.generate(mixed, version=4), inline(actor, mixed))
+    assert trainer.engine.generate([], version=4).tokens.shape == (0, 13)
+
+
+def test_new_weights_make_new_samples_and_old_ones_are_refused(trainer, actor):
+    trainer.engine.publish(0)
+    before = trainer.engine.generate(requests(20), version=0)
+    with pytest.raises(StaleWeights, match="version 1 were asked for, the engine was given 0"):
+        trainer.engine.generate(requests(1), version=1)
+    moved(actor)
+    trainer.engine.publish(1)
+    after = trainer.engine.generate(requests(20), version=1)
+    assert same(after, inline(actor, requests(20)))
+    assert not torch.equal(before.tokens, after.tokens)
+    with trainer.attendant.talk(trainer.check) as talk:
+        old = asdict(weights.Tag(life="1 here", version=0))
+        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1])
+        with pytest.raises(Refused, match="version 0 of life '1 here' was asked, it has 1") as refused:
+            talk.receive()
+        assert refused.value.kind == "stale"
+
+
+def test_the_same_version_of_another_life_is_not_taken_for_this_one(trainer, actor):
+    trainer.engine.publish(5)
+    trainer.engine.generate(requests(1), version=5)
+    moved(actor)
+    trainer.enter(actor, life="1 there")
+    trainer.engine.found.clear()
+    trainer.engine.publish(5)
+    assert same(trainer.engine.generate(requests(8), version=5), inline(actor, requests(8)))
+
+
+def test_a_second_worker_of_the_node_waits_for_the_weights_that_the_first_hands_over(trainer, home, folders, actor):
+    second = Trainer(home, service(folders["qwen2"]))
+    second.enter(actor, life="7 here", writes=False)
+    trainer.enter(actor, life="7 here")
+    second.engine.publish(9)
+    late = threading.Timer(0.3, trainer.engine.publish, [9])
+    late.start()
+    assert same(second.engine.generate(requests(8), version=9), inline(actor, requests(8)))
+    late.join()
+    impatient = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, sync_s=0.2))
+    impatient.enter(actor, life="8 here", writes=False)
+    impatient.engine.publish(9)
+    with pytest.raises(StaleWeights, match="has not handed over version 9"):
+        impatient.engine.generate(requests(1), version=9)
+    second.attendant.close()
+    impatient.attendant.close()
+
+
+# ---- deaths
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders, actor, how):
+    limits = LIMITS if how == signal.SIGKILL else replace(LIMITS, health_s=3.0)
+    trainer = Trainer(home, service(folders["qwen2"]), limits=limits)
+    trainer.enter(actor)
+    trainer.engine.publish(2)
+    first = trainer.ready()
+    struck = trainer.kill_when(lambda: len(trainer.engine.found) > 0, how)
+    found = trainer.engine.generate(requests(400), version=2)
+    assert struck, "it was not struck in the middle"
+    assert 0 < struck[0] < 400
+    assert same(found, inline(actor, requests(400)))
+    assert pid_of(home) != first
+    assert gone(first)
+    assert any("another is started" in sentence for sentence in trainer.said)
+    trainer.attendant.close()
+
+
+def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(trainer, actor):
+    trainer.engine.publish(6)
+
+    class Cut(Exception):
+        pass
+
+    def turn():
+        if len(trainer.engine.found) > 0:
+            raise Cut
+
+    trainer.on_turn = turn
+    with pytest.raises(Cut):
+        trainer.engine.generate(requests(400), version=6)
+    kept = dict(trainer.engine.found)
+    assert 0 < len(kept) < 400
+    trainer.on_turn = lambda: None
+    trainer.enter(actor, life="2 after a reform")
+    trainer.engine.publish(6)
+    assert same(trainer.engine.generate(requests(400), version=6), inline(actor, requests(400)))
+    assert all(trainer.engine.found[request] is one for request, one in kept.items())
+
+
+def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, actor):
+    trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.2))
+    trainer.enter(actor)
+    trainer.engine.publish(1)
+    first = trainer.ready()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: len([s for s in trainer.said if "started" in s and "process" in s]) > 0, "a new engine")
+    assert pid_of(home) != first
+    with Talk(home / SOCKET, within_s=20.0) as talk:
+        assert talk.ask("hello")["tag"] == {"life": "1 here", "version": 1}, (
+            "it reads the weights that lie there by itself"
+        )
+    trainer.attendant.close()
+
+
+def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folders, actor):
+    first = trainer.ready()
+    trainer.attendant.close()
+    late = Trainer(home, service(folders["qwen2"]))
+    late.enter(actor)
+    assert late.ready() == first
+    assert any("adopted" in sentence for sentence in late.said)
+    late.engine.publish(0)
+    assert same(late.engine.generate(requests(4), version=0), inline(actor, requests(4)))
+    late.attendant.close()
+
+
+def test_two_workers_start_one_engine_which_another_configuration_replaces_and_which_ends_by_itself(
+    tmp_path, folders, actor
+):
+    both = [Trainer(tmp_path, service(folders["qwen2"])) for _ in range(2)]
+    pids = [one.ready() for one in both]
+    assert pids[0] == pids[1]
+    words = sorted(sentence.rpartition(" ")[2] for one in both for sentence in one.said)
+    assert words == ["adopted", "started"]
+    for one in both:
+        one.attendant.close()
+    other = Trainer(tmp_path, service(folders["qwen2"], sampling=replace(SAMPLING, max_tokens=3), idle_s=2.0))
+    pid = other.ready()
+    assert pid != pids[0]
+    assert gone(pids[0])
+    assert any("of another configuration" in sentence for sentence in other.said)
+    other.enter(actor)
+    other.engine.publish(0)
+    assert other.engine.generate(requests(4), version=0).mask.shape == (4, 3)
+    other.attendant.close()
+    until(lambda: gone(pid), "the end of an engine that nobody speaks to")
+    assert "no trainer has spoken for 2 s" in (tmp_path / "engine.log").read_text()
+    assert not (tmp_path / SOCKET).exists()
+    assert not (tmp_path / weights.FILE).exists(), "its memory is given back"
+
+
+# ---- what cannot be
+
+
+def test_an_engine_that_does_not_start_is_tried_so_often_and_then_said(tmp_path, folders, actor):
+    trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, starts=2), python="false")
+    trainer.enter(actor)
+    trainer.engine.publish(0)
+    with pytest.raises(EngineFailed, match="does not start: it ended with exit code 1: it said nothing"):
+        trainer.engine.generate(requests(1), version=0)
+    assert [s for s in trainer.said if "came to nothing" in s][-1].startswith("rollout engine: start 2 of 2")
+
+
+def test_a_vllm_that_is_not_there_is_refused_at_once_with_what_to_do(tmp_path, folders):
+    have = subprocess.run([sys.executable, "-c", "import vllm"], capture_output=True).returncode == 0
+    assert not have, "this environment has vllm; run this test in the trainer's"
+    trainer = Trainer(tmp_path, service(folders["qwen2"], program="vllm"))
+    with pytest.raises(
+        EngineFailed, match=r"there is no vllm in the environment of .* let rollout.python name an interpreter"
+    ):
+        trainer.ready()
+    assert not [s for s in trainer.said if "came to nothing" in s], "it is not tried again"
+
+
+@pytest.mark.parametrize(
+    ("version", "good"), [("0.32.0", True), ("0.32.5", True), ("0.9.1", False), ("0.320.0", False)]
+)
+def test_versions_of_vllm_are_known_or_refused(version, good):
+    if good:
+        fit(version)
+    else:
+        with pytest.raises(Unfit, match=rf"vllm {version} is installed, and this engine works with 0\.32\.x"):
+            fit(version)
+
+
+# ---- weights
+
+
+def test_weights_come_back_bit_for_bit_and_only_under_their_tag(tmp_path, actor):
+    tag = weights.Tag(life="1 here", version=4)
+    assert weights.tag_of(tmp_path) is None
+    nbytes = weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+    assert nbytes == sum(4 * param.numel() for param in actor.parameters())
+    assert weights.tag_of(tmp_path) == tag
+    found = dict(weights.read(tmp_path, tag, within_s=5.0))
+    assert list(found) == [name for name, _ in actor.named_parameters()]
+    assert all(torch.equal(found[name], param) for name, param in actor.named_parameters())
+    with pytest.raises(weights.Torn, match="are not version 5"):
+        next(weights.read(tmp_path, replace(tag, version=5), within_s=5.0))
+    half = weights.buckets(actor, nbytes=1 << 30, dtype=torch.bfloat16)
+    weights.write(tmp_path, tag, half, within_s=5.0)
+    assert (tmp_path / weights.FILE).stat().st_size == nbytes // 2
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_writer_that_dies_leaves_no_set_that_passes_for_whole(tmp_path, actor, after):
+    tag = weights.Tag(life="1 here", version=4)
+    weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+
+    def dies():
+        for number, bucket in enumerate(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32)):
+            if number == after:
+                raise KeyboardInterrupt
+            yield bucket
+
+    with pytest.raises(KeyboardInterrupt):
+        weights.write(tmp_path, replace(tag, version=5), dies(), within_s=5.0)
+    assert weights.tag_of(tmp_path) is None
+    with pytest.raises(weights.Torn):
+        next(weights.read(tmp_path, tag, within_s=5.0))
+
+
+def test_a_changed_bit_is_found_and_does_not_generate(trainer, home, actor):
+    trainer.ready()
+    trainer.engine.publish(11)
+    file = home / weights.FILE
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    tag = weights.Tag(life="1 here", version=11)
+    with pytest.raises(weights.Torn, match="does not have its checksum"):
+        list(weights.read(home, tag, within_s=5.0))
+    os.kill(pid_of(home), signal.SIGKILL)  # the next one would have to read them
+    trainer.attendant.lost("killed by the test")
+    with pytest.raises(StaleWeights, match="no whole weights of version 11"):
+        trainer.engine.generate(requests(4), version=11)
+    trainer.engine.publish(12)
+    assert same(trainer.engine.generate(requests(4), version=12), inline(actor, requests(4)))
+
+
+def test_a_reader_waits_for_a_writer_but_not_for_ever(tmp_path, actor):
+    tag = weights.Tag(life="1 here", version=1)
+
+    def slow():
+        with pytest.raises(Lost, match="stayed in use"):
+            next(weights.read(tmp_path, tag, within_s=0.2))
+        yield from weights.buckets(actor, nbytes=1 << 20, dtype=torch.float32)
+
+    weights.write(tmp_path, tag, slow(), within_s=5.0)
+    assert weights.tag_of(tmp_path) == tag
+
+
+# ---- frames
+
+
+def test_frames_come_whole_however_they_are_cut():
+    sent = [Frame(says={"op": "sample", "id": str(i)}, raw=bytes(range(i))) for i in range(5)]
+    stream = b"".join(frame.pack() for frame in sent)
+    for size in (1, 7, 64, len(stream)):
+        inbox, found = Inbox(), []
+        for at in range(0, len(stream), size):
+            found += inbox.feed(stream[at : at + size])
+        assert found == sent
+
+
+def test_what_is_no_frame_is_refused():
+    with pytest.raises(ValueError, match=r"a frame of .* bytes was announced"):
+        list(Inbox().feed(b"\xff" * 64))
+    with pytest.raises(ValueError, match="Expecting"):
+        list(Inbox().feed(b"\0\0\0\1" + b"\0" * 8 + b"?"))
+
+
+def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer, home):
+    pid = trainer.ready()
+    for nonsense in (b"\xff" * 64, Frame(says={"v": 1, "op": "generate"}).pack(), Frame(says={"v": 1}).pack()):
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk._sock.sendall(nonsense)
+            with pytest.raises(Lost, match=r"hung up|cut short"):
+                talk.receive()
+    with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 1, not 7"):
+        talk.ask("hello", v=7)
+    assert trainer.ready() == pid
