@@ -460,6 +460,13 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write micro_batch: {gcd(t.ppo.mini_batch // t.lanes.count, t.ppo.micro_batch)}.",
     ),
     Relation(
+        keys=("ppo.micro_batch", "ppo.algorithm", "job.program"),
+        rule="must be even for dpo, where a pair is two samples that stay together",
+        broken=lambda t: _ours(t) and t.ppo.algorithm == "dpo" and t.ppo.micro_batch % 2 == 1,
+        values=lambda t: f"it is {t.ppo.micro_batch}",
+        remedy=lambda t: f"Write micro_batch: {2 * t.ppo.micro_batch}.",
+    ),
+    Relation(
         keys=("ppo.group", "ppo.algorithm", "job.program"),
         rule="must be at least 2 for grpo, which compares samples of one prompt",
         broken=lambda t: _ours(t) and t.ppo.algorithm == "grpo" and t.ppo.group < 2,

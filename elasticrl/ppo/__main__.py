@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import elasticrl
-from elasticrl.ppo import models, prompts, rewards, sinks
+from elasticrl.ppo import given, models, prompts, rewards, sinks
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun
+from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.weights import Bucket
     from elasticrl.runtime.run import Run
 
+
 class NotHere(ValueError):
     """The configuration asks for something that this trainer cannot do yet."""
 
@@ -54,7 +56,11 @@ def main(config: str | None = None) -> None:
                 report = trainer.step(step)
                 told = base.tell({"own": own(trainer), "kept": reporter.kept})
                 reporter.tell(sealed=base.sealed, rank=base.rank, kept=[words["kept"] for words in told])
-                reporter.keep(report, *watched(base, report, [words["own"] for words in told]), {"generation": generation, "world": base.world})
+                reporter.keep(
+                    report,
+                    *watched(base, report, [words["own"] for words in told]),
+                    {"generation": generation, "world": base.world},
+                )
         reporter.close(sealed=base.sealed, rank=base.rank)
         if isinstance(trainer.engine, Served):
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
@@ -62,8 +68,13 @@ def main(config: str | None = None) -> None:
 
 def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     """The trainer, and what is to be called in each new generation, when sharded models have been built anew."""
+    check(base.tree)
+    return preferring(base) if base.tree.ppo.algorithm in given.PER_RECORD else generating(base)
+
+
+def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
+    """PPO and GRPO: samples are generated and scored."""
     tree = base.tree
-    check(tree)
     path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
     ppo, lanes = tree.ppo, tree.lanes.count
@@ -72,9 +83,9 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
         makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
     run = ElasticRun(base, parts=parts_of(ppo, lanes))
     sharded = tree.model.strategy == "fsdp"
-    given: dict[str, Any] = {name: shards(make) if sharded else make() for name, make in makers.items()}
-    base.train(**{name: (model, rule_of(tree, name)) for name, model in given.items()})
-    reference = models.reference(tree.model, tree.model.ref_path or path) if ppo.kl.where != "off" else None
+    built: dict[str, Any] = {name: shards(make) if sharded else make() for name, make in makers.items()}
+    base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
+    reference = reference_of(tree) if ppo.kl.where != "off" else None
     data = prompts.load(tree.data, tokenizer)
     cursor = Cursor(
         Walk(
@@ -99,8 +110,8 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     blank = nn.Module()  # until the first generation has built what is sharded
     roles = Roles(
-        model=tree.model, actor=blank if sharded else given["actor"],
-        critic=(blank if sharded else given["critic"]) if "critic" in given else None,
+        model=tree.model, actor=blank if sharded else built["actor"],
+        critic=(blank if sharded else built["critic"]) if "critic" in built else None,
         ref=reference, tokenizer=tokenizer, device=base.context.device, temperature=tree.rollout.temperature,
     )  # fmt: skip
     engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=sharded)
@@ -121,6 +132,51 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     return trainer, refresh
 
 
+def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
+    """DPO and KTO: answers are given, so nobody generates and nobody scores."""
+    tree, ppo, lanes = base.tree, base.tree.ppo, base.tree.lanes.count
+    path, sharded = str(tree.model.path), tree.model.strategy == "fsdp"
+    tokenizer = models.tokenizer(path)
+
+    def make() -> nn.Module:
+        return models.actor(tree.model, path, seed=tree.job.seed)
+
+    run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
+    actor: Any = shards(make) if sharded else make()
+    base.train(actor=(actor, rule_of(tree, "actor")))
+    answer_tokens = tree.rollout.max_tokens
+    data = given.load(tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens)
+    cursor = Cursor(
+        Walk(
+            name=str(tree.data.path), size=len(data), lanes=lanes,
+            per_lane=ppo.batch // lanes // given.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,
+            shuffle=tree.data.shuffle,
+        )
+    )  # fmt: skip
+    roles = Roles(
+        model=tree.model, actor=nn.Module() if sharded else actor, ref=reference_of(tree), tokenizer=tokenizer,
+        device=base.context.device,
+    )  # fmt: skip
+    trainer = PreferenceTrainer(
+        run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, answers=given.Feed(cursor, data),
+        prompt_tokens=tree.data.max_prompt, answer_tokens=answer_tokens, pad=tokenizer.pad_token_id,
+    )  # fmt: skip
+    base.register(data=cursor)
+
+    def refresh() -> None:
+        if sharded:
+            trainer.roles = replace(trainer.roles, actor=base.role("actor").model)
+
+    return trainer, refresh
+
+
+def reference_of(tree: Tree) -> nn.Module | None:
+    """None where the reference is the actor without its adapters: it costs no memory then."""
+    if tree.model.lora.rank and tree.model.ref_path is None:
+        return None
+    return models.reference(tree.model, tree.model.ref_path or str(tree.model.path))
+
+
 def source(tree: Tree, trainer: Trainer) -> Callable[[], Iterable[Bucket]]:
     """The actor's weights, bucket by bucket."""
     return lambda: buckets(body(trainer.roles.actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree))
@@ -133,7 +189,6 @@ def check(tree: Tree) -> None:
         "rollout.overlap": tree.rollout.overlap,
         "rollout.nodes": tree.rollout.nodes > 0,
         "model.strategy": tree.model.strategy == "deepspeed",
-        "ppo.algorithm": tree.ppo.algorithm in ("dpo", "kto"),
         "placement": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",
     }
     asked = [name for name, there in missing.items() if there]

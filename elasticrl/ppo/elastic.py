@@ -35,8 +35,9 @@ class ElasticRun:
     Example: with elasticrl.runtime.join() as base: run = ElasticRun(base, parts=2)
     """
 
-    def __init__(self, base: Run, *, parts: int) -> None:
-        self.base = base
+    def __init__(self, base: Run, *, parts: int, last: str = LAST) -> None:
+        """`last` is the stage after which a step's rows are not needed any more."""
+        self.base, self._last = base, last
         self.buffer = Buffer()
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
@@ -98,7 +99,7 @@ class ElasticRun:
         self.buffer.done.append(stage)
         if stage in KEPT:
             self.base.keep()
-        if stage == LAST:  # the step is over: its samples need not be copied into the vault once more
+        if stage == self._last:  # the step is over: its samples need not be copied into the vault once more
             self.buffer.rows, self.buffer.ids = {}, {}
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:

@@ -49,18 +49,22 @@ class Prompts(Sequence[Prompt]):
 
 def load(data: Data, tokenizer: Any) -> Prompts:
     """What `data` of the configuration names."""
+    return tokenized(records(data), data, tokenizer)
+
+
+def records(data: Data) -> Iterator[Record]:
+    """The records of what `data` names, in order."""
     if data.path is None:
         raise DataError("data.path is not set; name a file of prompts, or a synthetic task")
     readers = {"jsonl": read_jsonl, "parquet": read_parquet}
-    records = readers[data.format](data.path) if data.format in readers else read_datasets(data.path, data.split)
-    return tokenized(records, data, tokenizer)
+    return readers[data.format](data.path) if data.format in readers else read_datasets(data.path, data.split)
 
 
-def tokenized(records: Iterator[Record], data: Data, tokenizer: Any) -> Prompts:
+def tokenized(found: Iterator[Record], data: Data, tokenizer: Any) -> Prompts:
     """Prompts from records. A prompt that is too long is left out and counted, its place is not given to another."""
     items: list[Prompt] = []
     left_out = 0
-    for place, record in enumerate(records):
+    for place, record in enumerate(found):
         if data.prompt not in record:
             raise DataError(
                 f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"

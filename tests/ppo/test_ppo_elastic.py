@@ -130,6 +130,7 @@ LEARNS = {
 }  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path, conf):
     def learn(folder: Path, *present: str, kills: tuple[int, ...] = ()) -> tuple[list[float], dict[int, str]]:
         copies = min(1, len(present) - 1)
@@ -141,7 +142,7 @@ def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path,
                 gang.until_sealed(step)
                 gang.kill_worker(present[number % len(present)])
                 gang.plan(*present)
-            gang.until_done(within_s=180.0)
+            gang.until_done(within_s=400.0)
             notes = [json.loads(line) for line in (folder / "history").read_text().splitlines()]
             assert sorted(note["step"] for note in notes) == list(range(80)), "each step is told once"
             rewards = {note["step"]: note["reward"] for note in notes}
@@ -154,3 +155,19 @@ def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path,
     assert rewards == undisturbed
     assert sum(rewards[:10]) / 10 < 0.25, "it knew before"
     assert sum(rewards[-10:]) / 10 > 0.9
+
+
+def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_path: Path, conf):
+    pytest.importorskip("peft", reason="the extra [lora] is not installed")
+    conf = {**conf, "model": {**conf["model"], "lora": {"rank": 2}}}
+    digests = []
+    for world in (1, 2):
+        with nodes(tmp_path / str(world), conf, copies=world - 1) as gang:
+            gang.env["ELASTICRL_HISTORY"] = str(gang.folder / "history")
+            gang.plan(*(f"n{i}" for i in range(world)))
+            gang.until_done()
+            digests.append(outcome(gang))
+            notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
+            assert notes[0]["kl"] == 0.0, "the reference is the actor without its adapters, which begin at 0"
+            assert notes[-1]["kl"] != 0.0
+    assert digests[0] == digests[1]

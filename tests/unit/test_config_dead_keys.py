@@ -24,10 +24,10 @@ WAITING = {
         policy.straggler policy.host_hang policy.oom_gpu policy.oom_host policy.disk policy.gpu_fault
         policy.config policy.version_mismatch policy.coordinator policy.divergence policy.user_error
         policy.unknown""",
-    "ppo": """ppo.preference_beta placement.actor.strategy placement.actor.offload
+    "ppo": """placement.actor.strategy placement.actor.offload
         placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
-        placement.reward.strategy placement.reward.offload data.chosen data.rejected data.completion
-        data.label data.workers data.prefetch""",
+        placement.reward.strategy placement.reward.offload
+        data.workers data.prefetch""",
 }
 
 Read = tuple[str, str]  # section and attribute, as ("membership", "lease_ttl_s")

@@ -333,6 +333,14 @@ CASES = [
         ["ppo.micro_batch=2"],
         "Write micro_batch: 2.",
     ),
+    Case(
+        "ppo.micro_batch",
+        "even for dpo",
+        ["ppo.algorithm=dpo", "ppo.micro_batch=1"],
+        "it is 1",
+        ["ppo.micro_batch=2"],
+        "Write micro_batch: 2.",
+    ),
     Case("ppo.group", "at least 2 for grpo", ["ppo.algorithm=grpo"], "it is 1", ["ppo.group=8"], "Write group: 8."),
     Case(
         "ppo.group",

@@ -1,0 +1,107 @@
+"""Answers that are given: pairs of a better and a worse one for DPO, single ones with a verdict for KTO.
+
+The idea: a record becomes one or two answers to its prompt, in tokens; a record that does not fit is left out and counted, like
+a prompt that is too long. Which record comes when is the cursor's affair, and its name is in its answers', for the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticrl.ppo.preferences import Given
+from elasticrl.ppo.prompts import DataError, encode, records, said
+
+if TYPE_CHECKING:
+    from elasticrl.config.training import Data
+    from elasticrl.ppo.prompts import Record
+    from elasticrl.runtime.data.cursor import Cursor
+
+PER_RECORD = {"dpo": 2, "kto": 1}  # answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A record's answers, without names. Example: Told(prompt=(12, 3, 13), answers=((3, 11), (4, 11)), good=(True, False))"""
+
+    prompt: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    good: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """A data set. `left_out` were too long."""
+
+    items: Sequence[Told]
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Feed:
+    """Which answers a lane gets in a step: those of the cursor's records."""
+
+    def __init__(self, cursor: Cursor, data: Answers) -> None:
+        self._cursor, self._data = cursor, data
+
+    def __call__(self, step: int, lane: int) -> list[Given]:
+        """A pair's two follow each other; the first stands for the record in the ledger."""
+        found = []
+        for sample in self._cursor.ids(step, 0, lane):
+            told = self._data.items[sample.index]
+            for i, (answer, good) in enumerate(zip(told.answers, told.good, strict=True)):
+                name = f"{sample}.{i}" if len(told.answers) > 1 else str(sample)
+                found.append(Given(id=name, prompt=told.prompt, answer=answer, good=good))
+        return found
+
+
+def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> Answers:
+    """What `data` of the configuration names, for dpo or kto."""
+    return tokenized(records(data), data, tokenizer, algorithm=algorithm, answer_tokens=answer_tokens)
+
+
+def tokenized(found: Iterator[Record], data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> Answers:
+    """Answers from records; each ends with the end-of-sequence token, which is what the policy should say there."""
+    read = {"dpo": _pair, "kto": _single}[algorithm]
+    items: list[Told] = []
+    left_out = 0
+    for place, record in enumerate(found):
+        prompt = encode(_field(record, data.prompt, "prompt", place, data), tokenizer, chat=data.chat_template)
+        texts, good = read(record, place, data)
+        answers = tuple(
+            (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id) for text in texts
+        )
+        if 0 < len(prompt) <= data.max_prompt and max(map(len, answers)) <= answer_tokens:
+            items.append(Told(prompt=prompt, answers=answers, good=good))
+        else:
+            left_out += 1
+    if not items:
+        raise DataError(
+            f"{data.path} has no record with a prompt of at most {data.max_prompt} tokens and answers of at most "
+            f"{answer_tokens} ({left_out} were left out); raise data.max_prompt or rollout.max_tokens"
+        )
+    return Answers(items=items, left_out=left_out)
+
+
+def _pair(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    chosen = said(_field(record, data.chosen, "chosen", place, data))
+    rejected = said(_field(record, data.rejected, "rejected", place, data))
+    return (chosen, rejected), (True, False)
+
+
+def _single(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    label = _field(record, data.label, "label", place, data)
+    if not isinstance(label, bool | int):
+        raise DataError(f"record {place} of {data.path} has the label {label!r}; it must be true or false")
+    return (said(_field(record, data.completion, "completion", place, data)),), (bool(label),)
+
+
+def _field(record: Mapping[str, Any], name: str, key: str, place: int, data: Data) -> Any:
+    if name not in record:
+        raise DataError(
+            f"record {place} of {data.path} has no field {name!r}, only {sorted(record)}; set data.{key} to one"
+        )
+    return record[name]

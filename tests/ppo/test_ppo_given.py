@@ -1,0 +1,106 @@
+"""DPO and KTO under the elastic runtime: the same bits for any gang, each record used once; and what their data must be."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.config.training import Data
+from elasticrl.ppo import given, models, tiny
+from elasticrl.ppo.prompts import DataError
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("given")
+    chance = random.Random(5)
+    pairs, singles = [], []
+    for number in range(400):
+        prompt = f"{chance.randrange(1000):03}"
+        pairs.append({"prompt": prompt, "chosen": prompt[::-1], "rejected": prompt[:1]})
+        good = number % 2 == 0
+        singles.append({"prompt": prompt, "completion": prompt[::-1] if good else prompt[:1], "label": good})
+    for name, rows in (("dpo", pairs), ("kto", singles)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {
+        "ppo": {"batch": 32, "mini_batch": 16, "micro_batch": 4, "epochs": 1, "lr": 3e-3},
+        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=1)},
+        "rollout": {"max_tokens": 5},
+        "data": {"path": str(folder), "max_prompt": 6},
+    }
+
+
+def nodes(folder: Path, conf: dict[str, Any], algorithm: str, world: int, strategy: str = "replicated") -> Nodes:
+    path = f"{conf['data']['path']}/{algorithm}.jsonl"
+    conf = {
+        **conf, "ppo": {**conf["ppo"], "algorithm": algorithm}, "data": {**conf["data"], "path": path},
+        "model": {**conf["model"], "strategy": strategy},
+    }  # fmt: skip
+    return Nodes(folder, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=min(1, world - 1))
+
+
+def outcome(gang: Nodes, algorithm: str) -> tuple[dict[int, str], list[dict[str, Any]]]:
+    """Digests, and what was told of the steps; every record of every step was used once."""
+    found, used = read(gang.run_dir), audit(gang.run_dir)
+    assert not found.findings, found.findings
+    assert used.ok, used.sentence
+    assert (used.steps, used.samples) == (STEPS, STEPS * 32 // given.PER_RECORD[algorithm])
+    notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
+    return dict(found.steps), [{name: note[name] for name in ("step", "preference_loss", "right")} for note in notes]
+
+
+@pytest.mark.parametrize(("algorithm", "sharded"), [("dpo", 2), ("kto", 3)])
+def test_preferences_train_to_the_same_bits_for_any_gang(tmp_path: Path, conf, algorithm: str, sharded: int):
+    gangs = [(1, "replicated"), (2, "replicated"), (3, "replicated"), (sharded, "fsdp")]
+    results = []
+    for number, (world, strategy) in enumerate(gangs):
+        with nodes(tmp_path / str(number), conf, algorithm, world, strategy) as gang:
+            gang.env["ELASTICRL_HISTORY"] = str(gang.folder / "history")
+            gang.plan(*(f"n{i}" for i in range(world)))
+            if (world, strategy) == (3, "replicated"):
+                gang.until_sealed(1)
+                gang.kill_worker("n1")
+                gang.plan("n0", "n1", "n2")
+            gang.until_done()
+            results.append(outcome(gang, algorithm))
+    assert all(result == results[0] for result in results[1:])
+    assert all(0.0 < step["preference_loss"] < 1.0 for step in results[0][1])
+
+
+def test_records_become_answers_that_end(conf):
+    tokenizer = models.tokenizer(conf["model"]["path"])
+    data = Data(path="x", max_prompt=5)
+    pair = {"prompt": "12", "chosen": "21", "rejected": [{"role": "assistant", "content": "1"}]}
+    long = {"prompt": "12", "chosen": "123456", "rejected": "1"}
+    found = given.tokenized(iter([pair, long]), data, tokenizer, algorithm="dpo", answer_tokens=4)
+    assert (len(found), found.left_out) == (1, 1)
+    assert found.items[0].answers == ((2, 1, 11), (1, 11))
+    assert found.items[0].good == (True, False)
+    single = {"prompt": "12", "completion": "21", "label": 0}
+    found = given.tokenized(iter([single]), data, tokenizer, algorithm="kto", answer_tokens=4)
+    assert (found.items[0].answers, found.items[0].good) == (((2, 1, 11),), (False,))
+
+
+@pytest.mark.parametrize(
+    ("record", "algorithm", "said"),
+    [
+        ({"prompt": "1", "chosen": "1"}, "dpo", "has no field 'rejected', only .*; set data.rejected to one"),
+        ({"prompt": "1", "completion": "1", "label": "yes"}, "kto", "has the label 'yes'; it must be true or false"),
+        ({"prompt": "1", "chosen": "1" * 9, "rejected": "1"}, "dpo", "1 were left out.*raise data.max_prompt"),
+    ],
+)
+def test_data_that_cannot_serve_say_why(conf, record, algorithm, said):
+    tokenizer = models.tokenizer(conf["model"]["path"])
+    with pytest.raises(DataError, match=said):
+        given.tokenized(iter([record]), Data(path="x"), tokenizer, algorithm=algorithm, answer_tokens=4)
