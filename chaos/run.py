@@ -1,4 +1,4 @@
-"""`python -m chaos.run sim`: one seed in full, or as many as there are or fit; exit code 1 if a guarantee did not hold."""
+"""`python -m chaos.run sim` and `live`: scenarios on virtual or real nodes; exit code 1 if a guarantee did not hold."""
 
 import argparse
 import gc
@@ -18,6 +18,7 @@ from chaos.sim.drive import Run
 from chaos.sim.trace import Trace
 
 SCENARIOS = Path(__file__).parent / "scenarios"
+LIVE = SCENARIOS / "live"  # with faults that only real machines have
 
 
 @dataclass(slots=True)
@@ -175,6 +176,25 @@ def big_one(args: argparse.Namespace) -> int:
     return 1 if one(scenario, str(args.seed), Path(args.out), again, trace=False).failed else 0
 
 
+def live(args: argparse.Namespace) -> int:
+    """The `live` verb."""
+    from chaos.live import box
+    from chaos.live.play import Play
+
+    why = box.missing()
+    if why or args.loopback:
+        print(f"no namespaces ({why or 'as asked'}): nodes on loopback, without power, cables, disks and cgroups")
+    begun = time.monotonic()
+    play = Play(Path(args.out), boxes=not why and not args.loopback)
+    if args.random:
+        score = play.random(args.seed, args.minutes, args.nodes)
+    else:
+        paths = [Path(path) for path in args.scenarios] or sorted([*LIVE.glob("*.yaml"), *SCENARIOS.glob("*.yaml")])
+        score = play.files(load(path) for path in paths)
+    score.show(time.monotonic() - begun)
+    return 1 if score.failed else 0
+
+
 def mutants(args: argparse.Namespace) -> int:
     """The `mutants` verb."""
     from chaos.mutants import table
@@ -206,6 +226,17 @@ def parser() -> argparse.ArgumentParser:
     large.add_argument("--seed", type=int, default=0)
     large.add_argument("--out", default="out/chaos", help="where the history goes")
     large.set_defaults(act=big_one)
+    real = verbs.add_parser("live", help="run scenarios or random faults on real nodes")
+    real.add_argument("scenarios", nargs="*", help="scenario files; without any, all that make sense on real nodes")
+    real.add_argument(
+        "--random", action="store_true", help="random faults, one after the other, until the time is over"
+    )
+    real.add_argument("--seed", type=int, default=0, help="what the random faults are drawn from")
+    real.add_argument("--minutes", type=float, default=5.0, help="of random faults")
+    real.add_argument("--nodes", type=int, default=4, help="how many nodes the random faults befall")
+    real.add_argument("--loopback", action="store_true", help="without namespaces, even where there could be some")
+    real.add_argument("--out", default="out/live", help="where everything about a failure goes")
+    real.set_defaults(act=live)
     mutate = verbs.add_parser("mutants", help="break each guard of the core in turn; some check must notice")
     mutate.add_argument("--seconds", type=float, help="give up looking after this time")
     mutate.add_argument("--only", help="only the mutant of this name")

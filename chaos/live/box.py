@@ -115,6 +115,10 @@ class Box:
         """One of its files, as the host reaches it."""
         return Path(f"/proc/{self.pid}/root{inner}")
 
+    def inner(self, path: str) -> str:
+        """Where its own processes find one of its files."""
+        return path
+
     def pids(self) -> list[int]:
         """All its processes but PID 1 and the sleep below it, by the host's count, in the order of their birth."""
         mine = _namespace(self.pid)

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from chaos.live.eye import Eye
 from chaos.live.gang import RUN_DIR, Gang, conf_of
 from chaos.live.lab import Lab
 from chaos.live.strikes import Done, Hands, NotStruck
-from chaos.scenario import Scenario, save
+from chaos.scenario import Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
 from elasticrl.daemon.client import Unanswered
@@ -421,12 +421,10 @@ class Drive:
         self.eye.note(Proved(at=self.eye.now, what=what, ok=ok, sentence=sentence))
         self.say(f"  {what}: {sentence}")
 
-    def keep(self, folder: Path, again: str, scenarios: Iterable[Scenario]) -> None:
+    def keep(self, folder: Path, again: str) -> None:
         """Everything that somebody needs who wants to know what happened."""
         folder.mkdir(parents=True, exist_ok=True)
         history.write(sorted(self.eye.facts, key=lambda fact: fact.at), folder / "history.jsonl")
-        for scenario in scenarios:
-            save(scenario, folder / f"{scenario.name.replace(' ', '-')}.yaml")
         (folder / "again").write_text(again + "\n", encoding="utf-8")
         shutil.copytree(
             self.gang.folder, folder / "job", dirs_exist_ok=True, ignore=shutil.ignore_patterns("alone", "*.sock")

@@ -80,10 +80,10 @@ class Gang:
         args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history)]
         plain: dict[str, Any] = {
             "job": {"name": name, "program": str(PROGRAM), "args": args, "seed": 7},
-            "node": {"device": "cpu", "interface": "eth0", "run_dir": RUN_DIR},
+            "node": {"device": "cpu"},
             "store": {"endpoints": list(lab.endpoints), "try_timeout": "1s", "timeout": "5s"},
             "lanes": {"count": LANES, "digest": "full"},
-            "vault": {"dir": VAULT_DIR, "timeout": "10s", "linger": "20s"},
+            "vault": {"timeout": "10s", "linger": "20s"},
             "checkpoint": {"dir": str(lab.disk / "saves"), "every": save_every, "keep_last": 3},
             "telemetry": {"log_dir": str(self.folder / "log"), "format": "json"},
         }
@@ -98,7 +98,10 @@ class Gang:
     def start(self, node: str, *overrides: str, count: bool = True) -> "subprocess.Popen[bytes]":
         """Start a node's daemon, or one more that is not counted as the node's."""
         box = self.lab.boxes[node]
-        own = [f"node.name={node}", f"node.state_dir={self.folder / 'state' / node}", *overrides]
+        own = [f"node.name={node}", f"node.state_dir={self.folder / 'state' / node}"]
+        own += [f"node.run_dir={box.inner(RUN_DIR)}", f"vault.dir={box.inner(VAULT_DIR)}"]
+        own += ["node.interface=eth0"] if self.lab.real else ["node.interface=lo", f"node.address={box.address}"]
+        own += overrides
         command = [sys.executable, "-m", "elasticrl.cli.main", "daemon", "--config", str(self.config), *own]
         process = box.start(command, self.log(node) if count else self.folder / f"{node}.second.log")
         if count:

@@ -26,6 +26,11 @@ from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings
 from elasticrl.store.etcd import EtcdStore
 
+#: What needs namespaces, cables, cgroups or a disk of the lab's own.
+LACKS_BOXES = (
+    "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "store_alone", "lossy_node",
+    "mtu_hole", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
+)  # fmt: skip
 Undo = Callable[[], object]
 Proof = Callable[[], str]  # empty, or why the fault did not strike
 
@@ -647,4 +652,4 @@ def listening(box: Box, pid: int) -> int:
     raise NotStruck(f"process {pid} of {box.name} listens nowhere")
 
 
-__all__ = ["Done", "Hands", "NotStruck"]
+__all__ = ["LACKS_BOXES", "Done", "Hands", "NotStruck"]

@@ -1,0 +1,200 @@
+"""Which scenarios make sense on real nodes, how they share labs and jobs, and what a random one is.
+
+The one idea: scenarios that want the same nodes and settings share one job, in a lab that outlives the job. Whatever a seed
+draws is a scenario like those in files, so what failed is repeated from the file that is kept.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from chaos.faults import ALL, Fault
+from chaos.history import Struck
+from chaos.live.drive import Drive, Late, terminal, wanted_end
+from chaos.live.lab import Lab
+from chaos.live.strikes import LACKS_BOXES, Hands
+from chaos.scenario import Scenario, save
+from chaos.sim.cluster import Shape
+from elasticrl.core.settings import Membership, Settings
+
+MOST_NODES = 5  # more than this many are for machines with more cores than ours
+JOB_S = 420.0  # of random faults; then the job ends and is compared with the undisturbed one, which takes its time
+BASE = Settings(lanes=12, copies=1, membership=Membership(min_nodes=2))
+
+#: What the random nemesis draws, and how often, beside the weights of the vocabulary: what ends the job is for files.
+NEVER = ("stop", "crash_loop", "join_node", "sick_node", "admit", "drain", "slow_worker")
+ROLES = ("leader", "deputy", "rank 0", "last rank")
+
+
+def why_not(scenario: Scenario, *, boxes: bool = True) -> str:
+    """Why a scenario cannot be run on real nodes here; empty if it can."""
+    shape = scenario.shape
+    unknown = sorted({fault.kind for fault in scenario.faults if not hasattr(Hands, "_" + fault.kind)})
+    if unknown:
+        return f"only the simulator has {', '.join(unknown)}"
+    lacking = sorted({fault.kind for fault in scenario.faults if fault.kind in LACKS_BOXES})
+    if lacking and not boxes:
+        return f"without namespaces there is no {', '.join(lacking)}"
+    scoped = sorted({fault.kind for fault in scenario.faults if fault.scope != "all"})
+    if scoped:
+        return f"a cable does not tell beats from data ({', '.join(scoped)})"
+    if shape.nodes > MOST_NODES:
+        return f"{shape.nodes} nodes are for the simulator"
+    if shape.slots > 1 or shape.alien or shape.settings.steps:
+        return "the lab's nodes have one worker each, the same bits, and a job without an end"
+    return "" if scenario.faults else "nothing goes wrong in it"
+
+
+@dataclass(slots=True)
+class Score:
+    """What many scenarios came to."""
+
+    struck: Counter[str] = field(default_factory=Counter)
+    played: int = 0
+    steps: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)  # how to repeat it, and the first violation
+
+    def show(self, wall_s: float, say: Callable[[str], None] = terminal) -> None:
+        """The summary, for people."""
+        total, kinds = sum(self.struck.values()), len(self.struck)
+        say(f"\n{self.played} scenarios, {total} faults of {kinds} kinds, {self.steps} steps in {wall_s:.0f} s")
+        rows = sorted(self.struck.items(), key=lambda item: (-item[1], item[0]))
+        for start in range(0, len(rows), 4):
+            say("  " + "".join(f"{kind:<18}{number:>4}   " for kind, number in rows[start : start + 4]))
+        for again, what in self.failed[:20]:
+            say(f"VIOLATION  {what}\n           {again}")
+        say("no violation" if not self.failed else f"{len(self.failed)} violations")
+
+
+class Play:
+    """Runs scenarios, keeps what failed."""
+
+    def __init__(self, out: Path, *, say: Callable[[str], None] = terminal, boxes: bool = True) -> None:
+        self.out, self.say, self.boxes = out, say, boxes
+        self.score = Score()
+        self._jobs = 0
+
+    def files(self, scenarios: Iterable[Scenario]) -> Score:
+        """Each scenario once; those that fit share a job."""
+        chosen: list[Scenario] = []
+        for scenario in scenarios:
+            why = why_not(scenario, boxes=self.boxes)
+            if why:
+                self.say(f"{scenario.name}: left out: {why}")
+            else:
+                chosen.append(scenario)
+        groups: dict[tuple[int, int, str], list[Scenario]] = {}
+        for scenario in chosen:
+            shape = scenario.shape
+            # What ends the job, or begins with nodes that are not there, has a job of its own.
+            own = scenario.name if wanted_end(scenario) or shape.late else repr(shape.settings)
+            groups.setdefault((max(2, shape.nodes), shape.late, own), []).append(scenario)
+        for nodes in sorted({key[0] for key in groups}):
+            with Lab(nodes, boxes=self.boxes) as lab:
+                for key in sorted(key for key in groups if key[0] == nodes):
+                    self.job(lab, groups[key][0], iter(groups[key]))
+        return self.score
+
+    def random(self, seed: int, minutes: float, nodes: int) -> Score:
+        """Random scenarios until the time is over, in jobs that end and are compared with the undisturbed one."""
+        end = time.monotonic() + 60.0 * minutes
+        chance = Random(f"live {seed} {nodes}")
+        number = iter(range(1, 1_000_000))
+        again = f"python -m chaos.run live --random --seed {seed} --minutes {minutes:g} --nodes {nodes}"
+        while time.monotonic() < end:
+            over = min(end, time.monotonic() + JOB_S)
+
+            def some(over: float = over) -> Iterator[Scenario]:
+                while time.monotonic() < over:
+                    yield draw(chance, f"seed {seed} number {next(number)}", nodes, boxes=self.boxes)
+
+            with Lab(nodes, boxes=self.boxes) as lab:
+                self.job(lab, Scenario(name=f"seed {seed}", shape=Shape(nodes=nodes, settings=BASE)), some(), again)
+        return self.score
+
+    def job(self, lab: Lab, shape: Scenario, scenarios: Iterator[Scenario], again: str = "") -> None:
+        """One job, and its scenarios one after the other; after a violation another job would be needed, so it ends."""
+        self._jobs += 1
+        name = f"j{self._jobs}"
+        played: list[Scenario] = []
+        with ExitStack() as stack:
+            try:
+                drive = stack.enter_context(Drive(lab, shape, name=name, say=self.say))
+            except Late as late:
+                self.say(f"VIOLATION  {late}")
+                self.score.failed.append((again or shape.name, str(late)))
+                lab.keep = True
+                return
+            bad = False
+            for scenario in scenarios:
+                played.append(scenario)
+                verdict = drive.scenario(scenario)
+                self.score.played += 1
+                if verdict.violations:
+                    self._failed(drive, [scenario], str(verdict.violations[0]), again)
+                    bad = True
+                    break
+                if drive.over:
+                    break
+            self.score.steps += drive.eye.newest
+            self.score.struck.update(fact.kind for fact in drive.eye.facts if isinstance(fact, Struck))
+            left = list(scenarios) if bad and not again else []
+            found = drive.finish()
+            if found and not bad:
+                self._failed(drive, played, str(found[0]), again)
+        if left:
+            self.job(lab, shape, iter(left), again)
+
+    def _failed(self, drive: Drive, scenarios: list[Scenario], what: str, again: str) -> None:
+        last = scenarios[-1]
+        folder = self.out / f"{last.name.replace(' ', '-')}-{drive.gang.name}"
+        paths = []
+        for scenario in scenarios:
+            file = replace(
+                scenario, shape=replace(scenario.shape, nodes=len(drive.lab.boxes), settings=drive.shape.shape.settings)
+            )
+            paths.append(folder / f"{scenario.name.replace(' ', '-')}.yaml")
+            save(file, paths[-1])
+        command = f"python -m chaos.run live {' '.join(map(str, paths))}"
+        drive.keep(folder, f"{command}\n{again}")
+        self.say(f"  everything is kept in {folder}; again: {command}")
+        self.score.failed.append((command, what))
+
+
+def draw(chance: Random, name: str, nodes: int, *, boxes: bool = True) -> Scenario:
+    """A scenario of chance: mostly one fault, sometimes two or three at once or shortly after each other."""
+    kinds = sorted(k for k in ALL if k not in NEVER and hasattr(Hands, "_" + k) and (boxes or k not in LACKS_BOXES))
+    count = chance.choice((1, 1, 1, 1, 1, 2, 2, 3))
+    picked: list[str] = []
+    while len(picked) < count:
+        kind = chance.choices(kinds, [ALL[kind].weight for kind in kinds])[0]
+        if kind not in picked:
+            picked.append(kind)
+    at = 0.0
+    faults = []
+    for kind in picked:
+        faults.append(_fault(chance, kind, nodes, round(at, 2)))
+        at += chance.choice((0.0, 0.02, 0.2, 1.0, 3.0))
+    return Scenario(name=name, shape=Shape(nodes=nodes, settings=BASE), faults=tuple(faults))
+
+
+def _fault(chance: Random, kind: str, nodes: int, at: float) -> Fault:
+    known = ALL[kind]
+    for_s = None
+    if known.for_s:
+        low, high = known.for_s[0], min(known.for_s[1], 10.0)
+        for_s = round(low * (high / low) ** chance.random(), 2)
+    names = [f"n{i}" for i in range(nodes)]
+    return Fault(
+        kind=kind,
+        at=at,
+        node=chance.choice(ROLES) if chance.random() < 0.5 else chance.choice(names),
+        peer=chance.choice(names),
+        for_s=for_s,
+        value=round(chance.uniform(*known.value), 3),
+        way=chance.choice(("both", "both", "out", "in")),
+    )
