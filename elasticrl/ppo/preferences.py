@@ -19,6 +19,7 @@ from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
+    from elasticrl.config.training import Ppo
     from elasticrl.ppo import flow
     from elasticrl.ppo.batches import Rows
 
@@ -38,6 +39,8 @@ class Given:
 
 class PreferenceTrainer(Trainer):
     """`answers(step, lane)` is the data's cursor; longer prompts and answers than the widths have been left out by it."""
+
+    ppo: Ppo
 
     def __init__(self, *args: Any, answers: Any, prompt_tokens: int, answer_tokens: int, pad: int, **more: Any) -> None:
         super().__init__(*args, feed=lambda _step, _lane: [], **more)
