@@ -59,6 +59,7 @@ class Box:
         self.pid = 0  # of its PID 1, as the host counts
         self.groups: dict[str, Path] = {}
         self._outer: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[bytes]] = []  # in it, as they stand outside
 
     @property
     def on(self) -> bool:
@@ -100,12 +101,23 @@ class Box:
     ) -> "subprocess.Popen[bytes]":
         """Start something in it. The process that is returned stands outside and ends with it."""
         groups = " ".join(map(str, self.groups.values()))
+        return self._launch(["bash", "-c", ENTER, "enter", groups, str(self.pid), *command], log, env or {})
+
+    def _launch(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         with log.open("ab") as out:
-            return subprocess.Popen(
-                ["bash", "-c", ENTER, "enter", groups, str(self.pid), *command],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/",
-                env={**os.environ, **(env or {})},
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/",
+                env={**os.environ, **env},
             )  # fmt: skip
+        self._started = [*(other for other in self._started if other.poll() is None), process]
+        return process
+
+    def _reap(self) -> None:
+        """Those that stand outside end with what they stand for."""
+        for process in self._started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(BOOT_S)
+        self._started = []
 
     def run(self, *command: str, check: bool = True, within_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
         """Run something in it to its end."""
@@ -142,6 +154,7 @@ class Box:
             except subprocess.TimeoutExpired:
                 outer.kill()
                 outer.wait()
+        self._reap()
         self.pid = 0
         host("ip", "link", "delete", self.wire, check=False)
 

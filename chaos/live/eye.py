@@ -58,6 +58,7 @@ class Eye:
         self.paused_since: float | None = None
         self._changes: list[tuple[float, Change]] = []
         self._lock = threading.Lock()
+        self._early: list[dict[str, Any]] = []
         self._offsets: dict[Path, int] = {}
         self._resumed: set[int] = set()
         self._over = threading.Event()
@@ -124,10 +125,16 @@ class Eye:
         for at, change in changes:
             self._changed(at, change)
         for node in self.gang.lab.boxes:
-            for line in self._lines(self.gang.history / f"{node}.jsonl"):
-                self._worker_said(line)
+            self._early += self._lines(self.gang.history / f"{node}.jsonl")
             for line in self._lines(self.gang.log(node)):
                 self._daemon_said(node, line)
+        # A worker may have begun before the watch has told us of its plan.
+        lines, self._early = sorted(self._early, key=lambda line: line["at"]), []
+        for line in lines:
+            if line["generation"] in self.plans:
+                self._worker_said(line)
+            else:
+                self._early.append(line)
         fresh = sorted(self.facts[before:], key=lambda fact: fact.at)
         self.facts[before:] = fresh
         return fresh

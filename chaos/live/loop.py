@@ -42,11 +42,8 @@ class LoopBox(Box):
         self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Start something with its mark."""
-        with log.open("ab") as out:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", BOUND, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True, cwd="/", env={**os.environ, **(env or {}), MARK: self.wire},
-            )  # fmt: skip
+        bound = [sys.executable, "-I", "-S", "-c", BOUND, *command]
+        return self._launch(bound, log, {**(env or {}), MARK: self.wire})
 
     def path(self, inner: str) -> Path:
         """Its files lie in a folder of the lab."""
@@ -75,6 +72,7 @@ class LoopBox(Box):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+        self._reap()
         self._on = False
 
     def unfreeze(self) -> None:

@@ -328,6 +328,15 @@ class Hands:
             proof=lambda: "" if self.lab.net.dropped(rule) else "no frame was dropped",
         )  # fmt: skip
 
+    def _cut(self, nodes: tuple[str, ...], some: list[Box], others: list[Box], way: str, detail: str) -> Done:
+        """Nothing passes between these; a datagram that is sent on purpose shows it."""
+        done = self._drop(nodes, net.between(some, others, way), detail)
+        sender, hearer = (some, others) if way in ("both", "out") else (others, some)
+        for box in [box for box in sender if box.on][:1]:
+            for other in hearer:
+                box.run("bash", "-c", f"echo > /dev/udp/{other.address}/9", check=False)
+        return done
+
     def _cut_link(self, fault: Fault) -> Done | None:
         a, b = self._powered(fault), self.lab.boxes.get(self.whom(fault.peer))
         if a is None:
@@ -336,37 +345,35 @@ class Hands:
             b = next((box for box in self.boxes(a.name) if box.on), None)
         if b is None:
             return None
-        return self._drop((a.name, b.name), net.between([a], [b], fault.way), fault.way)
+        return self._cut((a.name, b.name), [a], [b], fault.way, fault.way)
 
     def _isolate(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
         if box is None:
             return None
         others = self.boxes(box.name)
-        return self._drop(
-            tuple(b.name for b in (box, *others)), net.between([box], others, fault.way), f"{box.name} {fault.way}"
-        )
+        return self._cut(tuple(b.name for b in (box, *others)), [box], others, fault.way, f"{box.name} {fault.way}")
 
     def _leader_alone(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
         if box is None:
             return None
         others = [*self.boxes(box.name), *self.stores()]
-        return self._drop(tuple(self.lab.boxes), net.between([box], others), f"{box.name} alone")
+        return self._cut(tuple(self.lab.boxes), [box], others, "both", f"{box.name} alone")
 
     def _partition(self, _: Fault) -> Done | None:
         names = sorted(self.lab.boxes)
         half = [self.lab.boxes[name] for name in names[: len(names) // 2]]
-        return self._drop(tuple(names), net.between(half, self.boxes(*(box.name for box in half))), "in halves")
+        return self._cut(tuple(names), half, self.boxes(*(box.name for box in half)), "both", "in halves")
 
     def _cut_store(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
         if box is None:
             return None
-        return self._drop((box.name,), net.between([box], self.stores(), fault.way), fault.way)
+        return self._cut((box.name,), [box], self.stores(), fault.way, fault.way)
 
     def _store_alone(self, _: Fault) -> Done | None:
-        return self._drop((), net.between(self.boxes(), self.stores()), "no node reaches it")
+        return self._cut((), self.boxes(), self.stores(), "both", "no node reaches it")
 
     def _lossy_node(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
