@@ -36,6 +36,7 @@ class Shape:
     warm_s: tuple[float, float] = (1.0, 1.5)
     agent_s: float = 2.0
     watch_s: float = 0.01
+    look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
     each_beat: bool = False
 
@@ -46,7 +47,7 @@ class Cluster:
     def __init__(self, world: World, shape: Shape) -> None:
         self.world, self.shape, self.settings = world, shape, shape.settings
         self.updates, self.save_every, self.step_s = shape.updates, shape.save_every, shape.step_s
-        self.warm_s, self.agent_s = shape.warm_s, shape.agent_s
+        self.warm_s, self.agent_s, self.look_s = shape.warm_s, shape.agent_s, shape.look_s
         self.net = Network(world)
         self.store = Store(world, self.net, shape.watch_s)
         self.disk = Disk(self, shape.save_s)

@@ -14,6 +14,7 @@ from chaos.sim.store import LeaseGone
 from chaos.sim.world import Clock
 from elasticrl.core import events
 from elasticrl.core.events import Action, Event
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Exit, Member, Plan, Record, Stall, Verb, View, Work
 from elasticrl.core.state import State
 from elasticrl.core.step import step, subject
@@ -66,6 +67,7 @@ class Node:
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
         self.stall: Stall | None = None
+        self.looking: Stall | None = None  # whose scene is being looked at, or has been
         self.gang: Gang | None = None
         self.dead: set[int] = set()
         self.hung: set[int] = set()
@@ -255,6 +257,10 @@ class Node:
                 )
             case events.Launch() | events.Reform() | events.Park() | events.Halt() | events.Kill():
                 self.world.later(0.001 + 0.002 * self.chance.random(), self._agent_does, self.agent_life, action)
+            case events.LookAt(request=request):
+                low, high = self.cluster.look_s
+                delay = low + (high - low) * self.world.chance("look " + self.name).random()
+                self.world.later(delay, self._looked, self.life, None, request)
             case events.Probe(generation=generation, targets=targets):
                 self.world.later(
                     0.2 + 0.3 * self.chance.random(), self._probed, self.life, generation, tuple(sorted(targets))
@@ -301,7 +307,7 @@ class Node:
 
     # ---- the store
 
-    def _send(self, action: Action) -> None:  # noqa: C901 - one request: what it does, what its answer and its silence do
+    def _send(self, action: Action) -> None:  # noqa: C901, PLR0915 - one request: what it does, what its answer and its silence do
         """One request to the store; its answer, if it comes, only ends the waiting for it, but for the lease's."""
         about = subject(action)
         if about in self.running and self.world.now < self.running[about][1]:
@@ -357,6 +363,8 @@ class Node:
                     store.commit(action)
                 case events.Confine():
                     store.confine(action)
+                case events.Inspect():
+                    store.inspect(action)
                 case events.Ask(verb=verb, node=node):
                     store.ask(verb, node)
             return None
@@ -462,6 +470,11 @@ class Node:
         self.telling = False
         if not self.daemon_up:
             return
+        if self.stall is not None and self.looking is not self.stall:
+            self.looking = self.stall
+            low, high = self.cluster.look_s
+            delay = low + (high - low) * self.world.chance("look " + self.name).random()
+            self.world.later(delay, self._looked, self.life, self.stall, 0)
         self.post(
             events.Workers(
                 now=self.clock.now(),
@@ -477,6 +490,35 @@ class Node:
                 endpoint=self.endpoint if self.agent_up else "",
             )
         )
+
+    def _looked(self, life: int, stall: Stall | None, request: int) -> None:
+        """The daemon has asked its workers where they are. One that is stopped cannot say."""
+        if life != self.life or not self.daemon_up or (request == 0 and self.stall is not stall):
+            return
+        still = bool(self.hung or self.stopped)
+        waits = self.gang is not None and self.gang.waits_since is not None and not still
+        sign = Sign.STOPPED if self.stopped else Sign.WAITED if waits else Sign.ELSEWHERE
+        slot = min(self.hung | self.stopped, default=0)
+        plan = self.state.view.plan if self.state else None
+        me = self._me
+        known = plan is not None and plan.generation == self.generation and me in plan.seat_of
+        rank = plan.first_rank(me) + slot if plan is not None and known else None
+        detail = "in all_reduce" if waits else "in its own code: loop (train.py:12)"
+        fact = Evidence(
+            kind=Kind.STACK,
+            sign=sign,
+            rank=rank,
+            node=self.name,
+            generation=self.generation,
+            detail=detail,
+            source="sim",
+        )
+        self.post(events.Found(now=self.clock.now(), evidence=(fact,), scene=request))
+
+    def finds(self, fact: Evidence) -> None:
+        """Something about this machine comes to its daemon's notice."""
+        if self.awake:
+            self.post(events.Found(now=self.clock.now(), evidence=(fact,)))
 
     @property
     def endpoint(self) -> str:

@@ -186,6 +186,11 @@ class Store:
         self._touch("")
         self._note_quarantine(quarantine)
 
+    def inspect(self, action: events.Inspect) -> None:
+        """Where are everybody's workers?"""
+        if self.shared.leader_revision == action.if_leader:
+            self._share(look=action.generation, look_revision=self.revision + 1)
+
     def ask(self, verb: Verb, node: str | None) -> None:
         """What an operator wants."""
         if verb in INTENTS:
@@ -305,6 +310,8 @@ class Store:
             intent=shared.intent,
             intent_generation=shared.intent_generation,
             own=record[0] if record and record[0].member == watcher.member else None,
+            look=shared.look,
+            look_revision=shared.look_revision,
             drain=self.drains.get(node),
             records=self._everyone if watcher.everyone else None,
             quarantines=dict(self.quarantines) if watcher.everyone else None,

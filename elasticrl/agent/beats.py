@@ -24,9 +24,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-MAGIC: Final = b"elbeat01"
-# count, generation, born, step, saved, pid, state, waiting, since, collective, bytes, phase, op, manifest
-BODY: Final = struct.Struct("<QqqqqIBBxxdqq32s32s160s")
+MAGIC: Final = b"elbeat02"
+# count, generation, born, step, saved, pid, state, waiting, since, collective, bytes, phase, op, manifest, and what it has
+# spent in phases: name and seconds, PHASES times
+PHASES: Final = 6
+BODY: Final = struct.Struct("<QqqqqIBBxxdqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
 HALF: Final = 512
 SIZE: Final = 2 * HALF + 64
@@ -63,13 +65,16 @@ class Snapshot:
     collective: int = 0  # number of the newest
     op: str = ""  # of the newest collective
     bytes: int = 0  # moved by collectives so far
+    spent: tuple[tuple[str, float], ...] = ()  # seconds of its own work so far, by phase: without what it has waited
 
 
 def pack(count: int, beat: Snapshot) -> bytes:
     """One copy, with its checksum in front."""
+    spent = [*beat.spent[:PHASES], *[("", 0.0)] * PHASES][:PHASES]
     body = BODY.pack(
         count, beat.generation, beat.born, beat.step, beat.saved, beat.pid, beat.state, beat.waiting, beat.since,
         beat.collective, beat.bytes, short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
+        *(part for name, seconds in spent for part in (short(name, 20), seconds)),
     )  # fmt: skip
     return SUM.pack(zlib.crc32(body)) + body
 
@@ -80,7 +85,7 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     body = data[SUM.size : SUM.size + BODY.size]
     if zlib.crc32(body) != checksum:
         return None
-    count, generation, born, step, saved, pid, state, waiting, since, collective, moved, phase, op, manifest = (
+    count, generation, born, step, saved, pid, state, waiting, since, collective, moved, phase, op, manifest, *spent = (
         BODY.unpack(body)
     )
     if count == 0:
@@ -88,6 +93,7 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     return count, Snapshot(
         generation=generation, born=born, step=step, saved=saved, pid=pid, state=State(state), waiting=bool(waiting),
         since=since, collective=collective, bytes=moved, phase=text(phase), op=text(op), manifest=text(manifest),
+        spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name.strip(b"\0")),
     )  # fmt: skip
 
 
@@ -113,16 +119,27 @@ class Beat:
         before = _newest(self._memory)
         self._count = before[0] if before else 0
         self.now = Snapshot(pid=os.getpid(), since=time.monotonic())
+        self._spent: dict[str, float] = {}
+        self._worked = time.monotonic()  # up to then its work is in `_spent`
         self._told = (self.now.state, self.now.saved)
         self._write()
 
     def phase(self, name: str) -> None:
         """What begins now: rollout, reward, update, sync, save, ..."""
+        self._account()
         self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=False)
         self._write()
 
+    def _account(self) -> None:
+        """What was done until now goes to the phase that it was done in; waiting is nobody's work."""
+        now, beat = time.monotonic(), self.now
+        if not beat.waiting and (beat.phase in self._spent or len(self._spent) < PHASES):
+            self._spent[beat.phase] = self._spent.get(beat.phase, 0.0) + now - self._worked
+        self._worked = now
+
     def sealed(self, step: int) -> None:
         """A step is done everywhere. It is the first sign that a new generation works."""
+        self._account()
         state = State.TRAINING if self.now.state is State.JOINING else self.now.state
         self.now = replace(self.now, step=step, state=state, since=time.monotonic())
         self._write()
@@ -135,17 +152,20 @@ class Beat:
 
     def collective(self, number: int, op: str, moved: int = 0) -> None:
         """A collective begins: until `arrived`, others may be what we wait for."""
+        self._account()
         self.now = replace(self.now, collective=number, op=op, bytes=self.now.bytes + moved, waiting=True)
         self._write()
 
     def arrived(self) -> None:
         """The collective is through."""
+        self._account()
         self.now = replace(self.now, waiting=False)
         self._write()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside, it is others who are waited for, as when a group is formed."""
+        self._account()
         self.now = replace(self.now, waiting=True)
         self._write()
         try:
@@ -164,6 +184,7 @@ class Beat:
 
     def training(self) -> None:
         """The first collective of this generation went through."""
+        self._spent, self._worked = {}, time.monotonic()  # this generation's
         self.now = replace(self.now, state=State.TRAINING, since=time.monotonic(), waiting=False)
         self._write()
 
@@ -182,6 +203,7 @@ class Beat:
 
     def _write(self) -> None:
         self._count += 1
+        self.now = replace(self.now, spent=tuple(self._spent.items()))
         copy = pack(self._count, self.now)
         start = FIRST + HALF * (self._count % 2)
         self._memory[start : start + len(copy)] = copy

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elasticrl.agent.beats import Snapshot, State
+from elasticrl.core.model import Pace as Took
 from elasticrl.core.model import Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 
@@ -84,7 +85,7 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
         return None
     progress = Progress(
         slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
-        stopped=worker.stopped,
+        stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == "reform" else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)
 
@@ -105,3 +106,35 @@ class Pace:
                 budgets = budgets.learn(before.phase, beat.since - before.since)
             seen[worker.slot] = beat
         return Pace(budgets=budgets, seen=seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stride:
+    """How long a step takes each worker, phase by phase, between two looks that are some time apart."""
+
+    at: float = 0.0
+    seen: Mapping[int, Snapshot] = field(default_factory=dict)  # then
+    took: tuple[Took, ...] = ()
+
+    def after(self, workers: Iterable[Beating], now: float, every_s: float) -> "Stride":
+        """A later look. Nothing is said before each worker has made a step in between, under the same generation."""
+        workers = list(workers)
+        same = all(
+            (then := self.seen.get(w.slot)) is not None
+            and (then.pid, then.generation) == (w.beat.pid, w.beat.generation)
+            for w in workers
+        )
+        if not same or len(workers) != len(self.seen):
+            return Stride(at=now, seen={w.slot: w.beat for w in workers})
+        if now < self.at + every_s or any(w.beat.step <= self.seen[w.slot].step for w in workers):
+            return self
+        took = tuple(
+            Took(slot=w.slot, phase=name, seconds=round((seconds - before) / steps, 5))
+            for w in workers
+            for steps in [w.beat.step - self.seen[w.slot].step]
+            for then in [dict(self.seen[w.slot].spent)]
+            for name, seconds in w.beat.spent
+            for before in [then.get(name, 0.0)]
+            if seconds > before
+        )
+        return Stride(at=now, seen={w.slot: w.beat for w in workers}, took=took)

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from elasticrl.agent import exits, pool, seat, wire, worker
 from elasticrl.agent.beats import Snapshot, life
 from elasticrl.agent.echo import Echo
-from elasticrl.agent.gather import Beating, Look, Pace, look
+from elasticrl.agent.gather import Beating, Look, Pace, Stride, look
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
@@ -126,6 +126,7 @@ class Hand(LocalElasticAgent):
         self._ends = 0
         self._last = Look()
         self._pace = Pace(budgets=Budgets(settings=spec.timeouts))
+        self._stride = Stride()
         self._problem = ""
         self._stopping = ""
         self._committed: seat.Committed | None = None
@@ -563,6 +564,7 @@ class Hand(LocalElasticAgent):
             stopped = alive is not None and alive.stopped
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
         self._pace = self._pace.learn(beating)
+        self._stride = self._stride.after(beating, now, REPORT_S)
         return look(beating, self._generation, self._pace.budgets, now, plain=plain)
 
     def _report_now(self) -> Report:
@@ -602,6 +604,7 @@ class Hand(LocalElasticAgent):
             ended=tuple(self._ended),
             problem=self._problem,
             stopping=self._stopping,
+            pace=self._stride.took if self._seated else (),
         )
 
 
@@ -612,4 +615,4 @@ def news(report: Report | None, begun: int) -> Report | None:
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    return replace(report, step=int(report.step > begun), stall=stall)
+    return replace(report, step=int(report.step > begun), stall=stall, pace=())

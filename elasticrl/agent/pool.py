@@ -23,6 +23,7 @@ from elasticrl.agent.beats import Page, life
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
+from elasticrl.diagnose import witness
 
 STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
 
@@ -41,6 +42,7 @@ class Process:
     error_file: Path
     log: Path
     first_log: Path  # from before it had a rank
+    witness: Path  # where its answers about its stack and recorder lie
     parent: int = 0  # the fork server that knows how it ends; 0: we do
     warm: bool = False
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
@@ -58,7 +60,7 @@ class Process:
             generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
             lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
             endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), role=gang.role.value,
-            reason=gang.reason,
+            reason=gang.reason, backend=gang.backend,
         )  # fmt: skip
         self.tell(place)
 
@@ -135,6 +137,8 @@ class Process:
         os.close(self.pidfd)
         self.page.close()
         self.error_file.unlink(missing_ok=True)
+        for left in witness.files(self.witness, self.pid):
+            left.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             if self.first_log.stat().st_size == 0:
                 self.first_log.unlink()
@@ -145,9 +149,11 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     page = Page(runtime / "beats" / f"process_{number}")
     error_file = runtime / "errors" / f"process_{number}.json"
     log = logs.warm(number)
+    place = witness.folder_of(runtime)
     job = worker.Job(
         program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
-        page=str(page.path), log=str(log), fingerprint=spec.fingerprint if tells_bits else "",
+        page=str(page.path), log=str(log), witness=str(place),
+        fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -171,7 +177,8 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     born = life(pid)
     return Process(
         number=number, pid=pid, pidfd=pidfd, started=born.started if born else 0, context=context, channel=ours,
-        page=page, error_file=error_file, log=log, first_log=log, parent=parent_of(pid) if spec.start == "fork" else 0,
+        page=page, error_file=error_file, log=log, first_log=log, witness=place,
+        parent=parent_of(pid) if spec.start == "fork" else 0,
     )  # fmt: skip
 
 

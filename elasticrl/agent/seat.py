@@ -62,6 +62,7 @@ class Assignment:
     log: str = ""
     role: str = "train"
     reason: str = ""
+    backend: str = ""  # "gloo": in place of what is configured
 
     @property
     def host(self) -> str:

@@ -37,7 +37,21 @@ from torch.distributed.elastic.rendezvous import (
 
 from elasticrl.agent.rendezvous import BACKEND
 from elasticrl.agent.stores import Stores
-from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
+from elasticrl.core.events import (
+    Action,
+    Asked,
+    Found,
+    Halt,
+    Kill,
+    Launch,
+    Leave,
+    LookAt,
+    Park,
+    Probe,
+    Probed,
+    Reform,
+    Workers,
+)
 from elasticrl.core.model import Exit, Member, Plan, Record, Verb, Work
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
@@ -275,6 +289,8 @@ class ElasticRendezvous(RendezvousHandler):
                     self._changed.notify_all()
             case Kill():
                 pass  # torchrun's workers have no beats, so nothing is known that would ask for it
+            case LookAt(request=request):
+                self._post(Found(now=time.monotonic(), scene=request))  # nor a witness
             case Probe(generation=generation):
                 self._post(Probed(now=time.monotonic(), generation=generation, unreachable=()))
             case _:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core import events
-from elasticrl.core.model import Exit, Member, Plan, Role, Rung, Seat, Stall, Work, deal
+from elasticrl.core.model import Exit, Member, Pace, Plan, Role, Rung, Seat, Stall, Work, deal
 
 VERSION: Final = 1
 LIMIT: Final = 8 * 1024 * 1024  # of one line; 4,096 seats are far below it
@@ -44,6 +44,7 @@ class Gang:
     nodes: tuple[str, ...]  # each training rank's node
     role: Role = Role.TRAIN
     reason: str = ""
+    backend: str = ""  # in place of what is configured
 
     @property
     def prefix(self) -> str:
@@ -181,13 +182,14 @@ class Report:
     ended: tuple[Ended, ...] = ()  # not yet acknowledged
     problem: str = ""  # why no process gets warm
     stopping: str = ""  # why the agent is about to end
+    pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
 
     def event(self, now: float) -> events.Workers:
         """As the core wants to hear it."""
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
-            bits=self.bits,
+            bits=self.bits, pace=self.pace,
         )  # fmt: skip
 
 
@@ -206,7 +208,7 @@ def gang_of(plan: Plan, me: Member) -> Gang:
         generation=plan.generation, born=seat.born, rank=_before(peers, me), slots=seat.slots,
         world=sum(s.slots for s in peers), lanes=plan.lanes, resume=plan.resume, rung=plan.rung,
         endpoint=plan.endpoint, nodes=tuple(s.member.node for s in peers for _ in range(s.slots)), role=seat.role,
-        reason=plan.reason,
+        reason=plan.reason, backend=plan.backend,
     )  # fmt: skip
 
 

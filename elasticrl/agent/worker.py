@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
+from elasticrl.diagnose import witness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Job:
     agent: int
     page: str
     log: str  # until it has a rank
+    witness: str  # the folder where it answers for its stack and its flight recorder
     fingerprint: str = ""  # the module whose bits() says what decides the bits computed here; "": nobody asks
 
 
@@ -60,6 +62,7 @@ def live(channel: socket.socket, job: Job) -> None:
         print(warm.failure, file=sys.stderr)
         raise ImportError(warm.failure.strip().rpartition("\n")[2])
     warm.load(job.preload)
+    witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
     seat.ready(str(importlib.import_module(job.fingerprint).bits()) if job.fingerprint else "")

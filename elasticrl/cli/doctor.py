@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from elasticrl.core.pairs import Result
     from elasticrl.diagnose.health import Check
-    from elasticrl.diagnose.pairs import Result
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
@@ -41,10 +41,10 @@ def doctor(
     """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
     from elasticrl.cli.main import Exit
     from elasticrl.config import read
+    from elasticrl.core.pairs import findings
     from elasticrl.core.verdict import judge
     from elasticrl.diagnose import doctor as diagnosis
     from elasticrl.diagnose.health import FAIL, worst
-    from elasticrl.diagnose.pairs import findings
 
     loaded = read(config) if config else None
     tree = loaded.tree if loaded else None
@@ -118,8 +118,8 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "list[Result]":
     """The probe as a process of its own: it imports torch, and ends when it is told to."""
     import subprocess
 
+    from elasticrl.core.pairs import result_of
     from elasticrl.diagnose.doctor import versions
-    from elasticrl.diagnose.pairs import result_of
 
     # The list itself is the token: who was started with another list does not belong to this look.
     task = {"me": me, "token": ",".join(sorted(ends)), "nodes": ends, "within_s": within_s, "start_s": within_s / 3,

@@ -64,6 +64,9 @@ class Node(Section):
     Name it on machines with several, or traffic may take a slow one."""
     beat_port: Port = 0
     """The UDP port for neighbours' beats. 0: any free one, published in the node's record. Fix it to open a firewall."""
+    probe_port: Port = 0
+    """The TCP and UDP port at which other nodes test the way to this one while the gang is held. 0: any free one, published
+    in the node's record. Fix it to open a firewall."""
     run_dir: Text = "/run/elasticrl"
     """The directory for the control socket and what a restarted daemon adopts workers by. Must survive a daemon's restart
     and may be lost at a reboot."""

@@ -18,6 +18,8 @@ RENAMED = {
     "retry_s": "store.retry",
     "exact": "lanes.exact",
     "timeouts.phase_s": "timeouts.phase",
+    "fallback": "comm.fallback",
+    "policy": "policy",
 }
 
 
@@ -40,7 +42,10 @@ def to_core(tree: Tree) -> settings.Settings:
             floor_s=times.floor_s,
             slack=times.slack,
             confirm_s=times.confirm_s,
+            dump_s=times.dump_s,
         ),
+        policy=dict(tree.policy),
+        fallback=tree.comm.fallback,
     )
 
 

@@ -7,7 +7,9 @@ its effect is what the next `Seen` or `Workers` shows, and an action that was lo
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elasticrl.core.model import Exit, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.evidence import Evidence
+from elasticrl.core.model import Exit, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.pairs import Pair, Result
 from elasticrl.core.settings import Settings
 
 
@@ -55,6 +57,7 @@ class Workers(Event):
     echo: str = ""  # where the agent answers neighbours
     vault: str = ""  # where this node's vault listens
     bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
+    pace: tuple[Pace, ...] = ()  # how long their phases took lately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +75,26 @@ class Cleared(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Event):
+    """Facts, whoever found them: a log's line, a stack, a counter. `scene`: all workers of this node have been looked at,
+    whether or not that gave facts: for the request of that revision, or, if 0, because one of them had stalled.
+    """
+
+    evidence: tuple[Evidence, ...] = ()
+    scene: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probed(Event):
-    """What this node could not reach when it was asked to probe."""
+    """What this node could not reach when it was asked to probe, and what it found on the way to the others.
+
+    `more`: that takes a while, and comes with a second one.
+    """
 
     generation: int
     unreachable: tuple[str, ...]
+    results: tuple[Result, ...] = ()
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +181,22 @@ class Confine(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect(Action):
+    """Ask all nodes of the gang where their workers are, if the leader key is still at this revision."""
+
+    generation: int
+    if_leader: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAt(Action):
+    """Look where this node's workers are; answer with `Found`, whose `scene` is `request`."""
+
+    generation: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(Action):
     """Write down what an operator asked, for those whom it concerns. DRAIN names the life that shall leave."""
 
@@ -211,10 +245,15 @@ class Kill(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Action):
-    """Test the way to these nodes (name -> beat address); answer with `Probed`."""
+    """Test the way to these nodes (name -> beat address); answer with `Probed`.
+
+    `nodes`: where they and this node are tested (name -> host:port); `pairs`: this node's own, in the order to test them in.
+    """
 
     generation: int
     targets: Mapping[str, str]
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

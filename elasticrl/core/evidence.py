@@ -6,10 +6,12 @@ knows what signs mean and never looks at a text. So a new log format is a row in
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from elasticrl.core.model import Exit, Stall
+if TYPE_CHECKING:  # a record carries facts, and facts are made of what a record says
+    from elasticrl.core.model import Exit, Stall
 
 
 class Kind(StrEnum):
@@ -95,6 +97,7 @@ class Sign(StrEnum):
     HEALTHY = "healthy"  # a probe's finding
     # What people wrote.
     PROGRAM = "program"
+    DIVERGED = "diverged"  # a replica's bits are not the others'
     BAD_ACCESS = "bad_access"
     RAISED = "raised"  # an exception that could be anybody's fault
     SETTING = "setting"
@@ -132,6 +135,7 @@ class Evidence:
     line: str = ""
     line_no: int | None = None
     source: str = ""  # a file, or what saw it
+    generation: int | None = None  # of the gang that it speaks of; None: of none (health), or not known
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""
@@ -143,6 +147,7 @@ class Evidence:
             "sign": str(self.sign), "node": self.node, "peer": self.peer, "ranks": list(self.ranks),
             "last_enqueued": self.last_enqueued, "last_completed": self.last_completed,
             "detail": self.detail, "source": self.source, "line_no": self.line_no, "when": self.when, "clock": self.clock,
+            "generation": self.generation,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -154,26 +159,44 @@ class Evidence:
         return f"{who}{str(self.kind).replace('_', ' ')}: {what}{said}"
 
 
-def of_exit(ended: Exit, *, rank: int | None = None, node: str | None = None, when: float | None = None) -> Evidence:
-    """A worker's end as a fact.
+def bounded(fact: Evidence, most: int = 200) -> Evidence:
+    """The same with texts cut: what goes to the store must not be as long as a program pleases."""
+    texts = {"detail": fact.detail, "line": fact.line, "source": fact.source}
+    long = {name: text[: most - 1] + "…" for name, text in texts.items() if len(text) > most}
+    return replace(fact, **long) if long else fact  # type: ignore[arg-type]
 
-    >>> str(of_exit(Exit(generation=3, slot=0, step=7, cause="signal 9 (SIGKILL)", own=False), rank=2).sign)
-    'killed'
-    """
+
+def of_exit(ended: "Exit", *, rank: int | None = None, node: str | None = None, when: float | None = None) -> Evidence:
+    """A worker's end as a fact."""
     return Evidence(
         kind=Kind.EXIT, sign=_sign_of_exit(ended), rank=rank, node=node, when=when, clock="core", detail=ended.cause,
-        source="agent",
+        source="agent", generation=ended.generation,
     )  # fmt: skip
 
 
-def of_stall(stall: Stall, *, rank: int | None = None, node: str | None = None, when: float | None = None) -> Evidence:
-    """A worker without progress as a fact: who waits in a collective is a victim, who does not is stuck himself."""
+def of_stall(
+    stall: "Stall",
+    *,
+    rank: int | None = None,
+    node: str | None = None,
+    when: float | None = None,
+    generation: int | None = None,
+) -> Evidence:
+    """A worker without progress as a fact: who waits in a collective is a victim, who does not is stuck himself.
+
+    Where its beat says in which collective it waits, ranks can be compared: they count them alike.
+    """
     sign = Sign.STOPPED if stall.stopped else Sign.WAITED if stall.waiting else Sign.HOST_STUCK
-    return Evidence(
-        kind=Kind.BEAT, sign=sign, rank=rank, node=node, when=when, clock="core", detail=stall.phase, line=str(stall),
-        elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
+    fact = Evidence(
+        kind=Kind.BEAT, sign=sign, rank=rank, node=node, when=when, clock="core", detail=f"in {stall.phase}",
+        line=str(stall), elapsed_ms=round(stall.for_s * 1000), timeout_ms=round(stall.budget_s * 1000), source="beats",
+        generation=generation,
     )  # fmt: skip
+    counted = stall.waiting and stall.collective > 0
+    return replace(fact, op=stall.op, seq=stall.collective, group=GANG) if counted else fact
 
+
+GANG = "gang"  # what the runtime's own count of collectives is called, beside torch's groups
 
 #: Signals by what they say of the process: somebody killed it, it broke, it gave up, it was asked to go.
 SIGNALS: Mapping[int, Sign] = {
@@ -187,8 +210,17 @@ NOT_ITS_OWN = frozenset({
     "ConnectionAbortedError", "EOFError", "ChildFailedError", "SignalException", "CollectiveAborted",
 })  # fmt: skip
 
+#: What our own agent says of an end that it saw to, or that the kernel told it why. (`model.Stall` words the first two.)
+SAID: Mapping[str, Sign] = {
+    "stopped in ": Sign.STOPPED, "stalled in ": Sign.HOST_STUCK, "out of memory": Sign.OOM_KILLED,
+    "its workers are gone": Sign.KILLED,
+}  # fmt: skip
 
-def _sign_of_exit(ended: Exit) -> Sign:
+
+def _sign_of_exit(ended: "Exit") -> Sign:
+    for said, sign in SAID.items():
+        if ended.cause.startswith(said):
+            return sign
     words = ended.cause.replace("(", " ").replace(":", " ").split()
     if "signal" in words:
         number = words[words.index("signal") + 1 :][:1]
@@ -196,4 +228,4 @@ def _sign_of_exit(ended: Exit) -> Sign:
             return SIGNALS.get(int(number[0]), Sign.KILLED)
     if not ended.own or any(word.rsplit(".", 1)[-1] in NOT_ITS_OWN for word in words):
         return Sign.PEER_GONE
-    return Sign.PROGRAM
+    return Sign.DIVERGED if any(word.rsplit(".", 1)[-1] == "Diverged" for word in words) else Sign.PROGRAM

@@ -4,9 +4,11 @@ The idea: each rule compares what should be with what is and wishes for the diff
 asked before; a wish that came true no longer arises.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
+from elasticrl.core import dossier
 from elasticrl.core.events import (
     Action,
     Commit,
@@ -15,6 +17,7 @@ from elasticrl.core.events import (
     Kill,
     Launch,
     Leave,
+    LookAt,
     Park,
     Probe,
     Publish,
@@ -23,8 +26,11 @@ from elasticrl.core.events import (
 )
 from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import Exit, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.pairs import turns
+from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
-from elasticrl.core.suspect import neighbours, probe_targets
+from elasticrl.core.suspect import neighbours, probe_links, probe_targets
+from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
 REPORTS_PER_S = (
@@ -111,10 +117,28 @@ def record_of(state: State, now: float) -> Record:
         stall=workers.stall if workers.stall and workers.stall.waiting else None,
         suspects=tuple(sorted(state.suspects.intersection(ring))) if state.suspects else (),
         unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
+        probing=state.probed.more if state.probed and state.probed.generation == here else False,
+        probed=state.probed.results if state.probed and state.probed.generation == here else (),
+        probe=card.probe,
+        evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
+        looked=state.looked,
+        pace=workers.pace if stale or state.view.own is None else state.view.own.pace,
+        advice=_advice(state),
         leaving=bool(state.leaving),
     )
     # When something else changes, the step goes along.
     return record if record.step == workers.step or record == state.view.own else replace(record, step=workers.step)
+
+
+def _advice(state: State) -> tuple[str, ...]:
+    """What the leader would tell an operator: a finding that it does nothing about, and who is slow."""
+    lead = state.lead
+    if lead is None:
+        return ()
+    finding = lead.finding
+    reported = finding is not None and finding.answer.act is Act.REPORT and finding.verdict.fault is not Fault.UNKNOWN
+    said = [f"{finding.verdict.said}. {finding.verdict.remedy}"] if finding is not None and reported else []
+    return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 
 
 def _let_down(state: State, plan: Plan, seat: Seat, workers: Workers) -> bool:
@@ -152,7 +176,14 @@ def belong(state: State, now: float) -> Wish:
 def follow(state: State, now: float) -> Wish:
     """Make this node's workers match the plan."""
     plan, seat, workers = plan_of(state), seat_of(state), workers_of(state)
-    kill = _end_culprit(workers)
+    kill, look_at = _end_culprit(state, workers, now)
+    wish = _follow(state, plan, seat, workers, kill, now)
+    return wish if look_at >= wish.wake_at else replace(wish, wake_at=look_at)
+
+
+def _follow(
+    state: State, plan: Plan | None, seat: Seat | None, workers: Workers, kill: tuple[Action, ...], now: float
+) -> Wish:
     if plan is None:
         return Wish(kill, reason="waiting for a first plan")
     if plan.phase is Phase.STOP:
@@ -161,7 +192,10 @@ def follow(state: State, now: float) -> Wish:
         return _unseated(state, plan, workers)
     match plan.phase:
         case Phase.TRAIN:
-            return Wish(kill + _train(state, plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason)
+            look = _look(state, plan, workers)
+            return Wish(
+                kill + look + _train(state, plan, seat, workers) + _commit(state, plan, workers), reason=plan.reason
+            )
         case Phase.PROBE:
             return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
         case Phase.HOLD:
@@ -169,12 +203,19 @@ def follow(state: State, now: float) -> Wish:
             return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
 
 
-def _end_culprit(workers: Workers) -> tuple[Action, ...]:
-    """A worker that stands still outside a collective, or that the kernel reports as stopped, is ended by its own node."""
+def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Action, ...], float]:
+    """A worker that stands still outside a collective, or that the kernel reports as stopped, is ended by its own node.
+
+    Where it stands dies with it, so it is looked at first, if it can answer, for no longer than that may take.
+    """
     stall = workers.stall
     if stall is None or not alive(workers) or (stall.waiting and not stall.stopped):
-        return ()
-    return (Kill(slot=stall.slot, cause=str(stall)),)
+        return (), inf
+    since = workers.now if state.stalled_at is None else state.stalled_at
+    due = since + state.settings.timeouts.dump_s
+    if not stall.stopped and state.looked_at < since and now < due:
+        return (), due
+    return (Kill(slot=stall.slot, cause=str(stall)),), inf
 
 
 def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Action, ...]:
@@ -190,6 +231,14 @@ def _train(state: State, plan: Plan, seat: Seat, workers: Workers) -> tuple[Acti
     return ()
 
 
+def _look(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
+    """Others have stalled, and their leader asks everybody where his workers are."""
+    view = state.view
+    if view.look != plan.generation or view.look_revision <= state.looked or workers.generation != plan.generation:
+        return ()
+    return (LookAt(generation=plan.generation, request=view.look_revision),)
+
+
 def _hold(plan: Plan, workers: Workers) -> tuple[Action, ...]:
     return (Park(plan=plan),) if alive(workers) and workers.generation < plan.generation else ()
 
@@ -197,7 +246,18 @@ def _hold(plan: Plan, workers: Workers) -> tuple[Action, ...]:
 def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
     if state.probed and state.probed.generation == plan.generation:
         return ()
-    return (Probe(generation=plan.generation, targets=probe_targets(plan, state.me.node)),)
+    me = state.me.node
+    if plan.pairs:
+        links = tuple(pair for pair in plan.pairs if me in pair)
+        others = {name for pair in links for name in pair} - {me}
+        targets: Mapping[str, str] = {s.member.node: s.beat for s in plan.ring if s.member.node in others}
+    else:
+        targets = probe_targets(plan, me)
+        links = tuple(pair for turn in turns(probe_links(plan)) for pair in turn if me in pair)
+    places = {seat.member.node: seat.probe for seat in plan.ring if seat.probe}
+    known = {node: places[node] for node in (*targets, me) if node in places}
+    own = tuple(pair for pair in links if set(pair) <= known.keys())
+    return (Probe(generation=plan.generation, targets=targets, nodes=known if own else {}, pairs=own),)
 
 
 def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from elasticrl.core.events import Action, Confine, Propose
+from elasticrl.core import dossier, straggler
+from elasticrl.core.events import Action, Confine, Inspect, Propose
+from elasticrl.core.evidence import Evidence, Kind, Sign, bounded, of_exit
 from elasticrl.core.follow import plan_of
 from elasticrl.core.invariants import check_plan
 from elasticrl.core.model import (
@@ -30,9 +32,14 @@ from elasticrl.core.model import (
     Work,
     rounds,
 )
+from elasticrl.core.pairs import Pair, Result, confirm, findings
+from elasticrl.core.policy import Act, Answer, Scope, answer
 from elasticrl.core.settings import Settings
-from elasticrl.core.state import Failures, Lead, State, Wish
-from elasticrl.core.suspect import Conviction, conviction, split
+from elasticrl.core.state import Failures, Finding, Lead, State, Wish
+from elasticrl.core.suspect import Conviction, conviction, probe_links, split
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict, judge
+
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,8 @@ class Move:
     confine: tuple[Quarantine, ...] = ()
     wake_at: float = inf
     why: str = ""
+    verdict: Verdict | None = None  # on what the plan answers
+    inspect: bool = False  # ask everybody where his workers are
 
 
 @dataclass(frozen=True)  # no slots: what is derived from the facts is computed once, on first use
@@ -243,6 +252,7 @@ class Scene:
         *,
         strike: Strike | None = None,
         exit_code: int | None = None,
+        pairs: tuple[Pair, ...] = (),
     ) -> Plan:
         """The next plan."""
         here = {seat.member for seat in seats}
@@ -261,6 +271,9 @@ class Scene:
             strike=strike,
             exit_code=exit_code,
             bits=self.bits,
+            pairs=pairs,
+            backend=self.plan.backend if self.plan else "",
+            fallbacks=self.plan.fallbacks if self.plan else 0,
         )
 
     def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
@@ -306,7 +319,13 @@ class Scene:
 def seat_for(record: Record, born: int) -> Seat:
     """A seat for whoever says this of itself."""
     return Seat(
-        member=record.member, born=born, slots=record.slots, beat=record.beat, echo=record.echo, vault=record.vault
+        member=record.member,
+        born=born,
+        slots=record.slots,
+        beat=record.beat,
+        echo=record.echo,
+        vault=record.vault,
+        probe=record.probe,
     )
 
 
@@ -323,6 +342,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish(reason="leading; waiting to see all records")
     scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now)
     memory = remember(scene, deaf=deaf(state, now))
+    memory = investigate(scene, memory, state.evidence)
     scene = scene.recalling(memory)
     move = next((move for rule in RULES if (move := rule(scene)) is not None), Move())
     release, wake_at = guard(scene)
@@ -331,15 +351,18 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     ]
     if move.plan is not None:
         view = state.view
-        check_plan(view, move.plan)
+        plan = replace(move.plan, verdict=brief(move.verdict)) if move.verdict else move.plan
+        check_plan(view, plan)
         actions.append(
             Propose(
-                plan=move.plan,
+                plan=plan,
                 if_plan=view.plan_revision,
                 if_commit=view.commit_revision,
                 if_leader=view.leader_revision,
             )
         )
+    if move.inspect:
+        actions.append(Inspect(generation=state.view.generation, if_leader=state.view.leader_revision))
     graced = scene.grace_until if scene.grace else inf
     return state.but(lead=memory), Wish(tuple(actions), min(wake_at, move.wake_at, graced), move.why)
 
@@ -374,6 +397,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         elif last.generation < left.generation:
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
+    begins = stalled and (lead.stalled_at is None or new_plan or deaf)
+    put_out = tuple(at for at in lead.put_out if now < at + HOUR_S) if lead.put_out else ()
     return Lead(
         since=lead.since,
         generation=scene.view.generation,
@@ -381,11 +406,119 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         lapsed=scene.lapsed,
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,
-        stalled_at=None if not stalled else now if lead.stalled_at is None or new_plan or deaf else lead.stalled_at,
+        stalled_at=None if not stalled else now if begins else lead.stalled_at,
+        asked=scene.view.look_revision if begins else lead.asked,
         doubted=doubted,
         confined={node: lead.confined.get(node, now) for node in scene.held},
         failures=failures,
+        gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,
+        facts=lead.facts,
+        read=lead.read,
+        finding=lead.finding,
+        put_out=(*put_out, *(now for node in scene.held if node not in lead.confined)),
+        paces={} if new_plan else lead.paces,
+        history=() if new_plan else lead.history,
+        slow=() if new_plan else lead.slow,
+        backend_since=inf if scene.plan is None or not scene.plan.backend else min(lead.backend_since, now),
     )
+
+
+# ---- what has been found out
+
+
+def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:
+    """File what is new, judge it, and know what would be done about it."""
+    records, now = scene.records, scene.now
+    fresh: list[Evidence] = [*own, *_derived(scene)]
+    if records is not lead.read:
+        changed = (record for node, record in records.items() if record is not lead.read.get(node))
+        fresh += [fact for record in changed for fact in record.evidence]
+    if fresh or lead.facts:
+        facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S)
+        lead = replace(lead, facts=facts, finding=_judged(scene, lead, facts))
+    return replace(_paced(scene, lead), read=records) if records is not lead.read else lead
+
+
+def _derived(scene: Scene) -> tuple[Evidence, ...]:
+    """What the records amount to beside what they say: who failed, and who is not there any more."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return ()
+    found = []
+    for fate, seat in zip(scene.fates, plan.seats, strict=True):
+        if fate.seat is not None and not fate.fresh:
+            continue
+        record = scene.record_of(seat)
+        node, generation = seat.member.node, plan.generation
+        if node in scene.conviction.guilty or record is None or record.member != seat.member:
+            found.append(dossier.gone(node, fate.why.removeprefix(f"{seat.member} "), generation, None))
+        elif record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
+            rank = plan.first_rank(seat.member) + record.exit.slot
+            found.append(of_exit(record.exit, rank=rank, node=node))
+    return tuple(found)
+
+
+def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
+    """The verdict on the present gang, and the answer to it."""
+    plan = scene.plan
+    if plan is None:
+        return None
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    gang = lead.gang or plan.generation - 1
+    chosen = dossier.concerning(facts, range(gang, plan.generation + 1), frozenset(nodes.values()))
+    if not dossier.speaks(chosen):
+        return None
+    if lead.finding is not None and lead.finding.of == chosen:
+        return lead.finding
+    verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
+    return Finding(of=chosen, verdict=verdict, answer=_answer(scene, lead, verdict, gloo=False))
+
+
+def _answer(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answer:
+    """What the operator's words, and the caps on them, make of a verdict."""
+    settings = scene.settings
+    words = {fault: Act(settings.policy[fault]) for fault in Fault if fault in settings.policy}
+    scope = Scope(
+        known=len(scene.records),
+        min_nodes=settings.membership.min_nodes,
+        held=frozenset(scene.held),
+        recent=len(lead.put_out),
+        share=settings.health.quarantine_share,
+        gloo=gloo and settings.fallback == "gloo",
+    )
+    return answer(verdict, words, scope)
+
+
+def brief(verdict: Verdict) -> Verdict:
+    """As it goes into a plan, which every node reads."""
+    return replace(verdict, because=tuple(bounded(fact, 120) for fact in verdict.because[:6]))
+
+
+def _paced(scene: Scene, lead: Lead) -> Lead:
+    """One more row of how long everybody's phases took, once all have said it anew; and who is slow by the last of them."""
+    plan, health = scene.plan, scene.settings.health
+    if plan is None or plan.phase is not Phase.TRAIN or len(plan.seats) < 2:
+        return lead
+    fresh = {}
+    for record in scene.doing[Work.TRAINING]:
+        before = lead.read.get(record.member.node)
+        if record.pace and (before is None or before.pace != record.pace):
+            fresh[record.member.node] = record.pace
+    if not fresh:
+        return lead
+    paces = {**lead.paces, **fresh}
+    if len(paces) < len(plan.seats):
+        return replace(lead, paces=paces)
+    row: dict[int, dict[str, float]] = {}
+    rank = 0
+    for seat in plan.seats:
+        for pace in paces.get(seat.member.node, ()):
+            row.setdefault(rank + pace.slot, {})[pace.phase] = pace.seconds
+        rank += seat.slots
+    history = (*lead.history, row)[-4 * health.straggler_steps :]
+    slow = straggler.slow(history, z=health.straggler_z, steps=health.straggler_steps)
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    return replace(lead, paces={}, history=history, slow=straggler.evidence(slow, nodes))
 
 
 # ---- the rules, in the order in which they are asked
@@ -443,49 +576,171 @@ def probing(scene: Scene) -> Move | None:
     due = scene.lead.planned_at + scene.settings.recovery.probe_s
     if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
         return Move(wake_at=due, why="waiting for the members' probes")
+    # Who cannot be reached at all is known at once; what is wrong with the way to the others takes longer to find out.
+    if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
+        return Move(wake_at=due, why="waiting for what the members find on the way to each other")
+    ways = findings(result for record in asked for result in record.probed)
+    broken = {node: set(found or ()) for node, found in answers.items()}
+    for fact in ways:
+        if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
+            broken[fact.node].add(str(fact.peer))
     order = dict.fromkeys((*(seat.member.node for seat in seats), *answers))
-    kept = set(split(order, {node: found or () for node, found in answers.items()}))
+    kept = set(split(order, broken))
     out = tuple(seat for seat in seats if seat.member.node not in kept)
     fates = tuple(
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
     )
+    verdict, done = _probed(scene, ways)
+    if again := _confirming(scene, asked):
+        return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
         names = ", ".join(str(seat.member) for seat in out) or "nobody new"
         why = f"the probes find {names} out of reach of the others"
         confine = confinements(scene, {seat.member: "out of reach of its peers in a probe" for seat in out})
         return Move(
-            plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike), confine=confine
+            plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike),
+            confine=confine,
+            verdict=verdict,
         )
+    if verdict is not None and (move := _by_the_probe(scene, ways, verdict, done)):
+        return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
     step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
     strike = strike_of(plan.strike, "a stall with every node in reach", step)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
-    why = "the probes find every node in reach; starting all workers afresh"
-    return _strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
+    why = with_cause("the probes find every node in reach", verdict) + "; starting all workers afresh"
+    move = _strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
+    return replace(move, verdict=verdict)
+
+
+def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:
+    """What is known of the stall and of the ways between the nodes, together."""
+    finding, plan = scene.lead.finding, scene.plan
+    facts = (*(finding.of if finding else ()), *ways)
+    if plan is None or not dossier.speaks(facts):
+        return None, None
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    verdict = judge(facts, Facts(world=plan.world, nodes=nodes))
+    carries = bool(ways) and all(fact.sign in {Sign.HEALTHY, Sign.NCCL_BROKEN} for fact in ways)
+    return verdict, _answer(scene, scene.lead, verdict, gloo=carries)
+
+
+def _by_the_probe(scene: Scene, ways: tuple[Evidence, ...], verdict: Verdict, done: Answer | None) -> Move | None:
+    """All are in reach of each other, and yet a way, or NCCL, is not in order; or it is again."""
+    plan = scene.plan
+    assert plan is not None
+    act = done.act if done else Act.RESTART
+    seats = scene.kept
+    if act is Act.FALLBACK:
+        why = f"{verdict.said}: going on over gloo, which is slower, until a probe finds NCCL in order"
+        fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
+        return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1), verdict=verdict)
+    if plan.backend:
+        broken = any(fact.sign is Sign.NCCL_BROKEN for fact in ways)
+        why = f"{verdict.said}: staying on gloo" if broken else "the probes find NCCL in order: back from gloo"
+        fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
+        after = replace(fresh, fallbacks=plan.fallbacks + 1) if broken else replace(fresh, backend="", fallbacks=0)
+        return Move(plan=after, verdict=verdict if broken else None)
+    if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
+        members = {seat.member: verdict.said for seat in seats if seat.member.node in verdict.nodes}
+        confine = confinements(scene, members)
+        put_out = {quarantine.member for quarantine in confine}
+        if put_out:
+            fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in put_out else f for f in scene.fates)
+            plan = scene.train(scene.arrange(fates, grow=False), verdict.said, Rung.REFORM, strike=plan.strike)
+            return Move(plan=plan, confine=confine, verdict=verdict)
+    return None
+
+
+def _confirming(scene: Scene, asked: list[Record]) -> Plan | None:
+    """Where the tested pairs fall into pieces, a second probe across tells a partition from some links. Once."""
+    plan = scene.plan
+    results: list[Result] = [result for record in asked for result in record.probed]
+    if plan is None or plan.pairs or not results:
+        return None
+    names = [record.member.node for record in asked]
+    tested = {frozenset(pair) for pair in probe_links(plan)}
+    pairs = tuple(pair for pair in confirm(names, results) if frozenset(pair) not in tested)
+    if not pairs:
+        return None
+    why = "the ways between the nodes have fallen into pieces: probing across"
+    return scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike, pairs=pairs)
+
+
+def with_cause(why: str, verdict: Verdict | None) -> str:
+    """A reason with what is known of its cause, where that is more than a guess."""
+    if verdict is None or verdict.fault is Fault.UNKNOWN or verdict.confidence is Confidence.LOW:
+        return why
+    return f"{why}; {verdict.said}"
 
 
 def losses(scene: Scene) -> Move | None:
-    """Seats whose node or worker is gone."""
+    """Seats whose node or worker is gone, or must not go on."""
     plan = scene.plan
-    if plan is None or plan.phase is not Phase.TRAIN or all(fate.seat and not fate.fresh for fate in scene.fates):
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return None
+    condemned = _condemned(scene)
+    if not condemned and all(fate.seat and not fate.fresh for fate in scene.fates):
         return None
     if spared := _leaves_too_few(scene):
         return spared
-    why = "; ".join([fate.why for fate in scene.fates if fate.why][:3])
     strike = plan.strike
     own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
     if own:
         strike = strike_of(plan.strike, own.cause, own.step)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
-    confine = confinements(scene, {member: reason for member, reason in sick.items() if reason})
+    confine = confinements(scene, {member: reason for member, reason in sick.items() if reason} | condemned)
     confined = {quarantine.member for quarantine in confine}
     fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in confined else f for f in scene.fates)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
     rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
     if strike is not plan.strike and strike and strike.count > 1:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
+    why, verdict = _why_lost(scene, condemned)
+    if stop := _hopeless(scene):
+        return stop
     move = _strike_or(scene, strike, lambda: scene.train(scene.arrange(fates, grow=False), why, rung, strike=strike))
-    return replace(move, confine=confine)
+    return replace(move, confine=confine, verdict=verdict)
+
+
+def _condemned(scene: Scene) -> dict[Member, str]:
+    """Seated members whose node the verdict proves unfit, and that policy and caps let us keep out."""
+    finding, plan = scene.lead.finding, scene.plan
+    if finding is None or plan is None or finding.answer.act is not Act.QUARANTINE:
+        return {}
+    if finding.verdict.confidence is not Confidence.HIGH or finding.verdict.fault is Fault.DEAD_NODE:
+        return {}
+    members = {seat.member: finding.verdict.said for seat in plan.seats if seat.member.node in finding.verdict.nodes}
+    return {quarantine.member: quarantine.reason for quarantine in confinements(scene, members)}
+
+
+def _why_lost(scene: Scene, condemned: Mapping[Member, str]) -> tuple[str, Verdict | None]:
+    """Each loss in words: by the verdict where it is the one that it speaks of, and what it names beside them."""
+    plan, finding = scene.plan, scene.lead.finding
+    assert plan is not None
+    verdict = finding.verdict if finding is not None else None
+    known = verdict is not None and verdict.fault is not Fault.UNKNOWN and verdict.confidence is not Confidence.LOW
+    said, told = [], False
+    for fate, seat in zip(scene.fates, plan.seats, strict=True):
+        named = known and verdict is not None and seat.member.node in verdict.nodes
+        if verdict is not None and named and not told and (fate.fresh or seat.member in condemned):
+            said.append(f"{seat.member}: {verdict.cause}")
+            told = True
+        elif fate.why:
+            told = told or (bool(named) and verdict is not None and verdict.fault is Fault.DEAD_NODE)
+            said.append(fate.why)
+    why = "; ".join(said[:3])
+    return why if told else with_cause(why, verdict), verdict
+
+
+def _hopeless(scene: Scene) -> Move | None:
+    """The job stops: what is proven broke it, and the operator has said that going on would only burn the cluster."""
+    finding = scene.lead.finding
+    if finding is None or finding.answer.act is not Act.STOP or finding.verdict.confidence is not Confidence.HIGH:
+        return None
+    seats = scene.plan.seats if scene.plan else ()
+    plan = scene.write(Phase.STOP, seats, finding.answer.reason, exit_code=Outcome.CRASH_LOOP.value)
+    return Move(plan=plan, verdict=finding.verdict)
 
 
 def unsure(scene: Scene) -> Move | None:
@@ -525,9 +780,85 @@ def stuck(scene: Scene) -> Move | None:
     if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalled_at is None:
         return None
     due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s
+    # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
+    ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked
     if scene.now < due:
-        return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
-    why = "members have stalled with nobody to blame: probing"
+        return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
+    patience = due + scene.settings.timeouts.dump_s
+    if scene.now < patience and (why := _looked_at(scene)):
+        return Move(wake_at=patience, why=why, inspect=ask)
+    if stop := _hopeless(scene):
+        return stop
+    finding = scene.lead.finding
+    if finding is not None and (move := _known(scene, finding)):
+        return move
+    verdict = finding.verdict if finding else None
+    why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
+
+
+def _looked_at(scene: Scene) -> str:
+    """What is awaited before the scene of the stall is cleared: a look at each stalled node, or the end of its culprit."""
+    plan = scene.plan
+    assert plan is not None
+    if not scene.doing[Work.STALLED]:
+        return ""
+    view = scene.view
+    seen = (*scene.doing[Work.STALLED], *scene.doing[Work.TRAINING])
+    if view.look_revision <= scene.lead.asked or any(record.looked < view.look_revision for record in seen):
+        return "members have stalled; all workers are being looked at"
+    blamed = {
+        fact.node
+        for fact in scene.lead.facts
+        if fact.generation == plan.generation
+        and fact.kind is Kind.BEAT
+        and fact.sign in {Sign.STOPPED, Sign.HOST_STUCK}
+    }
+    still = [record for record in scene.doing[Work.TRAINING] if record.member.node in blamed]
+    return f"{still[0].member} has the one that is to blame; waiting for its end" if still else ""
+
+
+def _known(scene: Scene, finding: Finding) -> Move | None:
+    """The scene has proven what it was: no probe is needed. Ranks that parted ways form their gang anew, where they may; a
+    rank that is elsewhere gets a fresh process.
+    """
+    plan, verdict = scene.plan, finding.verdict
+    assert plan is not None
+    if verdict.confidence is not Confidence.HIGH:
+        return None
+    step = max((record.step for record in map(scene.record_of, plan.seats) if record), default=scene.view.committed)
+    strike = strike_of(plan.strike, f"{verdict.fault.value}: {finding.answer.act.value}", step)
+    why = verdict.said
+    if verdict.fault is Fault.DESYNC:
+        rung = Rung.REFORM if strike.count == 1 else Rung.RESTART
+        move = _strike_or(scene, strike, lambda: scene.train(scene.kept, why, rung, strike=strike))
+        return replace(move, verdict=verdict)
+    if verdict.fault is not Fault.HOST_HANG or not verdict.ranks or finding.answer.act is Act.REPORT:
+        return None
+    born = scene.view.generation + 1
+    sick = {
+        seat.member
+        for seat in plan.seats
+        if {plan.first_rank(seat.member) + slot for slot in range(seat.slots)} & set(verdict.ranks)
+    }
+    warm = all(record.warm for seat in plan.seats if seat.member in sick and (record := scene.record_of(seat)))
+    if not warm or len(sick) == len(plan.seats):
+        return None
+    seats = tuple(replace(seat, born=born) if seat.member in sick else seat for seat in scene.kept)
+    move = _strike_or(scene, strike, lambda: scene.train(seats, why, Rung.REPLACE, strike=strike))
+    return replace(move, verdict=verdict)
+
+
+def recheck(scene: Scene) -> Move | None:
+    """A gang on gloo in place of NCCL is probed now and then, each time after twice as long."""
+    plan, health = scene.plan, scene.settings.health
+    if plan is None or plan.phase is not Phase.TRAIN or not plan.backend or not scene.trained:
+        return None
+    wait_s = min(health.quarantine_max_s, health.quarantine_s * 2 ** max(0, plan.fallbacks - 1))
+    due = scene.lead.backend_since + wait_s
+    if scene.now < due:
+        return Move(wake_at=due)
+    why = "on gloo: probing whether NCCL is in order again"
     return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
 
 
@@ -601,6 +932,7 @@ RULES: tuple[Rule, ...] = (
     stuck,
     form,
     grow,
+    recheck,
 )
 
 

@@ -12,6 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 
+from elasticrl.core.evidence import Evidence
+from elasticrl.core.pairs import Pair, Result
+from elasticrl.core.verdict import Verdict
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Member:
@@ -70,6 +74,7 @@ class Seat:
     beat: str = ""  # where the daemon listens for neighbours' beats
     echo: str = ""  # where the agent answers them when the daemon is silent
     vault: str = ""  # host:port where this node's vault takes copies and gives them back; "": it has none
+    probe: str = ""  # host:port at which this node is tested by others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,10 @@ class Plan:
     strike: Strike | None = None
     exit_code: int | None = None  # only with STOP
     bits: str = ""  # fingerprint of what decides the job's bits: whoever computes others gets no seat
+    verdict: Verdict | None = None  # on what broke the gang before
+    pairs: tuple[Pair, ...] = ()  # with PROBE: test these, instead of everybody some others
+    backend: str = ""  # "gloo": in place of what is configured, until a probe finds that in order
+    fallbacks: int = 0  # how often it was found broken in a row
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
@@ -191,10 +200,24 @@ class Stall:
     budget_s: float
     waiting: bool
     stopped: bool = False
+    op: str = ""  # the collective that it waits in, and its number in this generation; "": not known
+    collective: int = 0
 
     def __str__(self) -> str:
         state = "stopped" if self.stopped else "stalled"
         return f"{state} in {self.phase} for {self.for_s:.1f} s (budget {self.budget_s:.1f} s)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a worker's own work in one phase took, per step, since the last such word: what it waited is not in it.
+
+    Example: Pace(slot=0, phase="update", seconds=0.048)
+    """
+
+    slot: int
+    phase: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +244,13 @@ class Record:
     stall: Stall | None = None
     suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, sorted
     unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan of `generation`; None: not answered
+    probing: bool = False  # what was found on the way to those within reach is still to come
+    probed: tuple[Result, ...] = ()  # it
+    probe: str = ""  # host:port at which this node is tested by others
+    evidence: tuple[Evidence, ...] = ()  # the newest facts that this node has found, those first that can be a cause
+    looked: int = 0  # the newest request to look at its workers that this node has answered
+    pace: tuple[Pace, ...] = ()  # how long its workers' phases took lately, refreshed with the step
+    advice: tuple[str, ...] = ()  # what the leader would tell an operator
     leaving: bool = False
 
 
@@ -272,6 +302,8 @@ class View:
     intent: Intent = Intent.RUN
     intent_generation: int = 0  # the newest when the intent was asked
     own: Record | None = None  # this member's own record, so that a lost write is noticed
+    look: int = 0  # the generation whose workers shall say where they are
+    look_revision: int = 0  # which request that is
     drain: Member | None = None  # the life of this node that was asked to leave
     records: Mapping[str, Record] | None = None  # by node
     quarantines: Mapping[str, Quarantine] | None = None  # by node

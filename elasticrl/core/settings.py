@@ -50,6 +50,8 @@ class Health:
     quarantine_max_s: float = 3600.0
     quarantine_share: float = 0.5  # never more than this share of the known nodes at once
     node_strikes: int = 3  # a node whose worker failed this often without progress in between is quarantined
+    straggler_z: float = 4.0  # robust standard deviations above the gang from which a rank is slow
+    straggler_steps: int = 5  # reports in a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Timeouts:
     floor_s: float = 2.0  # a learned budget is never shorter
     slack: float = 10.0  # a learned budget is this many times the slowest seen
     confirm_s: float = 1.0  # a stall must stand this long after its budget before it is acted on
+    dump_s: float = 10.0  # the longest that stacks and recorders of stalled workers are waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +80,5 @@ class Settings:
     recovery: Recovery = field(default_factory=Recovery)
     health: Health = field(default_factory=Health)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    policy: dict[str, str] = field(default_factory=dict)  # class of fault -> what is done at most; others: restart
+    fallback: Literal["none", "gloo"] = "none"  # what to go on over where NCCL is proven broken

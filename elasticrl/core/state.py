@@ -4,9 +4,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from elasticrl.core.dossier import Facts
 from elasticrl.core.events import Action, Probed, Workers
-from elasticrl.core.model import Member, Record, View
+from elasticrl.core.model import Member, Pace, Record, View
+from elasticrl.core.policy import Answer
 from elasticrl.core.settings import Settings
+from elasticrl.core.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,15 @@ class Failures:
     generation: int  # of the newest
     step: int
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the leader makes of the facts about the present gang, and what it would do about it."""
+
+    of: Facts
+    verdict: Verdict
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +41,19 @@ class Lead:
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
+    asked: int = 0  # the newest request to look at workers when that began
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
     failures: Mapping[str, "Failures"] = field(default_factory=dict)
+    gang: int = 0  # the newest generation that was to train: whose fault is judged
+    facts: Facts = ()  # of all nodes, the oldest first
+    read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
+    finding: Finding | None = None
+    put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
+    paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
+    history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # of this generation: rank -> phase -> seconds
+    slow: Facts = ()  # who is slow, as things are
+    backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `but` copies the instance's dict
@@ -46,6 +68,10 @@ class State:
     joined: int = 0  # the newest generation that living workers of this member were in
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
+    evidence: Facts = ()  # what this node has found in the last minute, the oldest first
+    stalled_at: float | None = None  # when the present stall was first heard of
+    looked: int = 0  # the newest request to look at the workers that was answered
+    looked_at: float = -inf  # when they were looked at, asked or not
     leased: float = -inf  # when the newest acknowledged keepalive was sent
     met: int | None = None  # the generation that was there when this daemon first saw the store
     adopted: float = -inf  # when the present plan was first seen here

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from math import inf
 
+from elasticrl.core import dossier
 from elasticrl.core.events import (
     Action,
     Ask,
@@ -18,8 +19,10 @@ from elasticrl.core.events import (
     Configured,
     Confine,
     Event,
+    Found,
     Kill,
     Leased,
+    LookAt,
     Probed,
     Publish,
     Say,
@@ -29,12 +32,15 @@ from elasticrl.core.events import (
     Watch,
     Workers,
 )
+from elasticrl.core.evidence import Evidence, of_exit, of_stall
 from elasticrl.core.follow import alive, belong, follow, lease_held
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
-from elasticrl.core.model import Verb, View
+from elasticrl.core.model import Verb, View, Work
+from elasticrl.core.policy import Act
 from elasticrl.core.state import Decision, Lead, State, Wish
 from elasticrl.core.suspect import conviction, neighbours
+from elasticrl.core.verdict import Fault, Verdict
 
 
 def step(state: State, event: Event) -> Decision:
@@ -51,7 +57,7 @@ def step(state: State, event: Event) -> Decision:
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
 
 
-def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # noqa: C901, PLR0912 - a table of events
     """The state with this event's facts in it. Only an operator's question is passed on at once: its shell waits for it."""
     match event:
         case Seen(view=view):
@@ -71,7 +77,11 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             return state.but(leased=max(sent, state.leased) if held else -inf), ()
         case Workers():
             joined = max(state.joined, event.generation) if alive(event) else state.joined
-            return state.but(workers=event, joined=joined), ()
+            return _noticed(state.but(workers=event, joined=joined), event), ()
+        case Found(evidence=facts, scene=scene):
+            state = state.but(evidence=dossier.file(state.evidence, facts, event.now))
+            looked = {} if scene is None else {"looked": max(state.looked, scene), "looked_at": event.now}
+            return state.but(**looked), ()
         case Suspected(node=node):
             return state.but(suspects=state.suspects | {node}), ()
         case Cleared(node=node):
@@ -88,6 +98,36 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
             return state, ()
         case _:
             raise AssertionError(f"the core knows no event {event!r}")
+
+
+def _noticed(state: State, workers: Workers) -> State:
+    """What workers say of themselves is evidence too: how one ended, and that one makes no progress."""
+    stall = workers.stall
+    since = None if stall is None else workers.now if state.stalled_at is None else state.stalled_at
+    if not (stall or workers.exit or state.evidence) and since == state.stalled_at:
+        return state  # as mostly
+    found = dossier.file(state.evidence, _said_by(state, workers), workers.now)
+    return state.but(evidence=found, stalled_at=since)
+
+
+def _said_by(state: State, workers: Workers) -> tuple[Evidence, ...]:
+    me, left, stall = state.me, workers.exit, workers.stall
+    found = []
+    if left is not None:
+        found.append(of_exit(left, rank=_rank(state, left.generation, left.slot), node=me.node))
+    # A worker that is told of a new gang may still be seen waiting in the old one.
+    if stall is not None and not (workers.work is Work.JOINING and stall.waiting):
+        rank = _rank(state, workers.generation, stall.slot)
+        found.append(of_stall(stall, rank=rank, node=me.node, generation=workers.generation))
+    return tuple(found)
+
+
+def _rank(state: State, generation: int, slot: int) -> int | None:
+    """Of this node's worker in that generation, as far as its plan is still known."""
+    plan = state.view.plan
+    if plan is None or plan.generation != generation or state.me not in plan.seat_of:
+        return None
+    return plan.first_rank(state.me) + slot
 
 
 def _still_neighbours(state: State, view: View) -> frozenset[str]:
@@ -199,6 +239,8 @@ def subject(action: Action) -> Hashable:
     match action:
         case Kill(slot=slot):
             return ("Kill", slot)
+        case LookAt(request=request):
+            return ("LookAt", request)
         case Confine(quarantine=quarantine):
             return ("Confine", quarantine.member.node)
         case _:
@@ -215,8 +257,39 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
             "resume": plan.resume, "rung": plan.rung.name.lower(), "reason": plan.reason,
         }  # fmt: skip
         said.append(Say(event="plan.adopted", fields=fields))
+        if plan.verdict is not None:
+            said.append(found(plan.verdict))
     if (before.lead is None) != (after.lead is None):
         said.append(Say(event="leader.elected" if after.lead else "leader.resigned", fields={"member": str(after.me)}))
+    said += reports(before.lead, after.lead) if after.lead else ()
     if after.reason != before.reason and after.reason:
         said.append(Say(event="node.state", fields={"reason": after.reason}))
     return tuple(said)
+
+
+def reports(before: Lead | None, after: Lead) -> tuple[Action, ...]:
+    """What the leader has found out, and does nothing about but to say it. (All else is said with the plan that it led to.)"""
+    said = []
+    finding, last = after.finding, before.finding if before else None
+    if finding is not None and finding.answer.act is Act.REPORT and finding.verdict.fault is not Fault.UNKNOWN:
+        told = last is not None and (last.verdict.fault, last.verdict.said) == (
+            finding.verdict.fault,
+            finding.verdict.said,
+        )
+        said += [] if told else [found(finding.verdict)]
+    known = {(fact.rank, fact.node) for fact in before.slow} if before else set()
+    said += [
+        Say(event="straggler.found", fields={"rank": fact.rank, "node_slow": fact.node or "", "reason": fact.detail})
+        for fact in after.slow
+        if (fact.rank, fact.node) not in known
+    ]
+    return tuple(said)
+
+
+def found(verdict: Verdict) -> Action:
+    """Who, what and why, as one log event."""
+    fields = {
+        "fault": verdict.fault.value, "ranks": verdict.ranks, "nodes": verdict.nodes, "cause": verdict.cause,
+        "confidence": verdict.confidence.value, "remedy": verdict.remedy, "because": tuple(map(str, verdict.because[:6])),
+    }  # fmt: skip
+    return Say(event="verdict.found", fields=fields)

@@ -216,6 +216,14 @@ def probe_targets(plan: Plan, node: str) -> Mapping[str, str]:
     return {seat.member.node: seat.beat for seat in sorted(found, key=lambda s: s.member) if seat.member.node != node}
 
 
+def probe_links(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """All pairs of `probe_targets`, each once, the near ones first: what every node computes alike."""
+    names = [seat.member.node for seat in plan.ring]
+    hops = [1 << k for k in range(len(names).bit_length()) if 1 << k < len(names)]
+    pairs = ((names[i], names[(i + hop) % len(names)]) for hop in hops for i in range(len(names)))
+    return tuple(dict.fromkeys((min(pair), max(pair)) for pair in pairs))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What a worker's beat page says: which phase, since when, and whether it waits for others there.
@@ -229,6 +237,8 @@ class Progress:
     since: float
     waiting: bool
     stopped: bool = False  # the kernel says so (state T)
+    op: str = ""  # the collective, and its number, where it waits in one
+    collective: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +272,8 @@ class Budgets:
             return None
         return Stall(
             slot=progress.slot, step=progress.step, phase=progress.phase, for_s=for_s, budget_s=budget,
-            waiting=progress.waiting, stopped=progress.stopped,
+            waiting=progress.waiting, stopped=progress.stopped, op=progress.op if progress.waiting else "",
+            collective=progress.collective if progress.waiting else 0,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import GANG, Evidence, Kind, Sign
 from elasticrl.core.reach import Reach, single_out
 
 
@@ -35,6 +35,7 @@ class Fault(StrEnum):
     CONFIG = "config"
     VERSION_MISMATCH = "version_mismatch"
     COORDINATOR = "coordinator"
+    DIVERGENCE = "divergence"  # silent data corruption
     USER_ERROR = "user_error"
     UNKNOWN = "unknown"
 
@@ -75,6 +76,12 @@ class Verdict:
     remedy: str = ""
     because: tuple[Evidence, ...] = ()
     against: tuple[str, ...] = ()  # what would contradict it, and what was seen that might
+
+    @property
+    def said(self) -> str:
+        """The cause, with the node that it is about."""
+        lacks = [node for node in self.nodes if node not in self.cause]
+        return f"{', '.join(lacks)}: {self.cause}" if lacks else self.cause
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
@@ -178,6 +185,11 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         Fault.USER_ERROR, _MEDIUM, "raised an exception of the program's own",
         "Fix the program at the line of the traceback; a restart would repeat it.",
         "the exception was caught, or came after the collective had failed", soft=True,
+    ),
+    Sign.DIVERGED: Meaning(
+        Fault.DIVERGENCE, _HIGH, "computes with other bits than its replicas: silent data corruption",
+        "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",
+        "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
     Sign.BAD_ACCESS: Meaning(
         Fault.USER_ERROR, _LOW, "had a kernel access memory that is not its own",
@@ -286,6 +298,7 @@ CONSEQUENCES: Mapping[Sign, Meaning] = MappingProxyType({
 #: Where a fact comes from decides how far it is believed: what the agent and the kernel saw, before what a log claims.
 HARD = frozenset({Kind.EXIT, Kind.BEAT, Kind.RECORDER, Kind.PROBE, Kind.NODE, Kind.STACK})
 SNAPSHOTS = frozenset({Kind.STACK, Kind.RECORDER})  # taken of all ranks at one moment
+GOING_ON = SNAPSHOTS | {Kind.BEAT}  # a wait that such a fact speaks of has not ended with it
 WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 #: Operations in which every rank must bring the same number of elements.
 EVEN = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "ALLGATHER", "COALESCED", "_REDUCE_SCATTER_BASE",
@@ -368,7 +381,7 @@ class Case:
         ends = [
             wait.when
             for wait in self.waits
-            if wait.when is not None and wait.clock == fact.clock and wait.kind is not Kind.BEAT
+            if wait.when is not None and wait.clock == fact.clock and wait.kind not in GOING_ON
         ]
         return bool(ends) and fact.when > min(ends) + LATE_S
 
@@ -417,7 +430,14 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     cause = f"{who} {meaning.words}{_detail(first)}"
     if meaning.fault is Fault.HOST_HANG and first.kind is not Kind.STACK:
         # Beats say that it hangs; its stack, where.
-        stack = next((f for f in case.evidence if f.kind is Kind.STACK and f.rank in ranks and f.detail), None)
+        stack = next(
+            (
+                f
+                for f in case.evidence
+                if f.kind is Kind.STACK and f.rank in ranks and f.detail and f.sign is not first.sign
+            ),
+            None,
+        )
         cause += f", {stack.detail}" if stack else ""
     if victims:
         cause += f"; {_names(victims, ())} only waited"
@@ -641,7 +661,7 @@ def _never_worked(case: Case) -> Verdict | None:
 
 def _missing(case: Case) -> Verdict | None:
     """Ranks that are known to exist and do not wait with the others: the silent one is the one to look at."""
-    ours = [fact for fact in case.waits if fact.group in {None, "default_pg", "0"}]
+    ours = [fact for fact in case.waits if fact.group in {None, "default_pg", "0", GANG}]
     if not ours or len(case.waiting) < 2:
         return None
     known = case.facts.heard | (frozenset(range(case.facts.world)) if case.facts.world else frozenset())

@@ -32,6 +32,9 @@ class Crew:
         self.post: Callable[[Event], None] = lambda _: None
         self.ended: Callable[[str], None] = lambda _: None  # told the cause when a worker ended that should not have
         self.stalled: Callable[[str], None] = lambda _: None  # told the phase in which a worker makes no progress
+        self.reported: Callable[[Report | None], None] = lambda _: (
+            None
+        )  # told whatever the agent says; None: it is gone
         self.broken: Callable[[], None] = lambda: None  # told when a collective broke: neighbours are asked at once
         self._folder = folder
         self._spec = spec
@@ -78,6 +81,7 @@ class Crew:
         self._told = workers
         self.first.set()
         self.post(workers)
+        self.reported(report)
 
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
@@ -143,6 +147,7 @@ class Crew:
         """The agent is gone, and with it, by its own construction, its workers."""
         self.log.info("agent.lost", reason="its socket closed")
         self.report, self._logged = None, 0
+        self.reported(None)
         told = self._told
         self._told = Workers(
             now=time.monotonic(), generation=told.generation, exit=told.exit, vault=self._vault, bits=self._bits

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any
 
 KEPT = 2000
@@ -23,6 +24,11 @@ class History:
             if not reader.full():  # one that does not read loses lines, not the daemon its memory
                 reader.put_nowait(kept)
         return line
+
+    def since(self, then: datetime) -> list[dict[str, Any]]:
+        """The lines from then on, the oldest first."""
+        mark = then.astimezone(UTC).isoformat().removesuffix("+00:00")
+        return [line for line in self._lines if str(line.get("at", "")) >= mark]
 
     async def read(self, question: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The lines there are, about `node` if one is named; then, with `follow`, those that come."""

@@ -21,9 +21,10 @@ from typing import Any
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
+from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
 from elasticrl.config.cluster import Web
-from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Probed, Seen, Suspected
+from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
 from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -31,6 +32,7 @@ from elasticrl.core.suspect import somebody_left
 from elasticrl.daemon import control, web
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
+from elasticrl.daemon.inquiry import Inquiry, Place
 from elasticrl.daemon.life import Home, Life, next_life, started_at
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
@@ -40,6 +42,7 @@ from elasticrl.daemon.recovery import Watch as Stages
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
+from elasticrl.diagnose import environment, witness
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import Trace
@@ -82,6 +85,7 @@ class Daemon:
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
         self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
+        self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
         self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
@@ -119,12 +123,36 @@ class Daemon:
             ),
             fingerprint=FINGERPRINT,
             config=dumps(for_workers(tree)),
-            env={"ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)), **tree.agent.env},
+            env=self._env(),
             stop_s=tree.agent.stop_timeout_s,
             log_limit_bytes=tree.agent.log_limit_bytes,
             log_keep=tree.agent.log_keep,
             orphan_s=0.0 if self.keep else ORPHAN_S,
             timeouts=self.settings.timeouts,
+        )
+
+    def _env(self) -> dict[str, str]:
+        """What workers find in their environment beside ours. What the operator has set himself, here or there, wins."""
+        tree = self.tree
+        ours = {
+            "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(round(tree.timeouts.monitor_s)),
+            **witness.environment(tree.comm.recorder),
+        }
+        profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
+        return {**ours, **profile, **tree.agent.env}
+
+    def _place(self) -> Place:
+        tree = self.tree
+        remote = "://" in tree.checkpoint.dir
+        disks = {"state": Path(tree.node.state_dir), **({} if remote else {"checkpoint": Path(tree.checkpoint.dir)})}
+        return Place(
+            node=self.name,
+            job=tree.job.name,
+            host=self.host,
+            runtime=self.home.folder,
+            state=Path(tree.node.state_dir),
+            disks=disks,
         )
 
     @property
@@ -168,12 +196,14 @@ class Daemon:
             self.log = self.log.bind(member=str(me))
             self.neighbours = await self._open_beats(store, me)
             stack.callback(self.neighbours.close)
-            node = self._join(store, me, life, adopted=adopted)
+            probe = self.inquiry.open()
+            node = self._join(store, me, life, probe, adopted=adopted)
             server = control.Control(self.home.control, self._answer, {"events": self.history.read}, group="elasticrl")
             await server.open()
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
+            await stack.enter_async_context(background(self.inquiry.run(), "inquiry"))
             self._serve_metrics(stack)
             steps = StepLog(self._logs / STEPS, self.name, lambda: self.crew.report.workers if self.crew.report else ())
             await stack.enter_async_context(background(steps.run(), "steps"))
@@ -182,6 +212,7 @@ class Daemon:
                 self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
+            await asyncio.to_thread(self.inquiry.lint, environment_of(self.spec()))
             return await self._until_the_end(node, crew, vault)
 
     # ---- beginnings
@@ -280,11 +311,10 @@ class Daemon:
         if self.node is not None:
             self.node.post(event)
 
-    def _join(self, store: Store, me: Member, life: Life, *, adopted: bool) -> Node:
+    def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool) -> Node:
         assert self.neighbours is not None
-        card = Record(
-            member=me, slots=self.tree.node.workers, role=Role(self.tree.node.role), beat=self.neighbours.address
-        )
+        conf = self.tree.node
+        card = Record(member=me, slots=conf.workers, role=Role(conf.role), beat=self.neighbours.address, probe=probe)
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
         trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes)
@@ -293,14 +323,19 @@ class Daemon:
             if adopted and life.lease
             else None
         )
-        node = Node(state, store, (self.crew.perform, self._probe), log=self.log, trace=trace, lease=lease)
+        hands = (self.crew.perform, self.inquiry.perform, self._probe)
+        node = Node(state, store, hands, log=self.log, trace=trace, lease=lease)
         node.loop.decided = self._decided
         node.took = lambda action, seconds: self.metrics.store_s.labels(action=action).observe(seconds)
         self.node = node
         self.crew.me = me
         self.crew.post = node.post
         self.crew.broken = self.neighbours.doubt
+        self.crew.reported = self.inquiry.heard
+        self.inquiry.post = node.post
+        self.inquiry.state = lambda: node.loop.state
         self.crew.repeat()
+        self.inquiry.heard(self.crew.report)
         return node
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
@@ -393,6 +428,7 @@ class Daemon:
                     deputies=old.membership.deputies,
                 ),
             )  # fmt: skip
+            self.inquiry.dump_s = fresh.timeouts.dump_s
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",
@@ -417,6 +453,7 @@ class Daemon:
         self._stages, done = self._stages.after(event, view.plan, decision.state.me)
         if done is not None:
             self._tell(done)
+        self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
@@ -491,6 +528,8 @@ class Daemon:
             return {"version": __version__, "pid": os.getpid()}
         if verb == "status":
             return asdict(await self.picture())
+        if verb == "diagnose":
+            return await self.inquiry.now(self.node.loop.state)
         report = self.crew.report
         if verb == "crew":
             return (
@@ -534,13 +573,13 @@ class Daemon:
         )
 
     async def _probe(self, action: Action) -> bool:
-        """Ask each target for a sign; what does not answer within a second cannot be reached."""
+        """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
         if not isinstance(action, Probe):
             return False
         assert self.node is not None
         assert self.neighbours is not None
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
-        self.node.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable))
+        self.inquiry.probe(action, unreachable)
         return True
 
 

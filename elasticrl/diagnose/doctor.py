@@ -20,9 +20,9 @@ from typing import Final
 
 from elasticrl.config import Finding, Tree, reveal
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.pairs import Result, findings
 from elasticrl.diagnose import environment, health
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
-from elasticrl.diagnose.pairs import Result, findings
 from elasticrl.store import StoreError, StoreSettings, Tls, open_store
 
 #: Packages that must be the same on all nodes, where they are installed.

@@ -37,6 +37,9 @@ TOLD: Final[Mapping[str, str]] = {
     "control.asked": "an operator asked for {verb} {target}",
     "plan.adopted": "generation {generation} ({phase}, rung {rung}): {reason}",
     "workers.changed": "workers are {work} (generation {generation}, step {step})",
+    "verdict.found": "{fault}, with {confidence} confidence: {cause}",
+    "scene.taken": "asked where they are: {said}",
+    "probe.done": "tested the way to others: {said}",
     "recovery.done": "the first step of generation {generation} was sealed, {total_s} s after the first sign",
 }
 #: Those that are something which was done about it.

@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from elasticrl.core.pairs import Pair, Result, schedule
 from elasticrl.diagnose.health import offset_s
-from elasticrl.diagnose.pairs import Pair, Result, schedule
 
 PING, PONG, BYE = 1, 2, 3
 HEAD: Final = struct.Struct("!4sB8sHIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping

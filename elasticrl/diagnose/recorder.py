@@ -232,7 +232,7 @@ def _entry(raw: Mapping[object, object]) -> Entry | None:
         return None
     named = raw.get("process_group")
     group = (
-        str(named[0])
+        str(named[0] or "default_pg")  # the gang's own has no name; its number differs from process to process
         if isinstance(named, Sequence) and not isinstance(named, str) and named
         else str(raw.get("pg_id", "0"))
     )

@@ -17,7 +17,7 @@ TITLES = {
     Fault.GPU_FAULT: "a broken GPU",
     Fault.CONFIG: "a setting", Fault.VERSION_MISMATCH: "versions that differ",
     Fault.COORDINATOR: "the coordinating store",
-    Fault.USER_ERROR: "the program", Fault.UNKNOWN: "unknown",
+    Fault.DIVERGENCE: "bits that parted", Fault.USER_ERROR: "the program", Fault.UNKNOWN: "unknown",
 }  # fmt: skip
 
 

@@ -29,11 +29,20 @@ class Scene:
 
 
 def collect(
-    folder: Path, workers: Mapping[int, int], *, within_s: float, node_of: Callable[[int], str | None] = lambda _: None
+    folder: Path,
+    workers: Mapping[int, int],
+    *,
+    within_s: float,
+    recorders_s: float | None = None,
+    node_of: Callable[[int], str | None] = lambda _: None,
 ) -> Scene:
-    """Ask this node's workers (rank -> pid), whose witnesses stand in `folder`. It blocks: call it in a thread."""
+    """Ask this node's workers (rank -> pid), whose witnesses stand in `folder`. It blocks: call it in a thread.
+
+    A stack is had from who holds the GIL too, a recorder is not: `recorders_s` is for it alone. Who is stopped is not asked.
+    """
+    able = {rank: pid for rank, pid in workers.items() if stacks.state(pid) not in {"", "T", "t", "Z", "X"}}
     with ThreadPoolExecutor(1, "elasticrl-recorders") as other:
-        dumps = other.submit(recorder.collect, folder, workers, within_s=within_s)
+        dumps = other.submit(recorder.collect, folder, able, within_s=within_s if recorders_s is None else recorders_s)
         seen = stacks.collect(folder, workers, within_s=within_s)
         recorders = dumps.result()
     return Scene(

@@ -33,24 +33,25 @@ class Tail:
     def __init__(self, *, node: str | None = None) -> None:
         self._node = node
         self._files: dict[int, _File] = {}
+        self._rest: list[Evidence] = []  # of files that are not followed any more
 
     def follow(self, paths: Mapping[int, Path], *, begin: bool = False) -> None:
         """From now on these (rank -> file), and no others. `begin`: from their beginning, as for a process just started."""
         for rank in set(self._files) - set(paths):
-            self._close(self._files.pop(rank))
+            self._finish(self._files.pop(rank))
         for rank, path in paths.items():
             known = self._files.get(rank)
             if known is not None and known.path == path:
                 continue
             if known is not None:
-                self._close(known)
+                self._finish(known)
             file = _File(path, Parser(source=str(path), rank=rank, node=self._node))
             self._open(file, begin=begin)
             self._files[rank] = file
 
     def look(self, now: float) -> list[Evidence]:
         """What the files have gained, as evidence of the core's clock (`now`, monotonic)."""
-        found: list[Evidence] = []
+        found, self._rest = self._rest, []
         for _, file in sorted(self._files.items()):
             data = self._gained(file)
             if data:
@@ -65,6 +66,7 @@ class Tail:
     def close(self) -> None:
         """Let go of the files."""
         self.follow({})
+        self._rest.clear()
 
     def _open(self, file: _File, *, begin: bool) -> None:
         try:
@@ -93,6 +95,13 @@ class Tail:
         if there.st_size < file.stream.tell():
             file.stream.seek(0)  # cut short in place
         return b""
+
+    def _finish(self, file: _File) -> None:
+        """A dead worker's last words are the ones that count."""
+        if data := self._gained(file):
+            self._rest += file.parser.feed(data)
+        self._rest += file.parser.flush()
+        self._close(file)
 
     def _close(self, file: _File) -> None:
         if file.stream is not None:

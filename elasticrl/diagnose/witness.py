@@ -31,6 +31,11 @@ def environment(recorder: int) -> dict[str, str]:
     return {"TORCH_FR_BUFFER_SIZE": str(recorder)} if recorder else {}
 
 
+def folder_of(runtime: Path) -> Path:
+    """Where the witnesses of a node's workers stand, below its runtime directory."""
+    return runtime / "witness"
+
+
 def stack_file(folder: Path, pid: int) -> Path:
     """Where a worker's stacks go, one after the other."""
     return folder / f"{pid}.stack"

@@ -445,7 +445,7 @@ class Run:
             rank=place.rank,
             world=place.world,
             store=store,
-            backend=self.context.backend,
+            backend="elastic" if place.backend == "gloo" else self.context.backend,
             form_s=limit,
             timeout_s=conf.timeouts.collective_s,
             flag=self._flag,

@@ -6,6 +6,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     commit               the newest disk checkpoint
     leader               who leads, under its lease
     intent               what the operators want of the whole job
+    look                 the generation whose workers shall say where they are
     members/<node>       what a member says of itself, under its lease
     quarantine/<node>    who is kept out, and why
     drain/<node>         the life of a node that was asked to leave
@@ -22,6 +23,7 @@ PLAN = "plan"
 COMMIT = "commit"
 LEADER = "leader"
 INTENT = "intent"
+LOOK = "look"
 MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"

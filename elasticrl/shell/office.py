@@ -13,6 +13,7 @@ from elasticrl.core.events import (
     Campaign,
     Commit,
     Confine,
+    Inspect,
     KeepAlive,
     Leased,
     Propose,
@@ -82,6 +83,9 @@ class Office:
                 await self._write(fences, [Put(key=keys.COMMIT, value=keys.dump(commit))])
             case Confine(quarantine=quarantine, if_leader=if_leader):
                 put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))
+                await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
+            case Inspect(generation=generation, if_leader=if_leader):
+                put = Put(key=keys.LOOK, value=keys.dump(generation))
                 await self._write([Unchanged(key=keys.LEADER, revision=if_leader)], [put])
             case Ask(verb=verb, node=node):
                 await request(self._store, verb, node, self._sight.view.generation)

@@ -47,7 +47,7 @@ class Sight:
     def scopes(self) -> tuple[str, ...]:
         """What this node watches: the few keys that all need, and its own; the leader and its deputies also everybody's."""
         node = self._me.node
-        shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.drain_key(node))
+        shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.LOOK, keys.drain_key(node))
         return (*shared, keys.MEMBERS, keys.QUARANTINES) if self._everyone else (*shared, keys.member_key(node))
 
     async def watch(self, *, everyone: bool) -> None:
@@ -115,6 +115,8 @@ class Sight:
             case keys.INTENT:
                 wanted = read(Wanted, entry, key) or Wanted(intent=Intent.RUN)
                 self.view = replace(self.view, intent=wanted.intent, intent_generation=wanted.generation)
+            case keys.LOOK:
+                self.view = replace(self.view, look=read(int, entry, key) or 0, look_revision=revision)
             case _ if key == keys.drain_key(self._me.node):
                 self.view = replace(self.view, drain=read(Member, entry, key))
             case _ if key.startswith(keys.MEMBERS):

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core import events, model, settings, state, suspect
+from elasticrl.core import events, evidence, model, pairs, policy, settings, state, suspect, verdict
 from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
 from elasticrl.core.state import Decision, State
@@ -24,7 +24,7 @@ TAG: Final = "~"
 
 
 def _vocabulary() -> dict[str, type]:
-    modules = (model, events, settings, state, suspect)
+    modules = (model, events, settings, state, suspect, evidence, pairs, policy, verdict)
     found = (value for module in modules for value in vars(module).values() if isinstance(value, type))
     return {cls.__module__.rpartition(".")[2] + "." + cls.__name__: cls for cls in found}
 

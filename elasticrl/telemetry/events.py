@@ -110,6 +110,58 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="verdict.found",
+        meaning="What broke the gang, or is not in order: who, what, why, how sure, what to do.",
+        level="warning",
+        fields={
+            "fault": "the class, as `policy` names it",
+            "ranks": "at fault",
+            "nodes": "at fault",
+            "cause": "the sentence",
+            "confidence": "low, medium or high",
+            "remedy": "what to do",
+            "because": "the facts that it rests on",
+        },
+    ),
+    Declared(
+        name="straggler.found",
+        meaning="A rank has been slower than its gang in each of the last reports; nothing is done about it.",
+        level="warning",
+        fields={"rank": "", "node_slow": "where it runs", "reason": "in which phase, and by how much"},
+    ),
+    Declared(
+        name="scene.taken",
+        meaning="Workers that had stalled were asked where they are, before anything is done to them.",
+        fields={"generation": "", "said": "where each is", "took_s": ""},
+    ),
+    Declared(
+        name="probe.done",
+        meaning="This node has tested the way to its partners while the gang is held.",
+        fields={"generation": "", "pairs": "tested", "said": "what was found", "took_s": ""},
+    ),
+    Declared(
+        name="environment.warning",
+        meaning="A variable in the workers' environment is wrong, unknown, or outdated.",
+        level="warning",
+        fields={"name": "", "value": "", "remedy": ""},
+    ),
+    Declared(
+        name="environment.profile",
+        meaning="comm.profile has set these in the workers' environment.",
+        fields={"profile": "", "added": "name=value of each"},
+    ),
+    Declared(
+        name="incident.saved",
+        meaning="A fault is over; its story is kept: elasticrl incidents.",
+        fields={"id": "", "fault": "the class", "cause": "", "cost_s": "without a sealed step", "path": "the file"},
+    ),
+    Declared(
+        name="incident.lost",
+        meaning="The story of a fault could not be written down.",
+        level="warning",
+        fields={"id": "", "error": ""},
+    ),
+    Declared(
         name="recovery.done",
         meaning="The first step of a new generation is sealed.",
         fields={

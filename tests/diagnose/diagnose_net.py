@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.diagnose.pairs import Result, findings, result_of, schedule
+from elasticrl.core.pairs import Result, findings, result_of, schedule
 
 LIMIT_S = 60.0
 

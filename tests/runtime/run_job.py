@@ -2,7 +2,8 @@
 
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
-    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt", "at": "lane" | "update" | "after"}
+    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray",
+     "at": "lane" | "update" | "after"}
 """
 
 import argparse
@@ -141,6 +142,8 @@ def misbehave(path: str, step: int, run: Run, at: str) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stray":  # into a collective that nobody else is in
+            torch.distributed.broadcast(torch.zeros(7), src=(run.rank + 1) % run.world)
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
             next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
 

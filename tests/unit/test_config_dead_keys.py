@@ -19,11 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "elasticrl"
 
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
 WAITING = {
-    "diagnosis": """timeouts.dump timeouts.monitor comm.fallback comm.recorder health.sample
-        policy.dead_rank policy.dead_node policy.network policy.fabric policy.desync
-        policy.straggler policy.host_hang policy.oom_gpu policy.oom_host policy.disk policy.gpu_fault
-        policy.config policy.version_mismatch policy.coordinator policy.divergence policy.user_error
-        policy.unknown""",
     "ppo": """placement.actor.strategy placement.actor.offload
         placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
         placement.reward.strategy placement.reward.offload

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core import events
-from elasticrl.core.events import Asked, Leased, Probed, Seen, Suspected, Tick, Workers
+from elasticrl.core.events import Asked, Found, Leased, Probed, Seen, Suspected, Tick, Workers
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.follow import report_every
 from elasticrl.core.model import (
     Commit,
@@ -117,6 +118,7 @@ class Life:
                 parts = [f"{r.work.value} {r.generation} born {r.born} step {r.step}"]
                 parts += ["warm"] * r.warm + ["leaving"] * r.leaving + ([f"exit {r.exit.cause!r}"] if r.exit else [])
                 parts += [f"suspects {' '.join(r.suspects)}"] * bool(r.suspects) + [f"stall {r.stall}"] * bool(r.stall)
+                parts += [f"evidence {'; '.join(map(str, r.evidence))}"] * bool(r.evidence)
                 return f"Publish {', '.join(parts)}"
             case events.Propose(plan=p, if_plan=a, if_commit=b, if_leader=c):
                 seats = " ".join(f"{s.member}:{s.born}" for s in p.seats)
@@ -156,6 +158,8 @@ def a_followers_life():
     life.leased(6.3)
     stall = Stall(slot=0, step=4, phase="rollout", for_s=9, budget_s=8, waiting=False)
     life.at(9.0, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=4, stall=stall))
+    where = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=1, node="n01", generation=2, detail="in its dataloader")
+    life.at(9.05, Found(now=0, evidence=(where,), scene=0))
     died = Exit(generation=2, slot=0, step=4, cause="stalled in rollout", own=False)
     life.at(9.1, Workers(now=0, work=Work.FAILED, generation=2, warm=True, step=4, exit=died))
     fresh = replace(plan(3, "n00"), seats=(seat("n00"), seat("n01", born=3)))
@@ -223,8 +227,11 @@ def a_leaders_life():
     trains(life, 6.4, 3, "n00", "n01")
     life.leased(8.0)
     life.told(9.0, record("n01", work=Work.STALLED, generation=3, born=1))
-    life.at(10.0, Tick(now=0), "Tick: nobody to blame")
-    life.seen(10.1, "plan 4 written", plan=plan(4, "n00", "n01", phase=Phase.PROBE), plan_revision=40)
+    life.at(10.0, Tick(now=0), "Tick: nobody to blame, and nobody looked at")
+    life.seen(10.01, "all are to be looked at", look=3, look_revision=41)
+    life.at(10.05, Found(now=0, scene=41))
+    life.told(10.1, record("n01", work=Work.STALLED, generation=3, born=1, looked=41), life.view.own)
+    life.seen(10.2, "plan 4 written", plan=plan(4, "n00", "n01", phase=Phase.PROBE), plan_revision=40)
     life.at(10.5, Probed(now=0, generation=4, unreachable=()))
     life.told(10.6, record("n01", work=Work.PARKED, generation=4, born=1, unreachable=()))
     return life.lines

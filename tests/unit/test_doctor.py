@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 
 from elasticrl.cli import doctor
 from elasticrl.config import Tree, read
+from elasticrl.core.pairs import Result as PairResult
 from elasticrl.core.verdict import Fault, judge
 from elasticrl.diagnose import doctor as diagnosis
 from elasticrl.diagnose.health import Check, Level
-from elasticrl.diagnose.pairs import Result as PairResult
 from elasticrl.store.cluster import LocalCluster
 
 app = typer.Typer()

@@ -11,7 +11,7 @@ ALLOWED = {
     "store": {"store", "core"},
     "telemetry": {"telemetry"},
     "shell": {"shell", "store", "core", "telemetry"},
-    "agent": {"agent", "store", "core", "config", "telemetry", "shell"},
+    "agent": {"agent", "diagnose", "store", "core", "config", "telemetry", "shell"},
     "diagnose": {"diagnose", "store", "core", "config", "telemetry"},
     "daemon": {"daemon", "agent", "diagnose", "shell", "store", "core", "config", "telemetry"},
     "runtime": {"runtime", "core", "config", "telemetry"},

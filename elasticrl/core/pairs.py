@@ -55,6 +55,24 @@ def schedule(nodes: Iterable[str], seed: str = "") -> tuple[tuple[Pair, ...], ..
     return tuple(tuple(pairs) for pairs in rounds if pairs)
 
 
+def turns(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """Any pairs in rounds, each node in one pair of a round at most: two that wait for each other then never do so in a ring.
+
+    >>> turns([("a", "b"), ("b", "c"), ("c", "d")])
+    ((('a', 'b'), ('c', 'd')), (('b', 'c'),))
+    """
+    rounds: list[list[Pair]] = []
+    busy: list[set[str]] = []
+    for a, b in pairs:
+        place = next((i for i, names in enumerate(busy) if a not in names and b not in names), len(rounds))
+        if place == len(rounds):
+            rounds.append([])
+            busy.append(set())
+        rounds[place].append((a, b))
+        busy[place] |= {a, b}
+    return tuple(map(tuple, rounds))
+
+
 def confirm(nodes: Iterable[str], results: Sequence["Result"]) -> tuple[Pair, ...]:
     """Pairs for one further round, about two for each piece that the ring fell into: are they really apart?
 

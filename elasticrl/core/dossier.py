@@ -1,0 +1,109 @@
+"""What is known of the fault that is being judged: facts as they come in, from this node and from all, and what of them counts.
+
+The one idea: a fact is filed once, with the time at which this core learned of it, and forgotten after a minute. Which of them
+belong to a fault is said by the gang that they speak of, not by when they came: a dead worker's last words may be read when
+the next gang trains already. What speaks of no gang (a disk, a counter) counts where a node is in trouble anyway.
+"""
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
+
+from elasticrl.core.evidence import Evidence, Kind, Sign, bounded
+from elasticrl.core.verdict import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
+
+KEPT_S = 60.0
+KEPT = 200  # of this node, or of all together at the leader
+TOLD = 16  # of this node, in its record
+NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
+
+Facts = tuple[Evidence, ...]
+
+
+def identity(fact: Evidence) -> Hashable:
+    """What makes two reports the same fact, whoever told it and when."""
+    return (
+        fact.kind, fact.sign, fact.rank, fact.node, fact.peer, fact.generation, fact.op, fact.seq, fact.group,
+        fact.detail,
+    )  # fmt: skip
+
+
+def file(known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float = KEPT_S) -> Facts:
+    """The facts with the new ones among them, the oldest first. The very same tuple if there is nothing new."""
+    have = {identity(fact) for fact in known}
+    fresh = list(fresh)
+    again = {_place(fact) for fact in fresh if fact.kind in SNAPSHOTS and identity(bounded(fact)) not in have}
+    if again:  # where a rank is now; where it was before would be put beside where others are now
+        known = tuple(fact for fact in known if fact.kind not in SNAPSHOTS or _place(fact) not in again)
+        have = {identity(fact) for fact in known}
+    found = []
+    for fact in fresh:
+        if fact.sign in NOISE:
+            continue
+        cut = bounded(fact)
+        if identity(cut) not in have:
+            have.add(identity(cut))
+            found.append(replace(cut, when=now, clock="core"))
+    stale = bool(again) or any((fact.when or 0.0) < now - kept_s for fact in known)
+    if not found and not stale:
+        return known
+    return (*(fact for fact in known if (fact.when or 0.0) >= now - kept_s), *found)[-KEPT:]
+
+
+def _place(fact: Evidence) -> Hashable:
+    """Of what a snapshot is one."""
+    return fact.kind, fact.rank, fact.node, fact.group
+
+
+def told(facts: Facts, generation: int) -> Facts:
+    """What goes into a node's record under this generation's plan: few, and those first that can be a cause, the earliest.
+
+    That somebody waited for, or lost, a peer of a gang that is no more tells nobody anything: that would be a write of every
+    survivor after each fault.
+    """
+    facts = tuple(
+        fact for fact in facts if fact.sign in MEANINGS or fact.generation is None or fact.generation >= generation
+    )
+    if len(facts) <= TOLD:
+        return facts
+
+    def weight(fact: Evidence) -> int:
+        return 0 if fact.sign in MEANINGS else 1 if fact.sign not in CONSEQUENCES else 2
+
+    chosen = sorted(range(len(facts)), key=lambda i: (weight(facts[i]), i))[:TOLD]
+    return tuple(facts[i] for i in sorted(chosen))
+
+
+def concerning(facts: Facts, generations: range, seated: Collection[str]) -> Facts:
+    """Those that count when the fault of these gangs is judged.
+
+    Of what a node says of itself apart from any gang (health, the kernel) only that of nodes which something else speaks
+    against, if there are such: a full disk elsewhere has killed nobody here. `seated` are the nodes of the gang.
+    """
+    ours = [fact for fact in facts if fact.generation in generations and fact.sign is not Sign.SLOW]
+    at_fault = {fact.node for fact in ours if fact.sign in MEANINGS and fact.node is not None}
+    among = at_fault or seated
+    loose = [fact for fact in facts if fact.generation is None and (fact.node is None or fact.node in among)]
+    chosen = {id(fact) for fact in (*ours, *loose)}
+    return tuple(fact for fact in facts if id(fact) in chosen)
+
+
+def speaks(facts: Facts) -> bool:
+    """Is there anything to judge?"""
+    return any(fact.sign in MEANINGS or fact.sign in WAITS or fact.kind is Kind.PROBE for fact in facts)
+
+
+def gone(node: str, why: str, generation: int, rank: int | None) -> Evidence:
+    """A member that is not there any more, as a fact."""
+    return Evidence(
+        kind=Kind.NODE, sign=Sign.NODE_GONE, node=node, rank=rank, detail=why, source="leader", generation=generation
+    )
+
+
+def by_rank(seats: Iterable[tuple[str, int]]) -> Mapping[int, str]:
+    """Where each rank runs, from the seats' nodes and slots.
+
+    >>> by_rank([("n00", 2), ("n01", 1)])
+    {0: 'n00', 1: 'n00', 2: 'n01'}
+    """
+    nodes = [node for node, slots in seats for _ in range(slots)]
+    return dict(enumerate(nodes))

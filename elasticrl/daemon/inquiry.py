@@ -1,0 +1,400 @@
+"""What this node finds out about a fault, while it is there: logs as they are written, the scene of a stall, the machine's
+health, the way to others; and, when it is over, the incident.
+
+The one idea: everything here is a source of `Found` events. Each runs beside the daemon's loop, in a thread or a process of its
+own, is bounded in time, and costs, if it fails, nothing but its facts: what is decided, and when, is the core's.
+"""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from elasticrl.agent.wire import Report
+from elasticrl.config import Tree
+from elasticrl.core import dossier
+from elasticrl.core.events import Action, Event, Found, LookAt, Probe, Probed, Workers
+from elasticrl.core.evidence import Evidence, Kind
+from elasticrl.core.model import Outcome, Phase, Plan, Stall, Work
+from elasticrl.core.pairs import Result, findings, result_of
+from elasticrl.core.state import State
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict, judge
+from elasticrl.daemon.history import History
+from elasticrl.daemon.recovery import Done
+from elasticrl.diagnose import doctor, environment, health, incident, scene, witness
+from elasticrl.diagnose.tail import Tail
+
+TAIL_S = 0.2  # between looks at the workers' logs
+LATER_S = 1.0  # after a recovery, until its incident is written: a dead worker's last words are read by then
+ANSWER_S = (
+    0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
+)
+EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
+STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
+TRIES = 20  # to find a port that is free for both
+NOW_S = 5.0  # for `elasticrl diagnose --now`
+SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
+GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
+PROCESS = re.compile(r"[Kk]illed process (\d+)")
+STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this node's things are."""
+
+    node: str
+    job: str
+    host: str
+    runtime: Path
+    state: Path  # of all jobs and nodes
+    disks: Mapping[str, Path]
+
+
+class Inquiry:
+    """One node's."""
+
+    def __init__(self, tree: Tree, place: Place, *, log: Any, history: History) -> None:
+        self.post: Callable[[Event], None] = lambda _: None
+        self.state: Callable[[], State]
+        self.tree, self.place, self.log, self._history = tree, place, log, history
+        self.dump_s = tree.timeouts.dump_s
+        self._tail = Tail(node=place.node)
+        self._report: Report | None = None
+        self._stall: tuple[object, ...] | None = None  # which one has been looked at
+        self._pids: dict[int, None] = {}  # of workers, the newest last
+        self._kernel: set[str] | None = None  # lines that are known
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._plans: dict[int, Plan] = {}
+        self._well = (0, 0)  # the two newest generations in which this node's workers have trained
+        self._probing = 0
+        self._port: Reserved | None = None
+
+    # ---- beginnings
+
+    def open(self) -> str:
+        """Keep a port for probes; where this node is tested."""
+        self._port = Reserved(self.place.host, self.tree.node.probe_port)
+        return self._port.address
+
+    def lint(self, env: Mapping[str, str]) -> None:
+        """Say what is wrong with the environment that workers get, and what the profile has set in it."""
+        added = environment.PROFILES[self.tree.comm.profile].apply({**env, **self.tree.agent.env})
+        if added:
+            said = [f"{name}={value}" for name, value in sorted(added.items())]
+            self.log.info("environment.profile", profile=self.tree.comm.profile, added=said)
+        nodes = None if self.tree.node.interface == "lo" else self.tree.membership.max_nodes  # all on this machine
+        for check in doctor.linted(self.tree, env, nodes):
+            if check.remedy and check.level in {health.WARN, health.FAIL}:
+                name = check.name.removeprefix("environment.")
+                self.log.info("environment.warning", name=name, value=check.value, remedy=check.remedy)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        looking = [
+            asyncio.create_task(self._read_logs(), name="logs"),
+            asyncio.create_task(self._sample(), name="health"),
+        ]
+        try:
+            await asyncio.gather(*looking)
+        finally:
+            for task in (*looking, *self._tasks):
+                task.cancel()
+            await asyncio.gather(*looking, *self._tasks, return_exceptions=True)
+            self._tail.close()
+            if self._port is not None:
+                self._port.close()
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(self._guarded(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            await work
+        except Exception:  # an inquiry that fails costs its facts; the word `bug` fails every test run
+            self.log.exception("bug", action="inquiry")
+
+    # ---- what workers say
+
+    def heard(self, report: Report | None) -> None:
+        """The agent's newest word; None: there is none."""
+        self._report = report
+        seated = report.workers if report else ()
+        self._tail.follow({worker.rank: Path(worker.log) for worker in seated})
+        for worker in seated:
+            self._pids[worker.pid] = None
+        for old in list(self._pids)[:-64]:
+            del self._pids[old]
+        stall = report.stall if report else None
+        which = None if stall is None or report is None else (report.generation, stall.slot, stall.phase, stall.step)
+        if which is not None and which != self._stall and report is not None and stall is not None:
+            self._spawn(self._look(report, stall, 0), "scene")
+        self._stall = which
+
+    async def perform(self, action: Action) -> bool:
+        """The core's wish to know where our workers are."""
+        if not isinstance(action, LookAt):
+            return False
+        report = self._report
+        if report is not None and report.generation == action.generation:
+            await self._look(report, None, action.request)
+        else:
+            self.post(Found(now=time.monotonic(), scene=action.request))
+        return True
+
+    async def _look(self, report: Report, stall: Stall | None, request: int) -> None:
+        """Where are all of this node's workers, now that one of theirs or others' has stalled?"""
+        begun = time.monotonic()
+        generation = report.generation
+        found = await asyncio.to_thread(
+            scene.collect,
+            witness.folder_of(self.place.runtime),
+            {worker.rank: worker.pid for worker in report.workers},
+            within_s=self.dump_s,
+            recorders_s=min(ANSWER_S, self.dump_s) if stall is not None and not stall.waiting else self.dump_s,
+            node_of=lambda _: self.place.node,
+        )
+        facts = tuple(replace(fact, generation=generation) for fact in found.evidence)
+        if report.work is Work.JOINING:
+            facts = ()  # it was seen on its way from one gang to the next: that belongs to neither
+        now = time.monotonic()
+        self.post(Found(now=now, evidence=facts, scene=request))
+        self.log.info("scene.taken", generation=generation, said=found.said, took_s=round(now - begun, 3))
+
+    async def now(self, state: State) -> dict[str, Any]:
+        """Where everybody is at this moment, and what that says, for an operator. Nothing is disturbed."""
+        report = self._report
+        workers = {worker.rank: worker.pid for worker in report.workers} if report else {}
+        found = await asyncio.to_thread(
+            scene.collect, witness.folder_of(self.place.runtime), workers, within_s=min(NOW_S, self.dump_s),
+            node_of=lambda _: self.place.node,
+        )  # fmt: skip
+        plan = state.view.plan
+        known = state.lead.facts if state.lead else state.evidence
+        generation = plan.generation if plan else 0
+        nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
+        kept = dossier.concerning(known, range(generation, generation + 1), frozenset(nodes.values()))
+        facts = (*kept, *(replace(fact, generation=generation) for fact in found.evidence))
+        verdict = judge(facts, Facts(world=plan.world if plan else None, nodes=nodes))
+        return {
+            "said": found.said or "no workers run on this node", "reason": plan.reason if plan else "",
+            "verdict": verdict.plain(), "evidence": [fact.plain() for fact in facts],
+            "before": plan.verdict.plain() if plan and plan.verdict else None,
+        }  # fmt: skip
+
+    async def _read_logs(self) -> None:
+        while True:
+            facts = self._tail.look(time.monotonic())
+            if facts:
+                self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
+            await asyncio.sleep(TAIL_S)
+
+    # ---- what the machine says
+
+    async def _sample(self) -> None:
+        before = health.counters(time.monotonic())
+        while True:
+            with suppress(OSError):
+                facts = await asyncio.to_thread(self._machine, before)
+                before = health.counters(time.monotonic())
+                if facts:
+                    self.post(Found(now=time.monotonic(), evidence=facts))
+            await asyncio.sleep(self.tree.health.sample_s)
+
+    def _machine(self, before: health.Counters) -> tuple[Evidence, ...]:
+        now, node = time.monotonic(), self.place.node
+        checks = health.look(self.place.disks, before=before, now=now)
+        _, said = health.kernel(*health.kernel_log())
+        first = self._kernel is None  # what was there before us is history
+        known = self._kernel or set()
+        fresh = [fact for fact in said if fact.line not in known]
+        self._kernel = {fact.line for fact in said}
+        ours = [replace(fact, node=node) for fact in fresh if self._concerns_us(fact)]
+        return (*health.evidence(checks, node=node), *(() if first else ours))
+
+    def _concerns_us(self, fact: Evidence) -> bool:
+        """The kernel ends many a process for want of memory; of the others it says whom."""
+        if fact.kind is not Kind.OOM_KILLER:
+            return True
+        killed = PROCESS.search(fact.line)
+        return killed is not None and int(killed[1]) in self._pids
+
+    # ---- the way to others
+
+    def probe(self, action: Probe, unreachable: tuple[str, ...]) -> None:
+        """Answer at once who cannot be reached; if all can, test the way to them thoroughly, in a process of its own."""
+        deep = bool(action.pairs) and not unreachable and self._port is not None
+        self.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable, more=deep))
+        if deep and self._probing != action.generation:
+            self._probing = action.generation
+            self._spawn(self._test(action), "probe")
+
+    async def _test(self, action: Probe) -> None:
+        assert self._port is not None
+        begun, within_s = time.monotonic(), 0.8 * self.tree.recovery.probe_s
+        task = {
+            "me": self.place.node, "token": f"{self.place.job}/g{action.generation}", "nodes": dict(action.nodes),
+            "rounds": [[list(pair)] for pair in action.pairs], "within_s": within_s,
+            "start_s": min(4.0, 0.4 * within_s), "gloo_s": min(4.0, 0.4 * within_s),
+            "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB, "off"),
+        }  # fmt: skip
+        self._port.release()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "elasticrl.diagnose.probe", "-",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        said: list[bytes] = []
+        self._spawn(self._end(process, within_s + 2.0), "probe's end")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task).encode())
+        process.stdin.close()
+        with suppress(TimeoutError):  # what it has not said by then comes too late
+            async with asyncio.timeout(within_s + 1.0):
+                while len(said) < len(action.pairs) and (line := await process.stdout.readline()):
+                    said.append(line)
+        results = tuple(results_of(said))
+        now = time.monotonic()
+        self.post(Probed(now=now, generation=action.generation, unreachable=(), results=results))
+        told = "; ".join(f"{fact.node}-{fact.peer}: {fact.sign.value} ({fact.detail})" for fact in findings(results))
+        self.log.info(
+            "probe.done", generation=action.generation, pairs=len(results), said=told or "nothing",
+            took_s=round(now - begun, 3),
+        )  # fmt: skip
+
+    async def _end(self, process: asyncio.subprocess.Process, within_s: float) -> None:
+        """A probe that has said all goes on to answer others; not for ever."""
+        try:
+            async with asyncio.timeout(within_s):
+                await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if self._port is not None:
+                self._port.keep()
+
+    # ---- what became of it
+
+    def decided(self, event: Event, state: State, done: Done | None) -> None:
+        """After each step of the core: which gangs there were, and whether a fault is over."""
+        plan = state.view.plan
+        if plan is not None and plan.generation not in self._plans:
+            self._plans[plan.generation] = plan
+            for old in sorted(self._plans)[:-16]:
+                del self._plans[old]
+            if plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
+                self._write(state, self._well[0] or plan.generation - 1, plan.generation, STOPPED_S)
+        training = isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None
+        if training and isinstance(event, Workers) and event.generation > self._well[0]:
+            self._well = (event.generation, self._well[0])
+        if done is not None:
+            newest, before = self._well
+            broken = before if done.generation == newest else newest
+            self._spawn(self._later(broken, done), "incident")
+
+    async def _later(self, broken: int, done: Done) -> None:
+        await asyncio.sleep(LATER_S)
+        self._write(self.state(), broken, done.generation, done.total_s + LATER_S)
+
+    def _write(self, state: State, broken: int, generation: int, ago_s: float) -> None:
+        """The incident that ended the gang `broken` and led to `generation`, if it was one; with all that is known by now."""
+        since = datetime.fromtimestamp(time.time() - ago_s - EARLIER_S, UTC)
+        lines = self._history.since(since)
+        if not any(line.get("event") in SIGNS for line in lines):
+            return  # a pause, or somebody who left in order
+        plan = self._plans.get(broken)
+        nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
+        known = state.lead.facts if state.lead else state.evidence
+        facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()))
+        planned = [
+            p.verdict for number, p in sorted(self._plans.items()) if broken < number <= generation and p.verdict
+        ]
+        judged = judge(facts, Facts(world=plan.world if plan else None, nodes=nodes))
+        verdict = surest([judged, *planned] if state.lead else [*planned, judged])
+        told = incident.build(lines, verdict, facts or verdict.because, job=self.place.job, node=self.place.node)
+        if told is None:
+            return
+        try:
+            path = incident.save(incident.folder_of(self.place.state, self.place.job, self.place.node), told)
+        except OSError as error:
+            self.log.info("incident.lost", id=told.id, error=str(error))
+            return
+        self.log.info(
+            "incident.saved",
+            id=told.id,
+            fault=verdict.fault.value,
+            cause=verdict.said,
+            cost_s=told.seconds,
+            path=str(path),
+        )
+
+
+def surest(verdicts: list[Verdict]) -> Verdict:
+    """The one with most confidence; of equals the first."""
+    known = [verdict for verdict in verdicts if verdict.fault is not Fault.UNKNOWN] or verdicts
+    return max(known, key=lambda verdict: list(Confidence).index(verdict.confidence))
+
+
+def of_its_gang(fact: Evidence) -> Evidence:
+    """A log's line speaks of the gang whose log it is."""
+    named = GENERATION.search(fact.source)
+    return replace(fact, generation=int(named[1])) if named else fact
+
+
+def results_of(said: list[bytes]) -> Iterator[Result]:
+    """What a probe's process has printed; a line that is none is passed over."""
+    for line in said:
+        with suppress(ValueError):
+            yield result_of(json.loads(line))
+
+
+class Reserved:
+    """A port, TCP and UDP, that nobody else gets while nobody uses it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._held: list[socket.socket] = []
+        self.keep()
+        self.address = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    def keep(self) -> None:
+        """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""
+        for _ in range(TRIES):
+            try:
+                self._held = list(self._bind())
+            except OSError:
+                self.release()
+                continue
+            return
+
+    def _bind(self) -> Iterator[socket.socket]:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            sock = socket.socket(family, kind)
+            self._held.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self._host, self._port))
+            self._port = sock.getsockname()[1]
+            yield sock
+
+    def release(self) -> None:
+        """For who uses it now."""
+        for sock in self._held:
+            sock.close()
+        self._held = []
+
+    close = release

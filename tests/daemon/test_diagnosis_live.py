@@ -1,0 +1,113 @@
+"""Faults of a job that runs: each ends with training that goes on, and an incident that names the class and the culprit.
+
+One job serves all tests, in order: three nodes, each a real daemon, agent, vault and worker under `runtime.join`.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.live.local import Job
+from elasticrl.core.verdict import Fault
+from elasticrl.diagnose import incident
+from elasticrl.diagnose.incident import Incident
+
+PROGRAM = Path(__file__).parents[1] / "runtime" / "run_job.py"
+NODES = ("n0", "n1", "n2")
+CONF = {
+    "job": {"program": str(PROGRAM), "seed": 7},
+    "timeouts": {"floor": "2s", "slack": 10, "confirm": "500ms"},
+    "checkpoint": {"every": 100_000},
+    "policy": {"desync": "restart"},
+    "membership": {"report": "1s"},
+}
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Job]:
+    with Job(etcd=1, conf=CONF, name="diagnosed", script_args=("--step-ms", "50", "--faults", "{folder}/fault")) as job:
+        job.start(*NODES)
+        job.until_steps(3, within_s=120.0, count=5)
+        yield job
+        job.check()
+
+
+@pytest.fixture
+def job(whole: Job) -> Iterator[Job]:
+    whole.until_steps(3, within_s=60.0, count=20)
+    whole.until(lambda: all(whole.ask(node, "crew")["spares"] for node in NODES), 60.0, "a spare on every node")
+    yield whole
+    whole.until_steps(3, within_s=60.0)
+    whole.check()
+
+
+def incidents(job: Job, node: str) -> list[Incident]:
+    """What this node's daemon has written down so far."""
+    return incident.found([incident.folder_of(job.folder / "state", job.name, node)])[0]
+
+
+def strike(job: Job, rank: int, do: str) -> None:
+    """This rank does something wrong in its next step."""
+    fault = job.folder / "fault"
+    fresh = fault.with_suffix(".new")
+    fresh.write_text(json.dumps({"step": 0, "rank": rank, "do": do, "at": "lane"}), encoding="utf-8")
+    fresh.rename(fault)
+    job.until(lambda: not fault.exists(), 20.0, "the fault strikes")
+
+
+def told(job: Job, before: dict[str, int]) -> list[Incident]:
+    """The incident that each node has written since, once all three have; the leader's, who knows most, first."""
+    job.until(lambda: all(len(incidents(job, n)) > before[n] for n in NODES), 60.0, "every node writes its incident")
+    leader = job.leader()
+    return [incidents(job, node)[before[node]] for node in sorted(NODES, key=lambda node: node != leader)]
+
+
+def written(job: Job) -> dict[str, int]:
+    return {node: len(incidents(job, node)) for node in NODES}
+
+
+def test_a_killed_worker_is_a_dead_rank_and_knowing_it_has_delayed_nothing(job: Job) -> None:
+    before, at = written(job), time.monotonic()
+    os.kill(job.worker("n1"), signal.SIGKILL)
+    job.until_steps(3, after=at + 0.02, within_s=30.0)
+    for each in told(job, before):
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DEAD_RANK, (1,), ("n1",))
+        assert "signal 9" in each.verdict.cause
+        assert each.ended
+        assert each.seconds is not None
+    adopted = [line for line in job.events("n0", "plan.adopted") if "signal 9" in line["reason"]]
+    assert adopted[-1]["reason"].startswith("n1/1: rank 1 died: it was killed from outside")
+    said = [line for line in job.events("n2", "verdict.found") if line["fault"] == "dead_rank"]
+    assert (said[-1]["ranks"], said[-1]["nodes"]) == ([1], ["n1"])
+
+
+def test_a_stopped_worker_is_a_host_that_hangs(job: Job) -> None:
+    before, at = written(job), time.monotonic()
+    os.kill(job.worker("n2"), signal.SIGSTOP)
+    job.until_steps(3, after=at + 1.0, within_s=60.0)
+    for each in told(job, before):
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (2,), ("n2",))
+        assert "stopped" in each.verdict.cause
+
+
+def test_a_training_thread_that_hangs_is_found_with_the_place_where_it_does(job: Job) -> None:
+    before, at = written(job), time.monotonic()
+    strike(job, 1, "hang")
+    job.until_steps(3, after=at + 2.0, within_s=90.0)
+    for each in told(job, before):
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (1,), ("n1",))
+        assert "misbehave (run_job.py:" in each.verdict.cause
+
+
+def test_ranks_in_different_collectives_are_a_desync_and_the_odd_one_is_named(job: Job) -> None:
+    before, at = written(job), time.monotonic()
+    strike(job, 2, "stray")
+    job.until_steps(3, after=at + 2.0, within_s=90.0)
+    for each in told(job, before):
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DESYNC, (2,), ("n2",))
