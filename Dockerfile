@@ -1,0 +1,22 @@
+# One image for daemon, agent and workers; docs/DOCKER.md says how to run it. For CUDA, take a base image that has the driver's libraries
+# and a torch built for it: torch's wheel decides, the image only brings what it needs.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY elasticrl elasticrl
+RUN pip install --no-cache-dir build && python -m build --wheel --outdir /wheels
+
+FROM ${BASE}
+ARG EXTRAS=train,report
+# procps, iproute2: what elasticrl doctor and a person at the prompt want.
+RUN apt-get update && apt-get install -y --no-install-recommends procps iproute2 && rm -rf /var/lib/apt/lists/*
+COPY constraints.txt /tmp/constraints.txt
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt
+RUN useradd --system --home-dir /var/lib/elasticrl elasticrl \
+    && install -d -o elasticrl -g elasticrl -m 0750 /run/elasticrl /var/lib/elasticrl /var/log/elasticrl
+USER elasticrl
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["elasticrl"]
+CMD ["--help"]
