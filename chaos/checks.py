@@ -831,12 +831,13 @@ def _hang_s(case: Case) -> float:
 
 def back_within_budget(case: Case) -> Iterator[Complaint]:
     """After every fault there are new steps within its budget, times the load of the machine; said in the sentence."""
-    seals: list[float] = []
-    newest = -1
+    made: dict[
+        tuple[int, int], float
+    ] = {}  # a step that is made again after a loss is a step: what may be lost is judged elsewhere
     for fact in case.history:
-        if isinstance(fact, Sealed) and fact.step > newest:
-            newest = fact.step
-            seals.append(fact.at)
+        if isinstance(fact, Sealed):
+            made.setdefault((fact.generation, fact.step), fact.at)
+    seals = sorted(made.values())
     stops = [fact.at for fact in case.plans if fact.plan.phase is Phase.STOP]
     eased = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
     busy = _blocked(case, eased)
