@@ -112,7 +112,9 @@ def read(folder: Path) -> Left:
     entries: list[Entry] = []
     if home is not None:
         digests, samples, entries = _state(home, unread)
-    notes = _chosen(gathered.notes, unread) or tuple(gathered.printed)
+    notes = _chosen(gathered.notes, unread)
+    if not notes or any("loss" in each.facts for each in gathered.printed):
+        notes = tuple(gathered.printed) or notes  # the trainer's own events say more than its history
     jobs = Counter(str(each.said.get("job", "")) for each in gathered.happenings)
     files = (
         f"{len(gathered.logs)} daemon logs ({len(gathered.happenings)} events)",
@@ -163,6 +165,9 @@ def _one(path: Path, into: _Gathered) -> None:
         into.took += [row for line in lines if (row := took(line))]
     elif lines and {"step", "reward"} <= lines[0].keys():
         into.notes[path] = [told for line in lines if (told := note(line))]
+    elif steps := [pair for line in lines if (pair := step_event(line))]:
+        into.said += [times for times, _ in steps]
+        into.printed += [facts for _, facts in steps]
     elif path.suffix == ".log" and (attempt := ATTEMPT.search(str(path))):
         for times, facts in printed(text, int(attempt[1])):
             into.said.append(times)
@@ -201,6 +206,22 @@ def took(line: Mapping[str, Any]) -> Took | None:
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
+
+
+def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
+    """A trainer's event `ppo.step`, if it is one."""
+    if line.get("event") != "ppo.step":
+        return None
+    try:
+        step, generation = int(line["step"]), int(line.get("generation", 0))
+        seconds = {str(name): float(value) for name, value in line["seconds"].items()}
+        metrics = {str(name): float(value) for name, value in line["metrics"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+    loss = [metrics[name] for name in ("loss", "policy_loss", "preference_loss") if name in metrics]
+    facts = {name: metrics[name] for name in ("reward", "kl") if name in metrics} | ({"loss": loss[0]} if loss else {})
+    times = Took(at=0.0, node="", rank=0, step=step, generation=generation, seconds=seconds)
+    return times, Note(step=step, generation=generation, facts=facts)
 
 
 def note(line: Mapping[str, Any]) -> Note | None:

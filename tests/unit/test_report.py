@@ -227,6 +227,20 @@ def test_what_was_not_kept_is_said(run: Path) -> None:
     assert "svg" in page(story)
 
 
+def test_the_trainers_own_events_are_read_where_they_are(run: Path) -> None:
+    attempt = run / "log" / "n0" / "attempt_1"
+    attempt.mkdir()
+    lines = [
+        {"ts": "2026-11-21T20:34:15+00:00", "event": "ppo.step", "step": s, "generation": 1, "seconds": {"update": 0.5},
+         "metrics": {"reward": 0.5, "kl": 0.1, "policy_loss": -0.25}, "usual": {}}
+        for s in range(3)
+    ]  # fmt: skip
+    torn = '{"event": "ppo.step", "step": 3}'
+    (attempt / "rank_0.log").write_text("".join(f"[Step 0] said\n{json.dumps(line)}\n" for line in lines) + torn)
+    story = story_of(run)
+    assert [note.facts for note in story.curve] == [{"reward": 0.5, "kl": 0.1, "loss": -0.25}] * 3
+
+
 def test_nothing_at_all_makes_no_report(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     said = CliRunner().invoke(build(["report"]), ["report", str(tmp_path)])
