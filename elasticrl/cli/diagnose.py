@@ -1,4 +1,4 @@
-"""`elasticrl diagnose --log`: who, what and why, from the logs of any job, offline."""
+"""`elasticrl diagnose`: who, what and why: of the job that runs here, or from the logs of any job, offline."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,15 @@ More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE|DIR]...", help
 World = Annotated[
     int | None, typer.Option("--world", min=1, help="The number of ranks, if known: then a silent rank can be named.")
 ]
+Now = Annotated[
+    bool, typer.Option("--now", help="Ask this node's workers where they are, and judge what is known of the job.")
+]
+Job = Annotated[
+    str | None, typer.Option("--job", help="With --now: which job, if several run here.", show_default=False)
+]
+Run = Annotated[
+    Path | None, typer.Option("--run-dir", help="With --now: where the daemons' sockets are.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -24,19 +33,28 @@ def register(app: typer.Typer) -> None:
     app.command("diagnose")(diagnose)
 
 
-def diagnose(log: Logs = None, more: More = None, world: World = None, as_json: AsJson = False) -> None:
-    """Read the logs of a job, ours or not, and say which rank or node is at fault, why, how sure that is, and what to do."""
+def diagnose(
+    log: Logs = None,
+    more: More = None,
+    world: World = None,
+    now: Now = False,
+    job: Job = None,
+    run_dir: Run = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which rank or node is at fault, why, how sure that is, and what to do.
+
+    With --log from the logs of a job, ours or not; without, of the job that runs on this machine, which is not disturbed.
+    """
+    if now or not (log or more):
+        _live(run_dir, job, as_json=as_json)
+        return
     from elasticrl.cli.main import Exit
     from elasticrl.core.verdict import Facts, judge
     from elasticrl.diagnose import report
     from elasticrl.diagnose.logs import read
 
     paths = [*(log or ()), *(more or ())]
-    if not paths:
-        typer.echo(
-            "diagnose needs a log to read: elasticrl diagnose --log FILE (or a directory of per-rank files)", err=True
-        )
-        raise typer.Exit(Exit.REFUSED)
     reading = read(paths)
     if not reading.files:
         for reason in reading.unread or ("no files in these directories",):
@@ -49,3 +67,33 @@ def diagnose(log: Logs = None, more: More = None, world: World = None, as_json: 
             typer.echo(f"not read: {reason}", err=True)
     else:
         typer.echo(report.page(verdict, reading))
+
+
+def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
+    """The daemon of this machine asks its workers, and judges that together with what it knows of the others."""
+    from elasticrl.cli import find
+    from elasticrl.cli.main import Exit
+    from elasticrl.daemon.client import Unanswered, ask
+
+    try:
+        told = ask(find.daemon(run_dir, job), "diagnose")
+    except (find.NotFound, Unanswered) as error:
+        typer.echo(f"{error}\nTo read logs instead: elasticrl diagnose --log FILE (or a directory of them)", err=True)
+        raise typer.Exit(Exit.REFUSED) from None
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    verdict = told["verdict"]
+    typer.echo(f"NOW      {told['said']}")
+    typer.echo(f"PLAN     {told['reason']}")
+    who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
+    if verdict["class"] == "unknown":
+        typer.echo("VERDICT  nothing that is known speaks of a fault")
+    else:
+        typer.echo(f"VERDICT  {verdict['class']} (confidence {verdict['confidence']}): {verdict['cause']}")
+        typer.echo(f"CULPRIT  {', '.join(who) or 'not named by what is known'}")
+        typer.echo(f"DO       {verdict['remedy']}")
+    for fact in verdict["because"]:
+        typer.echo(f"  - {fact}")
+    if before := told["before"]:
+        typer.echo(f"BEFORE   {before['class']}: {before['cause']}")

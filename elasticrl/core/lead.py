@@ -602,7 +602,9 @@ def probing(scene: Scene) -> Move | None:
             confine=confine,
             verdict=verdict,
         )
-    if verdict is not None and (move := _by_the_probe(scene, ways, verdict, done)):
+    if plan.backend:
+        return _on_gloo(scene, asked, verdict)
+    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
     step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
@@ -625,22 +627,30 @@ def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, A
     return verdict, _answer(scene, scene.lead, verdict, gloo=carries)
 
 
-def _by_the_probe(scene: Scene, ways: tuple[Evidence, ...], verdict: Verdict, done: Answer | None) -> Move | None:
-    """All are in reach of each other, and yet a way, or NCCL, is not in order; or it is again."""
+def _on_gloo(scene: Scene, asked: list[Record], verdict: Verdict | None) -> Move:
+    """Back to the gang's own backend only where that was tried, and worked everywhere; else on as before."""
     plan = scene.plan
     assert plan is not None
-    act = done.act if done else Act.RESTART
+    tried = [result.nccl for record in asked for result in record.probed if result.nccl is not None]
+    if tried and all(said == "ok" for said in tried):
+        fresh = scene.train(
+            scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
+        )
+        return Move(plan=replace(fresh, backend="", fallbacks=0))
+    why = with_cause("NCCL is not found in order: staying on gloo", verdict)
+    fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
+    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + 1), verdict=verdict)
+
+
+def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:
+    """All are in reach of each other, and yet a way, or NCCL, is not in order."""
+    plan = scene.plan
+    assert plan is not None
     seats = scene.kept
     if act is Act.FALLBACK:
         why = f"{verdict.said}: going on over gloo, which is slower, until a probe finds NCCL in order"
         fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
         return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1), verdict=verdict)
-    if plan.backend:
-        broken = any(fact.sign is Sign.NCCL_BROKEN for fact in ways)
-        why = f"{verdict.said}: staying on gloo" if broken else "the probes find NCCL in order: back from gloo"
-        fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
-        after = replace(fresh, fallbacks=plan.fallbacks + 1) if broken else replace(fresh, backend="", fallbacks=0)
-        return Move(plan=after, verdict=verdict if broken else None)
     if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
         members = {seat.member: verdict.said for seat in seats if seat.member.node in verdict.nodes}
         confine = confinements(scene, members)

@@ -80,9 +80,20 @@ def picture(
         reason=plan.reason if plan else "no plan yet: waiting for nodes and a leader",
         here=here,
         rows=rows,
-        advice=advice(rows, view, needs, training=training),
+        advice=(*advice(rows, view, needs, training=training), *found(view, records)),
         exit_code=plan.exit_code if plan else None,
     )
+
+
+def found(view: View, records: Mapping[str, Record]) -> tuple[str, ...]:
+    """What was found out: the remedy for what broke the present gang's forerunner, and what the leader says is not in order."""
+    plan = view.plan
+    leader = records.get(view.leader.node) if view.leader else None
+    said = list(leader.advice) if leader else []
+    if plan is not None and plan.verdict is not None and plan.verdict.remedy and plan.verdict.confidence != "low":
+        verdict = plan.verdict
+        said.insert(0, f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.")
+    return tuple(said)
 
 
 def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:

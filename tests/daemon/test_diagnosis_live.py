@@ -6,6 +6,8 @@ One job serves all tests, in order: three nodes, each a real daemon, agent, vaul
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,28 @@ def test_a_killed_worker_is_a_dead_rank_and_knowing_it_has_delayed_nothing(job: 
     assert adopted[-1]["reason"].startswith("n1/1: rank 1 died: it was killed from outside")
     said = [line for line in job.events("n2", "verdict.found") if line["fault"] == "dead_rank"]
     assert (said[-1]["ranks"], said[-1]["nodes"]) == ([1], ["n1"])
+
+
+def test_who_asks_is_told_where_all_are_and_nothing_is_disturbed(job: Job) -> None:
+    workers = [job.worker(node) for node in NODES]
+    command = [
+        sys.executable,
+        "-m",
+        "elasticrl.cli.main",
+        "diagnose",
+        "--now",
+        "--run-dir",
+        str(job.home("n1").parents[1]),
+    ]
+    said = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    told = json.loads(said.stdout)
+    assert "rank " in told["said"]
+    assert {fact["kind"] for fact in told["evidence"]} >= {"stack", "recorder"}
+    assert told["before"]["class"] == "dead_rank"
+    assert any("dead_rank" in text for text in job.ask("n1", "status")["advice"])
+    job.until_steps(3, within_s=30.0)
+    assert [job.worker(node) for node in NODES] == workers
 
 
 def test_a_stopped_worker_is_a_host_that_hangs(job: Job) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticrl.ppo.advice import WINDOW, Adviser, Baseline, Slowness, Seen
+from elasticrl.ppo.advice import WINDOW, Adviser, Baseline, Seen, Slowness
 
 CALM = Seen(
     step=0, seconds={"rollout": 0.1, "update": 0.6, "sync": 0.05}, micro_batch=4, lane_batch=4, width=96, padding=0.2

@@ -1,0 +1,342 @@
+"""What the core makes of facts: which count, what they lead to, and what no fact may bring about."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from test_core_step import Life, member, plan, record
+
+from elasticrl.core import dossier, events
+from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
+from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.core.model import Exit, Pace, Phase, Plan, Rung, Stall, Work
+from elasticrl.core.pairs import Result
+from elasticrl.core.settings import Health, Membership, Settings
+from elasticrl.core.verdict import Fault
+
+NODES = ("n00", "n01", "n02")
+
+
+def fact(sign: Sign, rank: int | None = None, generation: int | None = 1, **more: object) -> Evidence:
+    known = {"kind": Kind.STACK, "node": None if rank is None else f"n{rank:02}", "source": "test", **more}
+    return Evidence(sign=sign, rank=rank, generation=generation, **known)  # type: ignore[arg-type]
+
+
+def leader(policy: Mapping[str, str] | None = None, **more: object) -> Life:
+    """n00 leads three nodes that train generation 1."""
+    settings = Settings(lanes=6, membership=Membership(min_nodes=2), policy=dict(policy or {}), **more)  # type: ignore[arg-type]
+    life = Life("n00/1", settings)
+    life.leased(0.0)
+    life.seen(0.0, "empty store")
+    life.at(0.1, Workers(now=0, warm=True, endpoint="n00:29500"))
+    life.at(0.6, Tick(now=0))
+    life.seen(0.7, "office", leader=life.state.me, leader_revision=3, records={}, quarantines={})
+    life.told(1.0, *(record(name) for name in NODES))
+    train(life, 1.2, 1)
+    return life
+
+
+def train(life: Life, now: float, generation: int, written: Plan | None = None) -> None:
+    found = written or plan(generation, *NODES)
+    life.seen(now, "written", plan=found, plan_revision=10 * generation)
+    life.at(now, Workers(now=0, work=Work.TRAINING, generation=generation, born=1, warm=True, endpoint="n00:29500"))
+    life.told(now, *(record(n, work=Work.TRAINING, generation=generation, born=1) for n in NODES[1:]), life.view.own)
+
+
+def proposed(life: Life) -> Plan | None:
+    """The plan that is wished for now."""
+    return next((a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose)), None)
+
+
+def stalled(name: str, *facts: Evidence, looked: int = 0, generation: int = 1) -> object:
+    return record(name, work=Work.STALLED, generation=generation, born=1, evidence=facts, looked=looked)
+
+
+# ---- the dossier
+
+
+def test_a_fact_is_filed_once_however_often_it_is_told_and_forgotten_after_a_minute() -> None:
+    one = fact(Sign.STOPPED, 1)
+    known = dossier.file((), [one, one, fact(Sign.NOISE, 0)], 10.0)
+    assert [f.when for f in known] == [10.0]
+    assert dossier.file(known, [replace(one, when=99.0, line="again")], 20.0) is known
+    assert dossier.file(known, [], 70.1) == ()
+
+
+def test_where_a_rank_was_before_is_not_put_beside_where_others_are_now() -> None:
+    before, now = fact(Sign.ELSEWHERE, 1, detail="in its dataloader"), fact(Sign.WAITED, 1, detail="in all_reduce")
+    other = fact(Sign.WAITED, 0, detail="in all_reduce")
+    known = dossier.file(dossier.file((), [before, other], 1.0), [now], 2.0)
+    assert [(f.rank, f.sign) for f in known] == [(0, Sign.WAITED), (1, Sign.WAITED)]
+
+
+def test_a_record_carries_few_facts_and_of_them_the_causes() -> None:
+    waits = [fact(Sign.WAITED, rank) for rank in range(40)]
+    cause = fact(Sign.GPU_MEMORY, 41, kind=Kind.EXCEPTION)
+    carried = dossier.told(dossier.file((), [*waits, cause], 1.0), 1)
+    assert len(carried) == dossier.TOLD
+    assert cause.sign in {f.sign for f in carried}
+    assert all(len(f.line) <= 200 for f in dossier.file((), [fact(Sign.CRASHED, 1, line="x" * 5000)], 1.0))
+    assert dossier.told(tuple(waits), 2) == (), "who waited in a gang that is no more tells nobody anything"
+
+
+def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> None:
+    old, ours = fact(Sign.KILLED, 0, 1, kind=Kind.EXIT), fact(Sign.KILLED, 1, 2, kind=Kind.EXIT)
+    elsewhere = fact(Sign.DISK_FULL, None, None, node="n02", kind=Kind.DISK)
+    here = replace(elsewhere, node="n01")
+    counted = dossier.concerning((old, ours, elsewhere, here), range(2, 3), {"n00", "n01", "n02"})
+    assert counted == (ours, here)
+    assert dossier.concerning((elsewhere,), range(2, 3), {"n00", "n02"}) == (elsewhere,)
+    assert dossier.concerning((elsewhere,), range(2, 3), {"n00", "n01"}) == (), "it has no seat"
+
+
+@pytest.mark.parametrize(
+    ("cause", "own", "sign"),
+    [
+        ("signal 9 (SIGKILL)", False, Sign.KILLED),
+        ("stopped in update for 1.2 s (budget 0.5 s)", False, Sign.STOPPED),
+        ("stalled in rollout for 9.0 s (budget 8.0 s)", False, Sign.HOST_STUCK),
+        ("out of memory: Killed process 7 (python)", False, Sign.OOM_KILLED),
+        ("its workers are gone", False, Sign.KILLED),
+        ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
+        ("exit code 1: ValueError: bad prompt", True, Sign.PROGRAM),
+        ("exit code 1: Broken: connection closed by peer", False, Sign.PEER_GONE),
+    ],
+)
+def test_an_end_is_known_by_its_cause(cause: str, own: bool, sign: Sign) -> None:
+    assert of_exit(Exit(generation=1, slot=0, step=7, cause=cause, own=own)).sign is sign
+
+
+def test_ranks_that_wait_can_be_compared_by_their_own_count_of_collectives() -> None:
+    stall = Stall(slot=0, step=3, phase="update", for_s=9, budget_s=8, waiting=True, op="broadcast", collective=41)
+    found = of_stall(stall, rank=1, generation=4)
+    assert (found.op, found.seq, found.group, found.generation) == ("broadcast", 41, "gang", 4)
+    assert of_stall(replace(stall, waiting=False), rank=1).seq is None
+
+
+# ---- a node
+
+
+def test_a_culprit_is_looked_at_before_it_is_ended_and_not_waited_for_beyond_its_time() -> None:
+    for looked in (True, False):
+        life = Life("n01/1")
+        life.leased(0.0)
+        life.seen(0.1, "plan", plan=plan(1, *NODES), plan_revision=4, leader=member("n00"), leader_revision=3)
+        stall = Stall(slot=0, step=4, phase="rollout", for_s=9, budget_s=8, waiting=False)
+        hung = Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall)
+        first = life.at(1.0, hung)
+        assert not any(isinstance(action, events.Kill) for action in first.actions)
+        if looked:
+            after = life.at(1.2, Found(now=0, scene=0))
+        else:
+            life.at(10.9, Tick(now=0))
+            after = life.at(11.01, Tick(now=0))
+        assert any(isinstance(action, events.Kill) for action in after.actions)
+
+
+def test_a_stopped_worker_can_say_nothing_and_is_ended_at_once() -> None:
+    life = Life("n01/1")
+    life.leased(0.0)
+    life.seen(0.1, "plan", plan=plan(1, *NODES), plan_revision=4, leader=member("n00"), leader_revision=3)
+    stall = Stall(slot=0, step=4, phase="update", for_s=1, budget_s=0.5, waiting=True, stopped=True)
+    done = life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall))
+    assert any(isinstance(action, events.Kill) for action in done.actions)
+
+
+# ---- the leader
+
+
+def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:
+    life = leader()
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=died))
+    written = proposed(life)
+    assert written is not None
+    assert written.verdict is not None
+    assert (written.verdict.fault, written.verdict.ranks, written.verdict.nodes) == (Fault.DEAD_RANK, (1,), ("n01",))
+    assert written.reason.startswith("n01/1: rank 1 died")
+    life.seen(2.1, "written", plan=written, plan_revision=20)
+    said = [a for a in life.at(2.2, Tick(now=0)).actions if isinstance(a, Say)]
+    assert not said, "it was said with the plan"
+
+
+def everybody_looked(life: Life, now: float, *facts: Evidence) -> None:
+    """Two victims have stalled, all were asked, and this is what they said."""
+    life.told(now, stalled("n00"), stalled("n02"))  # type: ignore[arg-type]
+    assert any(isinstance(a, events.Inspect) for a, _ in life.state.sent.values())
+    life.seen(now, "asked", look=1, look_revision=90)
+    life.at(now + 0.1, Found(now=0, scene=90))
+    third = record("n01", work=Work.TRAINING, generation=1, born=1, evidence=facts, looked=90)
+    life.told(now + 0.1, stalled("n00", looked=90), stalled("n02", looked=90), third)  # type: ignore[arg-type]
+    life.at(now + 1.01, Tick(now=0))
+
+
+WAITS = tuple(fact(Sign.WAITED, rank, detail="in all_reduce") for rank in (0, 2))
+HUNG = (*WAITS, fact(Sign.ELSEWHERE, 1, detail="in its dataloader: __next__ (loader.py:12)"))
+
+
+def test_a_rank_that_all_others_wait_for_gets_a_fresh_process_without_a_probe() -> None:
+    life = leader({"host_hang": "replace"})
+    everybody_looked(life, 2.0, *HUNG)
+    written = proposed(life)
+    assert written is not None
+    assert (written.phase, written.rung) == (Phase.TRAIN, Rung.REPLACE)
+    assert [seat.born for seat in written.seats] == [1, 2, 1]
+    assert "n01: rank 1 is outside of collectives, in its dataloader" in written.reason
+
+
+def test_a_stall_is_not_probed_before_all_were_looked_at_nor_later_than_that_may_take() -> None:
+    life = leader()
+    life.told(2.0, stalled("n02"))  # type: ignore[arg-type]
+    life.at(3.5, Tick(now=0))
+    life.leased(3.6)
+    assert proposed(life) is None
+    life.leased(9.0)
+    life.at(13.1, Tick(now=0))
+    assert (found := proposed(life)) is not None
+    assert found.phase is Phase.PROBE
+
+
+def desync(rank: int) -> tuple[Evidence, ...]:
+    return tuple(
+        fact(
+            Sign.WAITED, r, kind=Kind.RECORDER, op="broadcast" if r == rank else "all_reduce", seq=7, group="default_pg"
+        )
+        for r in range(3)
+    )
+
+
+def test_ranks_that_parted_ways_stop_the_job_if_the_operator_says_so_and_else_form_anew() -> None:
+    life = leader({"desync": "stop"})
+    everybody_looked(life, 2.0, *desync(1))
+    written = proposed(life)
+    assert written is not None
+    assert (written.phase, written.exit_code) == (Phase.STOP, 70)
+    life = leader({"desync": "restart"})
+    everybody_looked(life, 2.0, *desync(1))
+    written = proposed(life)
+    assert written is not None
+    assert (written.phase, written.rung) == (Phase.TRAIN, Rung.REFORM)
+    assert written.verdict is not None
+    assert written.verdict.ranks == (1,)
+    assert written.strike is not None, "it must not go on for ever"
+
+
+BROKEN = fact(Sign.GPU_BROKEN, None, None, node="n01", kind=Kind.XID, detail="Xid 79")
+
+
+def test_a_node_whose_gpu_is_broken_is_kept_out_though_its_gang_trains() -> None:
+    life = leader({"gpu_fault": "quarantine"})
+    life.told(2.0, record("n01", work=Work.TRAINING, generation=1, born=1, evidence=(BROKEN,)))
+    written = proposed(life)
+    assert written is not None
+    assert [seat.member.node for seat in written.seats] == ["n00", "n02"]
+    confined = [a.quarantine for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
+    assert [(q.member.node, "Xid 79" in q.reason) for q in confined] == [("n01", True)]
+
+
+def test_not_without_the_operators_word_and_never_below_min_nodes() -> None:
+    life = leader()
+    life.told(2.0, record("n01", work=Work.TRAINING, generation=1, born=1, evidence=(BROKEN,)))
+    assert proposed(life) is None
+    life = leader({"gpu_fault": "quarantine"})
+    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=3)))
+    life.told(2.0, record("n01", work=Work.TRAINING, generation=1, born=1, evidence=(BROKEN,)))
+    assert proposed(life) is None
+
+
+def test_what_is_only_reported_changes_nothing_and_is_said_once() -> None:
+    life = leader({"disk": "report"})
+    full = fact(Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, detail="checkpoint.space: 0.0 GiB free")
+    own = replace(life.view.records["n01"], evidence=(full,))
+    life.view = replace(life.view, records={**life.view.records, "n01": own}, revision=life.view.revision + 1)
+    done = life.at(2.0, events.Seen(now=0, view=life.view))
+    said = [a.fields["fault"] for a in done.actions if isinstance(a, Say) and a.event == "verdict.found"]
+    assert (said, proposed(life)) == (["disk"], None)
+    assert not [a for a in life.at(3.0, Tick(now=0)).actions if isinstance(a, Say) and a.event == "verdict.found"]
+    assert "disk" in life.view.own.advice[0]
+
+
+def test_a_slow_rank_is_named_after_some_reports_and_nothing_is_done() -> None:
+    life = leader(health=Health(straggler_steps=3))
+    for turn in range(1, 5):
+        rows = [
+            replace(
+                record(name, work=Work.TRAINING, generation=1, born=1),
+                pace=(Pace(slot=0, phase="update", seconds=(0.2 if name == "n02" else 0.1) + turn / 1e5),),
+            )
+            for name in NODES
+        ]
+        life.told(1.5 + 0.1 * turn, *rows)
+    assert [f.rank for f in life.state.lead.slow] == [2]
+    assert proposed(life) is None
+
+
+# ---- the way between the nodes
+
+
+def results(nccl: str | None = "ok") -> dict[str, tuple[Result, ...]]:
+    """Everything is fine over gloo; what NCCL says is for all."""
+    pairs = [("n00", "n01"), ("n00", "n02"), ("n01", "n02")]
+    known = {"sent": 100, "answered": 100, "heard": 100, "latency_ms": 0.2, "tcp": "ok", "gloo": "ok", "nccl": nccl}
+    return {
+        name: tuple(
+            Result(node=name, peer=next(iter(set(pair) - {name})), **known)  # type: ignore[arg-type]
+            for pair in pairs
+            if name in pair
+        )
+        for name in NODES
+    }
+
+
+def probed(life: Life, now: float, generation: int, found: dict[str, tuple[Result, ...]], **more: object) -> Plan:
+    life.leased(now - 0.1)
+    held = replace(plan(generation, *NODES, phase=Phase.PROBE), **more)  # type: ignore[arg-type]
+    life.seen(now, "probe", plan=held, plan_revision=10 * generation)
+    life.at(now, Probed(now=0, generation=generation, unreachable=(), more=True))
+    parked = {"work": Work.PARKED, "generation": generation, "born": 1, "unreachable": ()}
+    life.told(now, *(record(name, probing=True, **parked) for name in NODES[1:]), life.view.own)
+    assert proposed(life) is None, "what they find on the way is waited for"
+    life.at(now + 1, Probed(now=0, generation=generation, unreachable=(), results=found["n00"]))
+    life.told(now + 1, *(record(name, probed=found[name], **parked) for name in NODES[1:]), life.view.own)
+    written = proposed(life)
+    assert written is not None
+    return written
+
+
+def test_where_nccl_is_proven_broken_and_gloo_is_fine_the_gang_goes_on_over_gloo_and_comes_back() -> None:
+    life = leader({"fabric": "fallback"}, fallback="gloo", health=Health(quarantine_s=60.0))
+    after = probed(life, 3.0, 2, results("ncclRemoteError"))
+    assert (after.phase, after.backend, after.fallbacks) == (Phase.TRAIN, "gloo", 1)
+    assert after.verdict is not None
+    assert after.verdict.fault is Fault.FABRIC
+    train(life, 4.5, 3, replace(after, generation=3))
+    for now in range(8, 68, 3):
+        life.leased(float(now))
+    assert (again := proposed(life)) is not None
+    assert (again.phase, again.backend) == (Phase.PROBE, "gloo")
+    still = probed(life, 70.0, 4, results("ncclRemoteError"), backend="gloo", fallbacks=1)
+    assert (still.backend, still.fallbacks) == ("gloo", 2)
+    train(life, 72.0, 5, replace(still, generation=5))
+    untried = probed(life, 100.0, 6, results(None), backend="gloo", fallbacks=2)
+    assert untried.backend == "gloo", "that nothing was tried proves nothing"
+    clean = probed(life, 200.0, 7, results(), backend="gloo", fallbacks=2)
+    assert (clean.phase, clean.backend, clean.fallbacks) == (Phase.TRAIN, "", 0)
+
+
+def test_no_gang_goes_over_gloo_that_was_not_told_to_or_where_gloo_is_not_proven() -> None:
+    assert not probed(leader({"fabric": "fallback"}), 3.0, 2, results("ncclRemoteError")).backend
+    assert not probed(leader({"fabric": "report"}, fallback="gloo"), 3.0, 2, results("ncclRemoteError")).backend
+    assert not probed(leader({"fabric": "fallback"}, fallback="gloo"), 3.0, 2, results()).backend
+
+
+def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -> None:
+    found = results()
+    small = {"mtu": 9000, "largest": 1400}
+    found["n02"] = tuple(replace(result, **small) for result in found["n02"])
+    life = leader({"network": "quarantine"})
+    written = probed(life, 3.0, 2, found)
+    assert [seat.member.node for seat in written.seats] == ["n00", "n01"]
+    assert written.verdict is not None
+    assert written.verdict.nodes == ("n02",)
+    assert len(probed(leader({"network": "report"}), 3.0, 2, found).seats) == 3
