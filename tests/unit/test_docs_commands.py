@@ -58,8 +58,9 @@ def split(line: str) -> Iterator[list[str]]:
     """The elasticrl commands of a shell line, without what stands before them and comments."""
     for part in re.split(r"&&|\|\||[|;]", line):
         words = shlex.split(part.split(" #")[0], comments=True)
-        if "elasticrl" in words:
-            yield [word for word in words[words.index("elasticrl") + 1 :] if word != "&"]
+        at = next((i for i, word in enumerate(words) if word in ("elasticrl", ".venv/bin/elasticrl")), None)
+        if at is not None:
+            yield [word for word in words[at + 1 :] if word != "&"]
 
 
 def shell() -> list[Command]:
