@@ -54,11 +54,16 @@ def incidents(job: Job, node: str) -> list[Incident]:
     return incident.found([incident.folder_of(job.folder / "state", job.name, node)])[0]
 
 
-def strike(job: Job, rank: int, do: str) -> None:
-    """This rank does something wrong in its next step."""
+def rank(job: Job, node: str) -> int:
+    """Of its worker now: nodes may have come in any order."""
+    return int(job.ask(node, "logs")[0]["rank"])
+
+
+def strike(job: Job, node: str, do: str) -> None:
+    """This node's rank does something wrong in its next step."""
     fault = job.folder / "fault"
     fresh = fault.with_suffix(".new")
-    fresh.write_text(json.dumps({"step": 0, "rank": rank, "do": do, "at": "lane"}), encoding="utf-8")
+    fresh.write_text(json.dumps({"step": 0, "rank": rank(job, node), "do": do, "at": "lane"}), encoding="utf-8")
     fresh.rename(fault)
     job.until(lambda: not fault.exists(), 20.0, "the fault strikes")
 
@@ -75,18 +80,18 @@ def written(job: Job) -> dict[str, int]:
 
 
 def test_a_killed_worker_is_a_dead_rank_and_knowing_it_has_delayed_nothing(job: Job) -> None:
-    before, at = written(job), time.monotonic()
+    before, at, killed = written(job), time.monotonic(), rank(job, "n1")
     os.kill(job.worker("n1"), signal.SIGKILL)
     job.until_steps(3, after=at + 0.02, within_s=30.0)
     for each in told(job, before):
-        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DEAD_RANK, (1,), ("n1",))
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DEAD_RANK, (killed,), ("n1",))
         assert "signal 9" in each.verdict.cause
         assert each.ended
         assert each.seconds is not None
     adopted = [line for line in job.events("n0", "plan.adopted") if "signal 9" in line["reason"]]
-    assert adopted[-1]["reason"].startswith("n1/1: rank 1 died: it was killed from outside")
+    assert adopted[-1]["reason"].startswith(f"n1/1: rank {killed} died: it was killed from outside")
     said = [line for line in job.events("n2", "verdict.found") if line["fault"] == "dead_rank"]
-    assert (said[-1]["ranks"], said[-1]["nodes"]) == ([1], ["n1"])
+    assert (said[-1]["ranks"], said[-1]["nodes"]) == ([killed], ["n1"])
 
 
 def test_who_asks_is_told_where_all_are_and_nothing_is_disturbed(job: Job) -> None:
@@ -112,26 +117,26 @@ def test_who_asks_is_told_where_all_are_and_nothing_is_disturbed(job: Job) -> No
 
 
 def test_a_stopped_worker_is_a_host_that_hangs(job: Job) -> None:
-    before, at = written(job), time.monotonic()
+    before, at, stopped = written(job), time.monotonic(), rank(job, "n2")
     os.kill(job.worker("n2"), signal.SIGSTOP)
     job.until_steps(3, after=at + 1.0, within_s=60.0)
     for each in told(job, before):
-        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (2,), ("n2",))
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (stopped,), ("n2",))
         assert "stopped" in each.verdict.cause
 
 
 def test_a_training_thread_that_hangs_is_found_with_the_place_where_it_does(job: Job) -> None:
-    before, at = written(job), time.monotonic()
-    strike(job, 1, "hang")
+    before, at, hung = written(job), time.monotonic(), rank(job, "n1")
+    strike(job, "n1", "hang")
     job.until_steps(3, after=at + 2.0, within_s=90.0)
     for each in told(job, before):
-        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (1,), ("n1",))
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.HOST_HANG, (hung,), ("n1",))
         assert "misbehave (run_job.py:" in each.verdict.cause
 
 
 def test_ranks_in_different_collectives_are_a_desync_and_the_odd_one_is_named(job: Job) -> None:
-    before, at = written(job), time.monotonic()
-    strike(job, 2, "stray")
+    before, at, astray = written(job), time.monotonic(), rank(job, "n2")
+    strike(job, "n2", "stray")
     job.until_steps(3, after=at + 2.0, within_s=90.0)
     for each in told(job, before):
-        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DESYNC, (2,), ("n2",))
+        assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DESYNC, (astray,), ("n2",))
