@@ -12,6 +12,7 @@ from chaos.history import Eased, Elected, Fact, Healed, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Phase, Verb, Work
 
 Undo = Callable[[], object]
@@ -191,6 +192,11 @@ class Nemesis:
                 node.powered or self.stopped
             ):  # who starts a node after the end wants the job again
                 node.boot()
+                return touched, None
+            case "gpu_breaks" if node.awake:
+                node.finds(
+                    Evidence(kind=Kind.XID, sign=Sign.GPU_BROKEN, node=node.name, detail="Xid 79", source="kernel")
+                )
                 return touched, None
             case "kill_agent" if node.agent_up and not node.frozen:
                 node.kill_agent()

@@ -415,6 +415,11 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         facts=lead.facts,
         read=lead.read,
         finding=lead.finding,
+        let_back={
+            node: at
+            for node in {**lead.confined, **lead.let_back}
+            if node not in scene.held and now < (at := lead.let_back.get(node, now)) + 2 * dossier.KEPT_S
+        },
         put_out=(*put_out, *(now for node in scene.held if node not in lead.confined)),
         paces={} if new_plan else lead.paces,
         history=() if new_plan else lead.history,
@@ -465,6 +470,8 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
         return None
     nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
     gang = lead.gang or plan.generation - 1
+    # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
+    facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
     chosen = dossier.concerning(facts, range(gang, plan.generation + 1), frozenset(nodes.values()))
     if not dossier.speaks(chosen):
         return None
@@ -472,6 +479,11 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
         return lead.finding
     verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
     return Finding(of=chosen, verdict=verdict, answer=_answer(scene, lead, verdict, gloo=False))
+
+
+def _new(fact: Evidence, lead: Lead) -> bool:
+    over = lead.let_back.get(fact.node) if fact.node is not None else None
+    return over is None or (fact.when or 0.0) > over
 
 
 def _answer(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answer:

@@ -49,6 +49,7 @@ class Lead:
     facts: Facts = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
     finding: Finding | None = None
+    let_back: Mapping[str, float] = field(default_factory=dict)  # when a quarantine was seen to be over, lately
     put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
     paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
     history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # of this generation: rank -> phase -> seconds
