@@ -60,7 +60,7 @@ def _graph(tree: "Tree") -> str:
     placed = {"actor": sharded, "critic": sharded, "actor+critic": sharded}
     placed |= {"ref": _where(tree.placement.ref.where), "reward": _where(tree.placement.reward.where)}
     placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
-    return flow.of(tree.ppo, tied=tree.model.value_head == "tied").text(placed)
+    return flow.of(tree.ppo, tied=tree.model.value_head == "tied", overlap=tree.rollout.overlap).text(placed)
 
 
 def _where(place: str) -> str:

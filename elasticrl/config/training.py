@@ -231,7 +231,8 @@ class Rollout(Section):
     top_k: Whole = 0
     """Sample from so many likeliest tokens. 0: from all. Fewer bias the ratio."""
     overlap: bool = False
-    """true generates the next half-batch while this one is trained on: shorter steps, one step off-policy."""
+    """true generates half of the next batch while this one is scored and judged: shorter steps where the engine is a process
+    of its own, with half of each batch one step off-policy (set ppo.importance_limit)."""
     sync_transport: Literal["auto", "ipc", "nccl", "gloo"] = "auto"
     """How weights reach the engine. auto: shared memory or CUDA IPC beside the trainer, else NCCL, or gloo where a probe
     finds NCCL broken. Name one to skip the probe."""

@@ -103,8 +103,9 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
             pad=tokenizer.pad_token_id,
         ),
     )
+    at_once = -(-ppo.batch // lanes // (1 + tree.rollout.overlap))  # half, if the other half was generated ahead
     sampling = Sampling(
-        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=ppo.batch // lanes,
+        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
         eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
         top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
     )  # fmt: skip
@@ -116,7 +117,15 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=sharded)
     trainer = Trainer(
-        run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, feed=Feed(cursor, data), engine=engine, scorer=scorer
+        run,
+        roles,
+        ppo=ppo,
+        lanes=lanes,
+        steps=tree.job.steps,
+        feed=Feed(cursor, data),
+        engine=engine,
+        scorer=scorer,
+        overlap=tree.rollout.overlap,
     )
     base.register(data=cursor, kl=trainer.coefficient)
 
@@ -186,7 +195,6 @@ def check(tree: Tree) -> None:
     """Refuse what is not built, before anything is loaded."""
     missing = {
         **not_here(tree),
-        "rollout.overlap": tree.rollout.overlap,
         "rollout.nodes": tree.rollout.nodes > 0,
         "model.strategy": tree.model.strategy == "deepspeed",
         "placement": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",

@@ -133,9 +133,10 @@ class BufferPart:
     def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The carried lanes' rows, whole."""
         for lane in self._carried():
-            for name, rows in sorted(self._buffer.rows.get(lane, {}).items()):
-                full = f"buffer.{lane}.{name}"
-                yield whole(full, name_of(rows.dtype), tuple(rows.shape)), rows
+            for kind, lanes in (("", self._buffer.rows), ("ahead.", self._buffer.ahead)):
+                for name, rows in sorted(lanes.get(lane, {}).items()):
+                    full = f"buffer.{lane}.{kind}{name}"
+                    yield whole(full, name_of(rows.dtype), tuple(rows.shape)), rows
 
     def values(self) -> Mapping[str, Any]:
         """What all ranks know alike, and each carried lane's ids and shapes."""
@@ -143,37 +144,46 @@ class BufferPart:
         lanes = {
             f"lane.{lane}": {
                 "ids": list(buffer.ids.get(lane, ())),
-                "rows": {n: [name_of(x.dtype), list(x.shape)] for n, x in sorted(buffer.rows.get(lane, {}).items())},
+                "rows": _shapes(buffer.rows.get(lane, {})),
+                "ahead_ids": list(buffer.ahead_ids.get(lane, ())),
+                "ahead": _shapes(buffer.ahead.get(lane, {})),
             }
             for lane in self._carried()
         }
-        return {"head": {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}, **lanes}
+        head = {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}
+        return {"head": {**head, "ahead_step": buffer.ahead_step}, **lanes}
 
     def prepare(self, values: Mapping[str, Any], /) -> None:
         """Room for the rows of the lanes that are carried now."""
-        self._buffer.rows = {
-            lane: {name: torch.empty(shape, dtype=dtype_of(dtype)) for name, (dtype, shape) in of["rows"].items()}
-            for lane, of in self._of(values)
-        }
+        of = self._of(values)
+        self._buffer.rows = {lane: _room(its["rows"]) for lane, its in of}
+        self._buffer.ahead = {lane: _room(its["ahead"]) for lane, its in of if its["ahead"]}
 
     def restored(self, values: Mapping[str, Any], /) -> None:
         """The rows are filled; the rest is here."""
         head, buffer = values["head"], self._buffer
         buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
-        buffer.ids = {lane: list(of["ids"]) for lane, of in self._of(values)}
+        buffer.ahead_step = int(head["ahead_step"])
+        of = self._of(values)
+        buffer.ids = {lane: list(its["ids"]) for lane, its in of}
+        buffer.ahead_ids = {lane: list(its["ahead_ids"]) for lane, its in of if its["ahead"]}
 
     def empty(self) -> None:
         """Nothing of any step."""
-        self._buffer.step, self._buffer.done, self._buffer.facts, self._buffer.rows, self._buffer.ids = (
-            -1,
-            [],
-            {},
-            {},
-            {},
-        )
+        self._buffer.step = -1
+        self._buffer.done, self._buffer.facts, self._buffer.rows, self._buffer.ids = [], {}, {}, {}
+        self._buffer.forget_ahead()
 
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
         return [(lane, values[f"lane.{lane}"]) for lane in self._carried()]
+
+
+def _shapes(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: [name_of(x.dtype), list(x.shape)] for name, x in sorted(rows.items())}
+
+
+def _room(shapes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, dtype=dtype_of(dtype)) for name, (dtype, shape) in shapes.items()}
 
 
 def _sample(name: str) -> SampleId:

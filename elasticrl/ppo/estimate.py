@@ -283,7 +283,7 @@ def _cache(tree: Tree, actor: Shape) -> list[Line]:
             if given is None
             else [Line(role="rollout", what="KV cache", bytes=given, formula="rollout.vllm.kv_cache")]
         )
-    rows = max(tree.ppo.batch // tree.lanes.count, 8)
+    rows = max(-(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
     tokens = tree.data.max_prompt + tree.rollout.max_tokens
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"

@@ -39,11 +39,12 @@ class Stage:
     Example: Stage(name="values", role="critic", reads=("samples",), writes=("values",), weights="start")
     """
 
-    name: str  # also the phase in beats, budgets and timings
+    name: str  # also the phase in beats, budgets and timings, unless `phase` says another
     role: str  # which model or part does it
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     weights: str = ""
+    phase: str = ""
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -73,12 +74,18 @@ class Flow:
     @property
     def order(self) -> tuple[Stage, ...]:
         """Each after what it needs; as declared where that leaves a choice."""
-        return tuple(stage for wave in self.waves() for stage in wave)
+        have, todo, found = set(self.given), list(self.stages), []
+        while todo:
+            stage = next(stage for stage in todo if set(stage.reads) <= have)
+            todo.remove(stage)
+            have |= set(stage.writes)
+            found.append(stage)
+        return tuple(found)
 
     @property
     def phases(self) -> tuple[str, ...]:
         """The names that budgets and timings are asked for."""
-        return tuple(stage.name for stage in self.order)
+        return tuple(dict.fromkeys(stage.phase or stage.name for stage in self.order))
 
     def waves(self) -> tuple[tuple[Stage, ...], ...]:
         """Stages of one wave need nothing of each other: roles that live in different places can do them at the same time."""
@@ -113,8 +120,8 @@ class Flow:
         return "\n".join(lines)
 
 
-def of(ppo: Ppo, *, tied: bool = False) -> Flow:
-    """The flow that a configuration asks for."""
+def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False) -> Flow:
+    """The flow that a configuration asks for. With `overlap` half of the next samples are generated beside the judging."""
     if ppo.algorithm in ("dpo", "kto"):
         return _preference(ppo.algorithm)
     with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
@@ -132,12 +139,17 @@ def of(ppo: Ppo, *, tied: bool = False) -> Flow:
     if with_critic and not tied:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
     gains = ("advantages", "returns") if with_critic else ("advantages",)
+    early = ("ahead",) if overlap else ()
     stages += [
         Stage(name="advantage", role="job", reads=("samples", "scores", "logprobs", *ref, *values), writes=gains),
+        *[
+            Stage(name=name, role="rollout", reads=("samples",), writes=early, weights="start", phase="rollout")
+            for name in early
+        ],
         Stage(
             name="update",
             role="+".join(trained),
-            reads=("samples", "logprobs", *gains, *values, *(ref if ppo.kl.where == "loss" else ())),
+            reads=("samples", "logprobs", *gains, *values, *(ref if ppo.kl.where == "loss" else ()), *early),
             writes=("weights",),
         ),
         Stage(name="sync", role="rollout", reads=("weights",), writes=("published",)),

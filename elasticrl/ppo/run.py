@@ -35,9 +35,16 @@ class Buffer:
     facts: dict[str, float] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
     ids: dict[int, list[str]] = field(default_factory=dict)
+    ahead_step: int = -1  # what follows is of that step: samples that were generated before it began
+    ahead: dict[int, Rows] = field(default_factory=dict)
+    ahead_ids: dict[int, list[str]] = field(default_factory=dict)
+
+    def forget_ahead(self) -> None:
+        """Nothing was generated ahead."""
+        self.ahead_step, self.ahead, self.ahead_ids = -1, {}, {}
 
     def begin(self, step: int) -> None:
-        """Empties it, unless it holds part of this very step."""
+        """Empties it, unless it holds part of this very step; what was generated ahead stays."""
         if step != self.step:
             self.step, self.done, self.facts, self.rows, self.ids = step, [], {}, {}, {}
 
@@ -57,6 +64,9 @@ class Buffer:
             "facts": dict(self.facts),
             "rows": self.rows,
             "ids": self.ids,
+            "ahead_step": self.ahead_step,
+            "ahead": self.ahead,
+            "ahead_ids": self.ahead_ids,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -64,6 +74,9 @@ class Buffer:
         self.step, self.done, self.facts = int(state["step"]), list(state["done"]), dict(state["facts"])
         self.rows = {int(lane): dict(rows) for lane, rows in state["rows"].items()}
         self.ids = {int(lane): list(ids) for lane, ids in state["ids"].items()}
+        self.ahead_step = int(state["ahead_step"])
+        self.ahead = {int(lane): dict(rows) for lane, rows in state["ahead"].items()}
+        self.ahead_ids = {int(lane): list(ids) for lane, ids in state["ahead_ids"].items()}
 
 
 class Run(Protocol):

@@ -15,20 +15,18 @@ import torch
 from elasticrl.ppo import flow, kl
 from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
 from elasticrl.ppo.batches import Rows, blocks, take, updates
+from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
 from elasticrl.ppo.rewards import Answer, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
-from elasticrl.ppo.rollout.engine import Engine, Request
-from elasticrl.runtime.rng import Streams
+from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.runtime.scalars import Tally
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.ppo.run import Run
-
-Feed = Callable[[int, int], "Sequence[tuple[str, Prompt]]"]  # (step, lane) -> (sample id, prompt): the data's cursor
 
 
 class Trainer:
@@ -45,11 +43,13 @@ class Trainer:
         feed: Feed,
         engine: Engine | None = None,
         scorer: Scorer | None = None,
+        overlap: bool = False,
     ) -> None:
         self.run, self.roles, self.ppo = run, roles, ppo
         self.lanes, self.steps, self.feed = lanes, steps, feed
         self.engine, self.scorer = engine, scorer
-        self.flow = flow.of(ppo, tied=roles.tied)
+        self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
+        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -63,7 +63,7 @@ class Trainer:
         self.run.begin(number)
         for stage in self.flow.order:
             if stage.name not in self.run.buffer.done:
-                with self.run.phase(stage.name):
+                with self.run.phase(stage.phase or stage.name):
                     getattr(self, stage.name)(stage)
                 assert all(self.run.buffer.has(lane, stage.rows) for lane in self.run.lanes), (
                     f"{stage} left something out"
@@ -71,26 +71,15 @@ class Trainer:
                 self.run.keep(stage.name)
         return Report.of(number, self.run.buffer.facts, self.run.seconds)
 
-    def rollout(self, stage: flow.Stage) -> None:
-        """Prompts to samples. A sample's noise is keyed by its id and the step alone."""
-        assert self.engine is not None
-        if self.engine.version != self.run.version:  # a fresh engine, or one that missed an update
-            self.engine.publish(self.run.version)
-        for lanes in self._together(stage):
-            asked = [request for lane in lanes for request in self._requests(lane)]
-            samples = self.engine.generate(asked, version=self.run.version)
-            size = len(asked) // len(lanes)
-            for i, lane in enumerate(lanes):
-                mine = slice(i * size, (i + 1) * size)
-                self.run.buffer.ids[lane] = list(samples.ids[mine])
-                self.run.buffer.put(
-                    lane,
-                    tokens=samples.tokens[mine],
-                    attention=samples.attention[mine],
-                    mask=samples.mask[mine],
-                    rollout_logprobs=samples.logprobs[mine],
-                    ended=samples.ended[mine],
-                )
+    def rollout(self, _stage: flow.Stage) -> None:
+        """Prompts to samples."""
+        assert self.generator is not None
+        self.generator.rollout()
+
+    def ahead(self, _stage: flow.Stage) -> None:
+        """Half of the next step's samples, by the weights that this one began with."""
+        assert self.generator is not None
+        self.generator.ahead()
 
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
@@ -229,22 +218,6 @@ class Trainer:
         return term.over(entries)
 
     # Lanes, blocks and forward passes.
-
-    def _together(self, stage: flow.Stage) -> list[list[int]]:
-        """The lanes to be generated, by what goes to the engine at once: one, or all where it is nobody's collective."""
-        assert self.engine is not None
-        if self.engine.by_lane:
-            return [[lane] for lane in self._todo(stage)]
-        todo = [lane for lane in dict.fromkeys(self.run.lanes) if not self.run.buffer.has(lane, stage.rows)]
-        return [todo] if todo else []
-
-    def _requests(self, lane: int) -> list[Request]:
-        streams = Streams(seed=self.run.streams.seed, step=self.run.streams.step)
-        return [
-            Request(id=name, prompt=p.tokens, seed=streams.number(f"sample {name}"))
-            for sample, p in self.feed(streams.step, lane)
-            for name in ([f"{sample}.{i}" for i in range(self.ppo.group)] if self.ppo.group > 1 else [sample])
-        ]
 
     def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
         said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()

@@ -30,7 +30,10 @@ def settings(**more):
     )
 
 
-def job(path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None):
+def job(
+    path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
+    overlap=False,
+):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
     model = Model(path=path, value_head=head)
@@ -52,7 +55,11 @@ def job(path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, 
     )
     per_lane = ppo.batch // lanes
     sampling = Sampling(
-        prompt_tokens=6, max_tokens=4, rows=per_lane, eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id
+        prompt_tokens=6,
+        max_tokens=4,
+        rows=per_lane // (1 + overlap),
+        eos=(tokenizer.eos_token_id,),
+        pad=tokenizer.pad_token_id,
     )
     body = actor.actor if head == "tied" else actor
     trainer = Trainer(
@@ -64,5 +71,6 @@ def job(path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, 
         feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
         engine=TorchEngine(body, sampling),
         scorer=Function.named("elasticrl.ppo.tasks:reverse"),
+        overlap=overlap,
     )
     return trainer, run

@@ -171,3 +171,18 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
             assert notes[0]["kl"] == 0.0, "the reference is the actor without its adapters, which begin at 0"
             assert notes[-1]["kl"] != 0.0
     assert digests[0] == digests[1]
+
+
+def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_path: Path, conf):
+    conf = {**conf, "rollout": {**conf["rollout"], "overlap": True}}
+    digests = []
+    for world in (1, 2, 3):
+        with nodes(tmp_path / str(world), conf, copies=min(1, world - 1)) as gang:
+            gang.plan(*(f"n{i}" for i in range(world)))
+            if world == 3:
+                gang.until_sealed(3)
+                gang.kill_worker("n2")
+                gang.plan("n0", "n1", "n2")
+            gang.until_done()
+            digests.append(outcome(gang))
+    assert digests[0] == digests[1] == digests[2]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from elasticrl.ppo.preferences import Given, PreferenceTrainer
 from elasticrl.ppo.report import lr_factor
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.engine import Samples
 from elasticrl.ppo.trainer import parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
@@ -269,3 +271,73 @@ def test_schedules():
     assert [lr_factor("linear", s, warmup=1, steps=5) for s in range(6)] == [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
     assert lr_factor("cosine", 5, warmup=0, steps=10) == pytest.approx(0.5)
     assert lr_factor("constant", 99, warmup=3, steps=10) == 1.0
+
+
+@pytest.fixture(scope="module")
+def overlapped(folders):
+    return finish(*job(folders["qwen2"], overlap=True), steps=3)
+
+
+def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, overlapped):
+    trainer, run = job(folders["qwen2"], overlap=True, steps=3)
+    asked, generate = [], trainer.engine.generate
+
+    def spy(requests, *, version):
+        asked.extend((version, r.id) for r in requests)
+        return generate(requests, version=version)
+
+    trainer.engine.generate = spy
+    assert finish(trainer, run, steps=3)[0] == overlapped[0]
+    # 4 updates a step: 32 samples of step 0 and 16 of step 1 by version 0, then 16 + 16, and 16 in the last step.
+    assert Counter(version for version, _ in asked) == {0: 48, 4: 32, 8: 16}
+    assert max(Counter(name for _, name in asked).values()) == 1, "something was generated twice"
+    uses = Counter((step, epoch, sample) for step, _, epoch, _, sample in run.ledger)
+    assert (set(uses.values()), len(uses)) == ({1}, 3 * 2 * 32)
+
+
+@pytest.mark.parametrize("order", [(3, 1, 0, 2)])
+def test_overlap_gives_the_same_bits_in_any_order_of_lanes_and_other_bits_than_without(
+    folders, overlapped, undisturbed, order
+):
+    assert finish(*job(folders["qwen2"], overlap=True, carried=(order,)), steps=3) == overlapped
+    assert overlapped[1][0] == undisturbed[1][0], "the first step has nothing from before"
+    assert overlapped[1][1] != undisturbed[1][1]
+
+
+@pytest.mark.parametrize(("phase", "entered"), [("rollout", 1), ("rollout", 2), ("advantage", 1), ("update", 1)])
+def test_an_overlapped_step_cut_short_goes_on_with_the_same_samples(folders, overlapped, phase, entered):
+    left = [entered]
+
+    def kill(name):
+        if name == phase and run.streams.step == 1 and left[0]:
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+
+    trainer, run = job(folders["qwen2"], overlap=True, on_phase=kill)
+    trainer.step(0)
+    with pytest.raises(Killed):
+        trainer.step(1)
+    trainer.step(1)
+    trainer.step(2)
+    assert run.digest() == overlapped[0]
+
+
+def test_an_engine_beside_the_worker_generates_ahead_in_a_thread_and_gives_the_same_bits(folders, overlapped):
+    trainer, run = job(folders["qwen2"], overlap=True)
+    threads, generate = [], trainer.engine.generate
+
+    def spy(requests, *, version):
+        threads.append(threading.current_thread() is threading.main_thread())
+        parts = [generate(requests[i : i + 4], version=version) for i in range(0, len(requests), 4)]
+        return joined(parts)
+
+    trainer.engine.by_lane, trainer.engine.generate = False, spy
+    assert finish(trainer, run, steps=3)[0] == overlapped[0]
+    assert threads == [True, False] * 3
+
+
+def joined(parts):
+    names = ("tokens", "attention", "mask", "logprobs", "ended")
+    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Samples(ids=tuple(i for part in parts for i in part.ids), version=parts[0].version, **columns)

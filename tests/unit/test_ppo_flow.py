@@ -73,3 +73,13 @@ ppo: one step trains actor and critic; given prompts
   5  sync       rollout  weights -> published  @ every worker
   |  marks stages that need nothing of each other"""
     )
+
+
+def test_with_overlap_half_of_the_next_samples_come_before_the_update_in_the_phase_of_the_rollout():
+    ahead = flow.of(Ppo(), overlap=True)
+    assert names(ahead.order) == [
+        "rollout", "reward", "logprobs", "ref", "values", "advantage", "ahead", "update", "sync",
+    ]  # fmt: skip
+    assert names(ahead.waves()[1]) == ["reward", "logprobs", "ref", "values", "ahead"]
+    assert ahead.phases == PPO.phases
+    assert ahead.again({"samples", "scores"}, updates=1) is None
