@@ -222,7 +222,9 @@ class Board:
             f"load {load:.1f} on {os.cpu_count()} processors   memory {size(total - free)} of {size(total)}   "
             f"network in {size(self._rates[0])}/s, out {size(self._rates[1])}/s"
         )
-        return "\n".join([head, "", *table(HEAD, [cells(row) for row in rows])])
+        told = [cells(row) for row in rows]
+        shown = [i for i, name in enumerate(HEAD) if name != "moves" or any(row.bytes_s for row in rows)]
+        return "\n".join([head, "", *table([HEAD[i] for i in shown], [[row[i] for i in shown] for row in told])])
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def page(story: Story) -> str:
             said = f"<h2>{title}</h2><p class=soft>{escape(words + _more(name, story))}</p>"
             body.append(f"<section>{said}{drawn[name]}{_details(name, story)}</section>")
         if name == "recoveries":
-            body.append(_incidents(story.left.incidents, troubled=bool(story.faults)))
+            body.append(_incidents(story.incidents, troubled=bool(story.faults)))
     body += [_state(story), _foot(story)]
     title = escape(f"{story.left.job}: elasticrl report")
     return (

@@ -6,11 +6,12 @@ events that operators see, so the page cannot disagree with the logs it was made
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from elasticrl.diagnose.incident import Incident
 from elasticrl.report.read import Happening, Left, Note, Took
 
 STAGES: Final = ("detect", "decide", "reform", "first_step")
@@ -22,6 +23,7 @@ TROUBLE: Final = frozenset(
 LIVELY: Final = frozenset(
     {"plan.adopted", "workers.changed", "node.state", "checkpoint.committed", "recovery.done", "daemon.stopped"}
 )
+APART: Final = frozenset({"warm", "parked", "done"})  # no part of a step: before its rank came, and between two groups
 BINS: Final = 96  # columns of the heat map
 SLOW: Final = 1.05  # of the others' median: what nobody would call slow is not shown
 
@@ -103,6 +105,7 @@ class Story:
     generations: tuple[Generation, ...]
     troubles: tuple[Happening, ...]
     recoveries: tuple[Recovery, ...]
+    incidents: tuple[Incident, ...]  # each once; `node` names all who saw it
     trained_s: float
     since: float | None  # when it first trained
     until: float  # when it last did
@@ -151,11 +154,28 @@ def tell(left: Left) -> Story:
     return Story(
         left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
         troubles=tuple(each for each in happenings if each.name in TROUBLE), recoveries=_recoveries(happenings, generations),
-        trained_s=trained, since=since, until=until, steps=steps, outcome=_outcome(generations),
+        incidents=merged(left.incidents), trained_s=trained, since=since, until=until, steps=steps,
+        outcome=_outcome(generations),
         commits=_ages([(e.at, e.whole("step")) for e in happenings if e.name == "checkpoint.committed"], since, end),
         sealed=_ages([(line.at, line.step) for line in left.took], since, until),
         phases=phases, phases_of=phases_of, heat=heat(left.took), curve=curve, missing=_missing(left, curve),
     )  # fmt: skip
+
+
+def merged(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """What several nodes saw, once: as the one tells it that has most grounds, at the cost of whom it cost most."""
+    groups: dict[tuple[object, ...], list[Incident]] = defaultdict(list)
+    for each in incidents:
+        groups[each.generation, each.verdict.fault, each.verdict.ranks, each.verdict.nodes].append(each)
+    found = []
+    for seen in groups.values():
+        best = max(seen, key=lambda each: (len(each.verdict.because), len(each.evidence), len(each.timeline)))
+        costs = [each.seconds for each in seen if each.seconds is not None]
+        nodes = ", ".join(sorted({each.node for each in seen}))
+        found.append(
+            replace(best, node=nodes, seconds=max(costs, default=None), began=min(each.began for each in seen))
+        )
+    return tuple(sorted(found, key=lambda each: each.began))
 
 
 def _generations(left: Left) -> tuple[Generation, ...]:
@@ -281,7 +301,7 @@ def _phases(left: Left) -> tuple[tuple[tuple[int, Mapping[str, float]], ...], st
     found = []
     for step in sorted(by_step):
         rows = by_step[step]
-        names = dict.fromkeys(name for row in rows for name in row.seconds)
+        names = [name for name in dict.fromkeys(n for row in rows for n in row.seconds) if name not in APART]
         found.append((step, {n: sum(row.seconds.get(n, 0.0) / row.steps for row in rows) / len(rows) for n in names}))
     return tuple(found), whose if found else ""
 
@@ -316,7 +336,7 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
 
 def own(line: Took) -> float:
     """Seconds of a rank's own work in a step: without waiting for others, and without forming groups."""
-    spent = sum(value for name, value in line.seconds.items() if name not in {"reform", "parked", "warm"})
+    spent = sum(value for name, value in line.seconds.items() if name not in APART | {"reform"})
     return max(0.0, spent - sum(line.waited.values())) / line.steps
 
 

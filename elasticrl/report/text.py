@@ -75,7 +75,7 @@ def text(story: Story) -> str:
     lines += _curves(story)
     for name, ages in (("newest disk checkpoint", story.commits), ("newest sealed step", story.sealed)):
         lines += ["", f"AGE of the {name}: at most {human(max(age.end - age.start for age in ages))}"] if ages else []
-    lines += ["", "INCIDENTS", *(_incidents(left.incidents) or ["none was written down"])]
+    lines += ["", "INCIDENTS", *(_incidents(story.incidents) or ["none was written down"])]
     lines += ["", f"Read: {', '.join(left.files)}."]
     lines += [f"Passed over: {reason}" for reason in left.unread]
     lines += [f"Not known: {reason}" for reason in story.missing]

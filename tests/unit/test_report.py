@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -166,6 +167,17 @@ class Tags(HTMLParser):
                 self.ids.append(str(value))
             if name in {"href", "src"}:
                 self.links.append(str(value))
+
+
+def test_an_incident_that_several_nodes_saw_is_told_once(run: Path) -> None:
+    folder = run / "state" / "toy"
+    (first,) = incident.found([folder / "n0" / "incidents"])[0]
+    late = replace(
+        first, node="n2", id="20261121203407-g2", seconds=9.0, evidence=(), verdict=replace(first.verdict, because=())
+    )
+    incident.save(folder / "n2" / "incidents", late)
+    (told,) = story_of(run).incidents
+    assert (told.node, told.seconds, told.verdict.because) == ("n0, n2", 9.0, first.verdict.because)
 
 
 def test_the_page_is_complete_in_itself_and_escapes_what_it_shows(run: Path) -> None:
