@@ -140,3 +140,14 @@ def test_ranks_in_different_collectives_are_a_desync_and_the_odd_one_is_named(jo
     job.until_steps(3, after=at + 2.0, within_s=90.0)
     for each in told(job, before):
         assert (each.verdict.fault, each.verdict.ranks, each.verdict.nodes) == (Fault.DESYNC, (astray,), ("n2",))
+
+
+def test_a_slow_rank_is_named_and_left_alone(job: Job) -> None:
+    worker, slow = job.worker("n1"), rank(job, "n1")
+    strike(job, "n1", "slow")
+    said = lambda: [line for node in NODES for line in job.events(node, "straggler.found")]  # noqa: E731
+    job.until(lambda: any(line["rank"] == slow for line in said()), 90.0, "the slow rank is named")
+    assert {line["rank"] for line in said()} == {slow}
+    leader = job.leader()
+    job.until(lambda: any("is slow" in text for text in job.ask(leader, "status")["advice"]), 20.0, "status says it")
+    assert job.worker("n1") == worker

@@ -2,7 +2,7 @@
 
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
-    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray",
+    {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
      "at": "lane" | "update" | "after"}
 """
 
@@ -24,6 +24,7 @@ from elasticrl.runtime.optim import AdamW, Rule
 from elasticrl.runtime.run import Run
 
 ROWS, WIDTH = 9, 24
+slow_s = 0.0  # in each lane, from the fault "slow" on
 
 
 def fresh() -> nn.Sequential:
@@ -98,6 +99,7 @@ def main() -> None:
             for lane in run.lanes():
                 points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
                 misbehave(args.faults, step, run, "lane")
+                time.sleep(slow_s)
                 with lane.rng("dropout"):
                     loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
                     loss.backward()
@@ -144,6 +146,8 @@ def misbehave(path: str, step: int, run: Run, at: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stray":  # into a collective that nobody else is in
             torch.distributed.broadcast(torch.zeros(7), src=(run.rank + 1) % run.world)
+        case "slow":
+            globals()["slow_s"] = 0.05
         case "corrupt":  # as a bad memory chip would: one bit of one parameter
             next(run.model.parameters()).data.view(-1).view(torch.int32)[5] ^= 1 << 20
 
