@@ -16,6 +16,7 @@ from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
 STEPS = 60
+FEW = 20
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "supervised.py"
 
 
@@ -48,11 +49,11 @@ ALL = [(strategy, world) for strategy in ("replicated", "fsdp") for world in (1,
 
 @pytest.mark.parametrize(("strategy", "world"), ALL[1:])  # the first is what the others are compared with
 def test_any_number_of_workers_makes_the_same_bits(tmp_path: Path, undisturbed, strategy: str, world: int):
-    with Nodes(tmp_path, steps=STEPS, strategy=strategy, copies=min(1, world - 1)) as nodes:
+    with Nodes(tmp_path, steps=FEW, strategy=strategy, copies=min(1, world - 1)) as nodes:
         nodes.plan(*(f"n{i}" for i in range(world)))
         nodes.until_done()
-        assert digests(nodes.run_dir) == undisturbed
-        proof(nodes.run_dir, STEPS)
+        assert digests(nodes.run_dir) == {step: undisturbed[step] for step in range(FEW + 1)}
+        proof(nodes.run_dir, FEW)
 
 
 @pytest.mark.parametrize(("strategy", "seed"), [("replicated", 1), ("replicated", 2), ("fsdp", 3)])
