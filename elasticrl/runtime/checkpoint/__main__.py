@@ -60,7 +60,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
 
     The files in `flush` are on their disk before the shard is told of: a published checkpoint has all workers' ledgers.
     """
-    from elasticrl.runtime.checkpoint.save import finish, write_shard
+    from elasticrl.runtime.checkpoint.save import finish, refuse, write_shard
 
     began = time.monotonic()
     answer: dict[str, Any] = {key: request[key] for key in ("step", "update", "generation")}
@@ -70,10 +70,11 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
         return {**answer, "ok": False, "why": f"the snapshot is {pinned.reason}"}
     with pinned:
         stamp = pinned.sealed.stamp
-        where = place(request["where"])
+        where, written = place(request["where"]), False
         try:
             _flush(flush)
             entry = write_shard(where, pinned)
+            written = True
             answer |= {"ok": True, "nbytes": entry.nbytes}
             hope.own_s = time.monotonic() - began
             if request["finish"]:
@@ -91,6 +92,8 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                 answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
         except (StateError, OSError) as error:
             answer |= {"ok": False, "why": str(error)}
+            if not written:
+                refuse(where, stamp)
     return {**answer, "seconds": round(time.monotonic() - began, 3)}
 
 

@@ -7,6 +7,7 @@ finisher waits for all tables, adds what torch's readers need and the manifest, 
 import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,8 @@ from elasticrl.runtime.checkpoint.manifest import MANIFEST, Facts, FileEntry, Ma
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault import faults
-from elasticrl.runtime.vault.errors import CheckpointError
+from elasticrl.runtime.vault.errors import CheckpointError, StateError
+from elasticrl.runtime.vault.layout import Stamp
 from elasticrl.runtime.vault.slots import Pinned
 from elasticrl.runtime.vault.source import merge, shard_of
 from elasticrl.runtime.vault.version import Lineage, Version
@@ -37,6 +39,11 @@ def data_file(shard: int) -> str:
 def table_file(shard: int) -> str:
     """A shard's table."""
     return f"data-{shard:04d}.json"
+
+
+def refused_file(shard: int) -> str:
+    """Says that this shard will not come. It is empty, as the disk may be full."""
+    return f"data-{shard:04d}.refused"
 
 
 def machine_facts(facts: Facts) -> Facts:
@@ -63,9 +70,8 @@ def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
         pinned.verify()
         shard = shard_of(pinned)
         place.begin(name)
-        place.unstage(
-            name, table_file(stamp.shard)
-        )  # of an earlier try, that the finisher must not take for this one's
+        for file in (table_file(stamp.shard), refused_file(stamp.shard)):
+            place.unstage(name, file)  # of an earlier try, that the finisher must not take for this one's
         blobs: list[dcp.Blob] = []
         with place.output(name, data_file(stamp.shard)) as out:
             for tensor in shard.tensors:
@@ -84,6 +90,19 @@ def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
         with place.output(name, table_file(stamp.shard)) as out:
             out.write(table.encode())
     return entry
+
+
+def refuse(place: Place, stamp: Stamp) -> None:
+    """This shard will not come; whoever waits for it need not. On a disk that takes not even that they wait for the timeout.
+
+    Found live: after a moment of a full disk no checkpoint was written for `checkpoint.timeout`, as rank 0 waited for a shard
+    whose writer had failed long ago.
+    """
+    name = name_of(stamp.version, stamp.generation)
+    with suppress(StateError, OSError):
+        place.begin(name)
+        with place.output(name, refused_file(stamp.shard)):
+            pass
 
 
 def finish(
@@ -168,7 +187,7 @@ def _collect(
                 continue
             table = tables[shard] = ShardTable.decode(text, f"{name}/{file}")
             files += [table.data, _entry_of(file, text, table)]
-        why = f"not within {timeout_s:g} s" if time.monotonic() > limit else hopeless()
+        why = f"not within {timeout_s:g} s" if time.monotonic() > limit else _refused(place, name, wanted) or hopeless()
         if len(tables) < len(wanted) and why:
             absent = ", ".join(str(shard) for shard in wanted if shard not in tables)
             raise CheckpointError(
@@ -178,6 +197,11 @@ def _collect(
         if len(tables) < len(wanted):
             time.sleep(POLL_S)
     return [tables[shard] for shard in wanted], files
+
+
+def _refused(place: Place, name: str, wanted: Sequence[int]) -> str:
+    failed = [str(shard) for shard in wanted if place.staged(name, refused_file(shard)) is not None]
+    return f"the writing of {', '.join(failed)} failed" if failed else ""
 
 
 def _entry_of(file: str, text: bytes, table: ShardTable) -> FileEntry:
