@@ -135,7 +135,8 @@ class Box:
         """All its processes but PID 1 and the sleep below it, by the host's count, in the order of their birth."""
         mine = _namespace(self.pid)
         found = [pid for pid in all_pids() if pid != self.pid and mine and _namespace(pid) == mine]
-        return sorted((pid for pid in found if command_line(pid) != "sleep 3600"), key=lambda pid: (born(pid), pid))
+        mine_alone = (pid for pid in found if alive(pid) and command_line(pid) != "sleep 3600")
+        return sorted(mine_alone, key=lambda pid: (born(pid), pid))
 
     def host_pid(self, inner: int) -> int:
         """The host's number of one of its processes; 0 if it is gone."""

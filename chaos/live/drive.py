@@ -441,10 +441,10 @@ class Late(AssertionError):
 def left_files(box: Box, job: str) -> list[str]:
     """Sockets of the daemons, and whatever lies in shared memory."""
     found: list[str] = []
-    for folder in ("/dev/shm", f"/run/elasticrl/{job}"):
+    for folder in (f"/dev/shm/elasticrl/{job}", f"/run/elasticrl/{job}"):
         top = box.path(folder)
         every = top.rglob("*") if top.is_dir() else ()
-        mine = [path for path in every if path.is_socket() or (folder == "/dev/shm" and path.is_file())]
+        mine = [path for path in every if path.is_socket() or ("shm" in folder and path.is_file())]
         found += [f"{folder}/{path.relative_to(top)}" for path in mine]
     return found
 

@@ -58,6 +58,7 @@ class Eye:
         self.paused_since: float | None = None
         self._changes: list[tuple[float, Change]] = []
         self._lock = threading.Lock()
+        self._whole: dict[str, bool] = {}  # a manifest: was its checkpoint there when it was committed?
         self._early: list[dict[str, Any]] = []
         self._offsets: dict[Path, int] = {}
         self._resumed: set[int] = set()
@@ -112,6 +113,11 @@ class Eye:
         self._loop.close()
 
     def _take(self, changes: list[Change]) -> None:
+        for change in changes:
+            if change.key == keys.COMMIT and change.entry:  # looked at now: later commits make place for themselves
+                manifest = keys.load(Commit, change.entry.value, change.key).manifest
+                place = self.gang.saves / manifest
+                self._whole[manifest] = place.is_dir() and any(place.iterdir())
         with self._lock:
             self._changes += [(self.now, change) for change in changes]
 
@@ -161,8 +167,7 @@ class Eye:
             )
         elif key == keys.COMMIT and value is not None:
             commit = keys.load(Commit, value, key)
-            place = self.gang.saves / commit.manifest
-            whole = place.is_dir() and any(place.iterdir())
+            whole = self._whole.get(commit.manifest, False)
             self.facts.append(
                 Saved(at=at, step=commit.step, version=commit.step, digest="", manifest=commit.manifest, whole=whole)
             )

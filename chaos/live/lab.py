@@ -48,13 +48,13 @@ class Member:
 class Lab:
     """Boxes n0, n1, ... and the store's e0, e1, e2. Use it as a context; it leaves nothing behind."""
 
-    def __init__(self, nodes: int, *, members: int = 3, disk_mb: int = 256, boxes: bool = True) -> None:
+    def __init__(self, nodes: int, *, members: int = 3, disk_mb: int = 2560, boxes: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-"))
         self._lock, number = take()
         self.name = f"{PREFIX}{number}"
         self.subnet = f"10.78.{number}" if boxes else f"78.{number}"
         self.disk = self.folder / "disk"
-        self.disk_mb = disk_mb
+        self.disk_mb = disk_mb  # room enough that nobody calls it full before it is
         self.net = Net(self.name)
         self.real = boxes  # namespaces; else loopback
         self.keep = False  # the folder stays for somebody to look at

@@ -5,6 +5,7 @@ lost when the rule has counted it, a disk is full when a write has failed; a str
 """
 
 import asyncio
+import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from chaos.faults import Fault
 from chaos.live import net
-from chaos.live.box import Box, BoxError, alive, command_line, stopped
+from chaos.live.box import Box, BoxError, alive, command_line, parent, stopped
 from chaos.live.eye import Eye
 from chaos.live.gang import VAULT_DIR, Gang, gone, send
 from chaos.live.lab import Lab
@@ -116,7 +117,16 @@ class Hands:
             time.sleep(0.001)
         if alive(pid) and not stopped(pid):
             raise NotStruck(f"process {pid} of {node} goes on after SIGSTOP")
-        return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=lambda: send(pid, signal.SIGCONT))
+        outer = parent(
+            pid
+        )  # nsenter, if it was started from outside: it stands still with its child, and never wakes of itself
+
+        def go() -> None:
+            send(pid, signal.SIGCONT)
+            if "nsenter" in command_line(outer):
+                send(outer, signal.SIGCONT)
+
+        return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=go)
 
     def _kill_worker(self, fault: Fault) -> Done | None:
         return self._end(fault, self.gang.worker)
@@ -460,8 +470,12 @@ class Hands:
         member.down = True
         send(pid, signal.SIGSTOP)
 
+        outer = parent(pid)
+
         def go() -> None:
             send(pid, signal.SIGCONT)
+            if "nsenter" in command_line(outer):
+                send(outer, signal.SIGCONT)
             member.down = False
 
         return Done(
@@ -497,10 +511,13 @@ class Hands:
     def _disk_full(self, _: Fault) -> Done | None:
         ballast = self.lab.disk / "ballast"
         with ballast.open("wb", buffering=0) as file:
-            for size in (1 << 20, 4096):
-                with suppress(OSError):
-                    while True:
-                        file.write(b"x" * size)
+            size = 1 << 29
+            while size >= 4096:
+                try:
+                    os.posix_fallocate(file.fileno(), file.tell(), size)
+                    file.seek(size, os.SEEK_CUR)
+                except OSError:
+                    size //= 2
         try:
             probe = self.lab.disk / "probe"
             probe.write_bytes(b"x" * 4096)
