@@ -1,0 +1,100 @@
+"""The small parts of a node's live inquiry, without a daemon."""
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+from elasticrl.agent.beats import Beat, Page, Snapshot, State
+from elasticrl.agent.gather import Beating, Stride
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.daemon.history import History
+from elasticrl.daemon.inquiry import Reserved, of_its_gang, results_of, surest
+from elasticrl.diagnose.tail import Tail
+
+
+def test_a_logs_line_speaks_of_the_gang_whose_log_it_is() -> None:
+    line = Evidence(kind=Kind.EXCEPTION, sign=Sign.PROGRAM, source="/var/log/j/n0/attempt_14/rank_3.log")
+    assert of_its_gang(line).generation == 14
+    assert of_its_gang(Evidence(kind=Kind.XID, sign=Sign.GPU_BROKEN, source="kernel")).generation is None
+
+
+def test_what_a_probe_prints_beside_its_results_is_passed_over() -> None:
+    said = [b"warning: x\n", b'{"node": "a", "peer": "b", "tcp": "ok"}\n', b"{}\n"]
+    assert [(result.node, result.tcp) for result in results_of(said)] == [("a", "ok")]
+
+
+def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:
+    port = Reserved("127.0.0.1", 0)
+    host, _, number = port.address.rpartition(":")
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as other:
+            try:
+                other.bind((host, int(number)))
+            except OSError:
+                continue
+            raise AssertionError(f"{kind} is free")
+    port.release()
+    with socket.socket() as probe:
+        probe.bind((host, int(number)))
+    port.keep()
+    assert port.address == f"{host}:{number}"
+    port.close()
+
+
+def test_the_surest_verdict_is_told_and_of_equals_the_first() -> None:
+    def told(fault: Fault, confidence: Confidence) -> Verdict:
+        return Verdict(fault=fault, cause="x", confidence=confidence)
+
+    unknown, low = told(Fault.UNKNOWN, Confidence.HIGH), told(Fault.NETWORK, Confidence.LOW)
+    high, also = told(Fault.DESYNC, Confidence.HIGH), told(Fault.DISK, Confidence.HIGH)
+    assert surest([unknown, low, high, also]) is high
+    assert surest([unknown]) is unknown
+
+
+def test_the_log_lines_since_a_moment() -> None:
+    history = History()
+    for second in (10, 20, 30):
+        history(None, "info", {"event": "e", "at": f"2026-11-21T20:34:{second}.500000Z"})
+    found = history.since(datetime(2026, 11, 21, 20, 34, 15, tzinfo=UTC))
+    assert [line["at"][17:19] for line in found] == ["20", "30"]
+
+
+def test_the_last_words_of_a_rank_that_is_not_followed_any_more_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    log.write_text("")
+    tail = Tail(node="n0")
+    tail.follow({0: log})
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    tail.follow({})
+    assert {fact.sign for fact in tail.look(5.0)} == {Sign.GPU_MEMORY}
+    assert tail.look(6.0) == []
+
+
+def test_a_page_tells_what_a_worker_has_spent_on_its_own_work_and_not_what_it_waited(tmp_path: Path) -> None:
+    beat = Beat(tmp_path / "page")
+    beat.training()
+    beat.phase("rollout")
+    beat.phase("update")
+    beat.collective(1, "all_reduce")
+    waiting_from = dict(beat.now.spent)["update"]
+    beat.arrived()
+    assert dict(beat.now.spent)["update"] == waiting_from, "nobody worked meanwhile"
+    beat.phase("save")
+    read = Page(tmp_path / "page").read()
+    assert read is not None
+    assert [name for name, _ in read.spent] == ["warm", "rollout", "update"]
+
+
+def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were_made() -> None:
+    def seen(step: int, spent: float, pid: int = 7) -> list[Beating]:
+        beat = Snapshot(generation=3, step=step, pid=pid, state=State.TRAINING, spent=(("update", spent),))
+        return [Beating(slot=0, beat=beat)]
+
+    first = Stride().after(seen(10, 1.0), 0.0, 1.0)
+    assert first.took == ()
+    assert first.after(seen(12, 1.4), 0.5, 1.0) is first, "too soon"
+    later = first.after(seen(14, 1.8), 1.0, 1.0)
+    assert [(pace.slot, pace.phase, pace.seconds) for pace in later.took] == [(0, "update", 0.2)]
+    assert later.after(seen(14, 1.9), 2.5, 1.0) is later, "no step was made"
+    assert later.after(seen(3, 0.1, pid=8), 3.0, 1.0).took == (), "another process"
