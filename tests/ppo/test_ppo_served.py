@@ -17,12 +17,18 @@ from served_kit import (
     SAMPLING,
     Trainer,
     end,
+    gang,
     gone,
+    home_of,
+    job,
     moved,
+    outcome,
     pid_of,
     requests,
     same,
     service,
+    strike,
+    struck,
     until,
 )
 
@@ -127,7 +133,7 @@ def test_a_second_worker_of_the_node_waits_for_the_weights_that_the_first_hands_
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders, actor, how):
-    limits = LIMITS if how == signal.SIGKILL else replace(LIMITS, health_s=3.0)
+    limits = LIMITS if how == signal.SIGKILL else replace(LIMITS, health_s=8.0)
     trainer = Trainer(home, service(folders["qwen2"]), limits=limits)
     trainer.enter(actor)
     trainer.engine.publish(2)
@@ -215,6 +221,47 @@ def test_two_workers_start_one_engine_which_another_configuration_replaces_and_w
     assert "no trainer has spoken for 2 s" in (tmp_path / "engine.log").read_text()
     assert not (tmp_path / SOCKET).exists()
     assert not (tmp_path / weights.FILE).exists(), "its memory is given back"
+
+
+# ---- whole gangs
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory):
+    return job(tmp_path_factory.mktemp("job"), {"engine": "served"})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, conf):
+    """One worker, with the engine that is in it."""
+    inside = {**conf, "rollout": {**conf["rollout"], "engine": "torch"}}
+    with gang(tmp_path_factory.mktemp("inside") / "gang", inside, world=1) as alone:
+        alone.plan("n0")
+        alone.until_done()
+        return outcome(alone)
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the_deaths_of_both(
+    tmp_path, conf, undisturbed, strategy
+):
+    with gang(tmp_path, conf, world=2, strategy=strategy) as both:
+        strike(tmp_path, "n0", "sync", 1)
+        strike(tmp_path, "n1", "rollout", 3)
+        both.plan("n0", "n1")
+        both.until(lambda: struck(tmp_path, "n1"), "the end of n1's engine", 200.0)
+        kept = pid_of(home_of(tmp_path, "n0"))
+        both.kill_worker("n0")
+        both.plan("n0", "n1")
+        both.until_done(within_s=250.0)
+        assert struck(tmp_path, "n0")
+        assert "adopted" in both.workers["n0"].text
+        assert f"process {kept} " in both.workers["n0"].text
+        assert outcome(both) == undisturbed
+    for node in ("n0", "n1"):
+        pid = pid_of(home_of(tmp_path, node))
+        until(lambda pid=pid: gone(pid), f"the end of {node}'s engine with the job")
+        assert not (home_of(tmp_path, node) / weights.FILE).exists()
 
 
 # ---- what cannot be

@@ -112,6 +112,8 @@ class Served:
                 talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
         except Lost as lost:
             self.attendant.lost(str(lost))
+        except Refused as refused:
+            raise StaleWeights(str(refused)) from refused
 
     def _agree(self, talk: Talk, tag: weights.Tag) -> None:
         """The engine has these weights, or takes them now, or Refused."""

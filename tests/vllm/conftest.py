@@ -1,0 +1,30 @@
+"""These run in an environment that has vLLM: `make vllm` makes it, and sets ELASTICRL_VLLM, with which skipping is failing."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ppo"))
+
+REQUIRED = os.environ.get("ELASTICRL_VLLM") == "required"
+
+if find_spec("vllm") is None and not REQUIRED:
+    collect_ignore_glob = ["test_*.py"]
+
+torch.set_num_threads(1)
+skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if REQUIRED and (skipped or not session.testscollected):
+        print(f"\nvllm was to be tested, and was not: {skipped or 'no tests'}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
