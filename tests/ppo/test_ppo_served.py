@@ -171,6 +171,32 @@ def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(train
     assert all(trainer.engine.found[request] is one for request, one in kept.items())
 
 
+def test_who_is_overtaken_by_another_life_waits_for_its_own_orders(trainer, home, folders, actor):
+    class Orders(Exception):
+        pass
+
+    trainer.engine.publish(6)
+    second = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, sync_s=60.0))
+    second.enter(actor, life="2 after a reform")
+    second.ready()
+
+    def turn():
+        if len(trainer.engine.found) > 0 and weights.tag_of(home).life == "1 here":
+            second.engine.publish(6)
+            late.start()
+
+    def orders():
+        raise Orders
+
+    late = threading.Timer(0.2, lambda: setattr(trainer, "on_turn", orders))
+    trainer.on_turn = turn
+    with pytest.raises(Orders):
+        trainer.engine.generate(requests(400), version=6)
+    late.join()
+    assert same(second.engine.generate(requests(8), version=6), inline(actor, requests(8)))
+    second.attendant.close()
+
+
 def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, actor):
     trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.2))
     trainer.enter(actor)

@@ -1,6 +1,5 @@
 """vLLM itself, on a CPU: samples that depend on the request and the weights alone, through any death of the engine."""
 
-import signal
 from dataclasses import replace
 
 import pytest
@@ -113,14 +112,13 @@ def test_logprobs_are_the_trainer_s_within_the_stated_gap_before_and_after_an_up
         trainer.engine.generate(requests(1), version=2)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL])
-def test_an_engine_killed_in_the_middle_costs_its_unfinished_samples_time_alone(trainer, home, actor, how):
+def test_an_engine_killed_in_the_middle_costs_its_unfinished_samples_time_alone(trainer, home, actor):
     trainer.engine.publish(4)
     asked = requests(400)
     wanted = trainer.engine.generate(asked, version=4)
     trainer.engine.found.clear()
     first = trainer.ready()
-    at = trainer.kill_when(lambda: len(trainer.engine.found) > 0, how)
+    at = trainer.kill_when(lambda: len(trainer.engine.found) > 0)
     found = trainer.engine.generate(asked, version=4)
     assert at, "it was not struck in the middle"
     assert 0 < at[0] < 400
@@ -139,14 +137,13 @@ def test_at_another_temperature_logprobs_are_of_what_was_sampled_from(tmp_path, 
     samples = warm.engine.generate(requests(40), version=0)
     assert gap(actor, samples, 0.7) < GAP
     assert gap(actor, samples, 1.0) > 100 * GAP
-    few = warm.engine
 
     def most():
         yield from list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))[:-1]
 
-    few.enter(life="2 here", source=most, writes=True, gathers=False)
+    warm.engine.enter(life="2 here", source=most, writes=True, gathers=False)
     with pytest.raises(StaleWeights, match="were not sent"):
-        few.publish(0)
+        warm.engine.publish(0)
     warm.attendant.close()
     until(lambda: gone(pid_of(tmp_path)), "the end of an engine with half a set of weights")
 

@@ -93,6 +93,7 @@ class Served:
                         f"{barren} rollout engines in a row finished none of {len(missing)} samples, the last because: {lost}"
                     ) from lost
             except Refused as refused:
+                self._await_orders()
                 raise StaleWeights(str(refused)) from refused
         return samples([self.found[request] for request in requests], requests, self.sampling, version)
 
@@ -102,6 +103,16 @@ class Served:
             self.attendant.end()
         else:
             self.attendant.close()
+
+    def _await_orders(self) -> None:
+        """The engine may have another life's weights already, from a worker of this node that was told of it before we were:
+        then our own orders are on their way, and `check` raises.
+        """
+        deadline = time.monotonic() + self.attendant.limits.sync_s
+        there = weights.tag_of(self.attendant.home)
+        while there is not None and there.life != self._life and time.monotonic() < deadline:
+            self.check()
+            time.sleep(TURN_S)
 
     def _hand_over(self, tag: weights.Tag) -> None:
         """In the phase `sync` an engine that is not up is not waited for: it reads the weights when it starts."""
