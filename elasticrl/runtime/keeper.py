@@ -48,6 +48,9 @@ class Kept:
     asked: bool = False  # its save was begun
 
 
+CLOSE_S = 5.0  # for the writer to end, when all went well
+
+
 class Keeper:
     """One worker's. It knows nothing of collectives: who calls it does."""
 
@@ -274,10 +277,14 @@ class Keeper:
         """What lies in this worker's part of the vault beyond that has no future."""
         self.vault.void_after(version, generation)
 
-    def close(self, *, over: bool) -> None:
-        """Ends the threads. Alone, a job that is over leaves no memory behind."""
+    def close(self, *, over: bool, failed: bool = False) -> None:
+        """Ends the threads. Alone, a job that is over leaves no memory behind.
+
+        Who has failed does not wait for its writer, which outlives it. Found live: it took a second to die, in which its peers,
+        out of the broken group already, had nobody to blame and all started afresh.
+        """
         if self._saver is not None:
-            self._saver.close()
+            self._saver.close(0.0 if failed else CLOSE_S)
         self.chronicle.close()
         self.ledger.close()
         self.vault.close()

@@ -372,7 +372,8 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave()
         if self._keeper is not None:
-            self._keeper.close(over=kind is None and self.progress.step >= (self._limit or 0))
+            over = kind is None and self.progress.step >= (self._limit or 0)
+            self._keeper.close(over=over, failed=kind is not None)
             self._keeper = None
 
     # ---- inside: a generation
