@@ -658,7 +658,8 @@ async def the_secret(store: Store) -> bytes:
 
 def for_workers(tree: Tree) -> Tree:
     """The configuration as workers find it in a file: a password never gets there, and a user without one would be refused."""
-    tree = tree.model_copy(update={"web": Web()})
+    if tree.web.token is not None:
+        tree = tree.model_copy(update={"web": Web()})  # likewise: an address for all without its token
     if tree.store.password is None:
         return tree
     return tree.model_copy(update={"store": tree.store.model_copy(update={"username": None, "password": None})})

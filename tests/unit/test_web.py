@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.config import dumps, load
 from elasticrl.config.cluster import Web
 from elasticrl.daemon import web
+from elasticrl.daemon.main import for_workers
 from elasticrl.daemon.picture import Picture, Row
 from elasticrl.daemon.web import Page, Reply, Request, guard, page, parse, piece
 
@@ -239,3 +241,15 @@ def test_a_token_in_a_file_is_the_one_that_is_asked_for(tmp_path: Path) -> None:
             assert (await ask(free, "GET / HTTP/1.1\nHost: x\nAuthorization: Bearer geheim"))[0] == 200
 
     asyncio.run(one())
+
+
+def test_workers_never_get_the_token_and_their_file_is_accepted(tmp_path: Path) -> None:
+    environ = {"ELASTICRL__WEB__TOKEN": "geheim"}
+    own = ("job.name=toy", "job.program=x.py", "store.embedded=true", "web.port=8470", "web.address=0.0.0.0")
+    config = tmp_path / "c.yaml"
+    config.write_text("{}\n")
+    told = dumps(for_workers(load(config, own, environ)))
+    file = tmp_path / "workers.yaml"
+    file.write_text(told)
+    assert "geheim" not in told
+    assert load(file, (), {}).job.name == "toy"
