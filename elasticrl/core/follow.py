@@ -117,6 +117,7 @@ def record_of(state: State, now: float) -> Record:
         stall=workers.stall if workers.stall and workers.stall.waiting else None,
         suspects=tuple(sorted(state.suspects.intersection(ring))) if state.suspects else (),
         unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
+        answered=here if state.probed and state.probed.generation == here else 0,
         probing=state.probed.more if state.probed and state.probed.generation == here else False,
         probed=state.probed.results if state.probed and state.probed.generation == here else (),
         probe=card.probe,

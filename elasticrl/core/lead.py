@@ -6,7 +6,7 @@ who could take one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -397,6 +397,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         elif last.generation < left.generation:
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
+    results = _results(scene) if scene.plan and scene.plan.phase is Phase.PROBE else ()
     begins = stalled and (lead.stalled_at is None or new_plan or deaf)
     put_out = tuple(at for at in lead.put_out if now < at + HOUR_S) if lead.put_out else ()
     return Lead(
@@ -420,6 +421,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
             for node in {**lead.confined, **lead.let_back}
             if node not in scene.held and now < (at := lead.let_back.get(node, now)) + 2 * dossier.KEPT_S
         },
+        results=results,
+        earlier=lead.earlier if not new_plan else lead.results if scene.plan and scene.plan.pairs else (),
         put_out=(*put_out, *(now for node in scene.held if node not in lead.confined)),
         paces={} if new_plan else lead.paces,
         history=() if new_plan else lead.history,
@@ -584,6 +587,7 @@ def probing(scene: Scene) -> Move | None:
         return None
     seats = tuple(fate.seat for fate in scene.fates if fate.seat)
     asked = [*filter(None, map(scene.record_of, seats)), *scene.spares]
+    asked = [record for record in asked if record.answered == plan.generation]
     answers = {record.member.node: record.unreachable for record in asked if record.unreachable is not None}
     due = scene.lead.planned_at + scene.settings.recovery.probe_s
     if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
@@ -591,7 +595,7 @@ def probing(scene: Scene) -> Move | None:
     # Who cannot be reached at all is known at once; what is wrong with the way to the others takes longer to find out.
     if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
         return Move(wake_at=due, why="waiting for what the members find on the way to each other")
-    ways = findings(result for record in asked for result in record.probed)
+    ways = findings((*scene.lead.earlier, *scene.lead.results))
     broken = {node: set(found or ()) for node, found in answers.items()}
     for fact in ways:
         if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
@@ -603,7 +607,7 @@ def probing(scene: Scene) -> Move | None:
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
     )
     verdict, done = _probed(scene, ways)
-    if again := _confirming(scene, asked):
+    if not any(answers.values()) and (again := _confirming(scene, order)):
         return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
         names = ", ".join(str(seat.member) for seat in out) or "nobody new"
@@ -615,7 +619,7 @@ def probing(scene: Scene) -> Move | None:
             verdict=verdict,
         )
     if plan.backend:
-        return _on_gloo(scene, asked, verdict)
+        return _on_gloo(scene, verdict)
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
@@ -639,11 +643,11 @@ def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, A
     return verdict, _answer(scene, scene.lead, verdict, gloo=carries)
 
 
-def _on_gloo(scene: Scene, asked: list[Record], verdict: Verdict | None) -> Move:
+def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     """Back to the gang's own backend only where that was tried, and worked everywhere; else on as before."""
     plan = scene.plan
     assert plan is not None
-    tried = [result.nccl for record in asked for result in record.probed if result.nccl is not None]
+    tried = [result.nccl for result in scene.lead.results if result.nccl is not None]
     if tried and all(said == "ok" for said in tried):
         fresh = scene.train(
             scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
@@ -674,13 +678,17 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:
     return None
 
 
-def _confirming(scene: Scene, asked: list[Record]) -> Plan | None:
+def _results(scene: Scene) -> tuple[Result, ...]:
+    """What the members have found on the way to each other in the present probe."""
+    generation = scene.view.generation
+    return tuple(r for record in scene.records.values() if record.answered == generation for r in record.probed)
+
+
+def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
     """Where the tested pairs fall into pieces, a second probe across tells a partition from some links. Once."""
-    plan = scene.plan
-    results: list[Result] = [result for record in asked for result in record.probed]
+    plan, results = scene.plan, scene.lead.results
     if plan is None or plan.pairs or not results:
         return None
-    names = [record.member.node for record in asked]
     tested = {frozenset(pair) for pair in probe_links(plan)}
     pairs = tuple(pair for pair in confirm(names, results) if frozenset(pair) not in tested)
     if not pairs:

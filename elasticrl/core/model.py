@@ -243,7 +243,8 @@ class Record:
     exit: Exit | None = None  # how its last workers ended, until there are others; `generation` says under which plan
     stall: Stall | None = None
     suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, sorted
-    unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan of `generation`; None: not answered
+    unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan; None: not answered
+    answered: int = 0  # which PROBE plan that answers: there may be two in a row
     probing: bool = False  # what was found on the way to those within reach is still to come
     probed: tuple[Result, ...] = ()  # it
     probe: str = ""  # host:port at which this node is tested by others

@@ -7,6 +7,7 @@ from math import inf
 from elasticrl.core.dossier import Facts
 from elasticrl.core.events import Action, Probed, Workers
 from elasticrl.core.model import Member, Pace, Record, View
+from elasticrl.core.pairs import Result
 from elasticrl.core.policy import Answer
 from elasticrl.core.settings import Settings
 from elasticrl.core.verdict import Verdict
@@ -53,6 +54,8 @@ class Lead:
     put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
     paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
     history: tuple[Mapping[int, Mapping[str, float]], ...] = ()  # of this generation: rank -> phase -> seconds
+    results: tuple[Result, ...] = ()  # of the probe that is going on
+    earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
     slow: Facts = ()  # who is slow, as things are
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 

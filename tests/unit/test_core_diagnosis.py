@@ -12,6 +12,7 @@ from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.model import Exit, Pace, Phase, Plan, Rung, Stall, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.settings import Health, Membership, Settings
+from elasticrl.core.suspect import probe_links
 from elasticrl.core.verdict import Fault
 
 NODES = ("n00", "n01", "n02")
@@ -294,7 +295,7 @@ def probed(life: Life, now: float, generation: int, found: dict[str, tuple[Resul
     held = replace(plan(generation, *NODES, phase=Phase.PROBE), **more)  # type: ignore[arg-type]
     life.seen(now, "probe", plan=held, plan_revision=10 * generation)
     life.at(now, Probed(now=0, generation=generation, unreachable=(), more=True))
-    parked = {"work": Work.PARKED, "generation": generation, "born": 1, "unreachable": ()}
+    parked = {"work": Work.PARKED, "generation": generation, "born": 1, "unreachable": (), "answered": generation}
     life.told(now, *(record(name, probing=True, **parked) for name in NODES[1:]), life.view.own)
     assert proposed(life) is None, "what they find on the way is waited for"
     life.at(now + 1, Probed(now=0, generation=generation, unreachable=(), results=found["n00"]))
@@ -340,3 +341,44 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     assert written.verdict is not None
     assert written.verdict.nodes == ("n02",)
     assert len(probed(leader({"network": "report"}), 3.0, 2, found).seats) == 3
+
+
+def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_put_out() -> None:
+    """Eight nodes; what was tested between the halves is broken. Links across that nobody has tried yet work."""
+    names = tuple(f"n{i:02}" for i in range(8))
+    settings = Settings(lanes=8, membership=Membership(min_nodes=2))
+    life = Life("n00/1", settings)
+    life.leased(0.0)
+    life.seen(0.0, "empty store")
+    life.at(0.1, Workers(now=0, warm=True, endpoint="n00:29500"))
+    life.seen(0.7, "office", leader=life.state.me, leader_revision=3, records={}, quarantines={})
+    held = plan(2, *names, phase=Phase.PROBE)
+    left = set(names[:4])
+
+    def said(pairs: tuple[tuple[str, str], ...], generation: int, *, across: bool) -> None:
+        def way(me: str, peer: str) -> Result:
+            if across or (me in left) == (peer in left):
+                return Result(node=me, peer=peer, sent=9, answered=9, heard=9, tcp="ok", gloo="ok")
+            return Result(node=me, peer=peer, sent=9, tcp="connect: timed out")
+
+        ways = {n: tuple(way(n, b if a == n else a) for a, b in pairs if n in (a, b)) for n in names}
+        life.at(life.now + 0.1, Probed(now=0, generation=generation, unreachable=(), results=ways["n00"]))
+        parked = {"work": Work.PARKED, "generation": generation, "born": 1, "unreachable": (), "answered": generation}
+        life.told(life.now + 0.1, *(record(n, probed=ways[n], **parked) for n in names[1:]), life.view.own)
+
+    life.seen(1.0, "probe", plan=held, plan_revision=20)
+    said(probe_links(held), 2, across=False)
+    again = proposed(life)
+    assert again is not None
+    assert again.phase is Phase.PROBE
+    assert again.pairs
+    assert not set(again.pairs) & set(probe_links(held))
+    assert all((a in left) != (b in left) for a, b in again.pairs)
+    life.seen(2.0, "probe again", plan=replace(again, generation=3), plan_revision=30)
+    assert proposed(life) is None, "what was answered to the first is no answer to the second"
+    said(again.pairs, 3, across=False)
+    apart = proposed(life)
+    assert apart is not None
+    assert (apart.phase, apart.world) == (Phase.TRAIN, 4)
+    assert apart.verdict is not None
+    assert "fallen apart" in apart.verdict.cause

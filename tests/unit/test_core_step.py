@@ -233,7 +233,7 @@ def a_leaders_life():
     life.told(10.1, record("n01", work=Work.STALLED, generation=3, born=1, looked=41), life.view.own)
     life.seen(10.2, "plan 4 written", plan=plan(4, "n00", "n01", phase=Phase.PROBE), plan_revision=40)
     life.at(10.5, Probed(now=0, generation=4, unreachable=()))
-    life.told(10.6, record("n01", work=Work.PARKED, generation=4, born=1, unreachable=()))
+    life.told(10.6, record("n01", work=Work.PARKED, generation=4, born=1, unreachable=(), answered=4))
     return life.lines
 
 
