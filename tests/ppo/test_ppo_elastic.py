@@ -101,6 +101,7 @@ def events(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"ts"')]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
     phases = ["rollout", "logprobs", "update", "update", "update", "values"]
@@ -108,20 +109,22 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
     with nodes(tmp_path, conf, strategy=strategy, program="ppo_ends") as gang:
         ends = tmp_path / "ends"
         ends.mkdir()
-        gang.env["PPO_ENDS"] = str(ends)
+        gang.env |= {"PPO_ENDS": str(ends), "ELASTICRL_HISTORY": str(tmp_path / "history")}
         gang.plan("n0", "n1", "n2")
         for number, phase in enumerate(phases):
-            gang.until_sealed(number + 1)
+            gang.until_sealed(number + 1, within_s=240.0)
             node = chance.choice(["n0", "n1", "n2"])
             end = {"phase": phase, "after_ms": chance.choice([0.1, 3, 6])}
             (ends / "fresh").write_text(json.dumps(end))
             (ends / "fresh").rename(ends / node)
-            gang.workers[node].process.join(30)
+            gang.workers[node].process.join(120)
             assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{end} did not strike"
             gang.kill_worker(node)
             gang.plan("n0", "n1", "n2")
-        gang.until_done()
+        gang.until_done(within_s=240.0)
         assert outcome(gang) == undisturbed
+    told = [json.loads(line)["step"] for line in (tmp_path / "history").read_text().splitlines()]
+    assert sorted(told) == list(range(STEPS)), "each step is told once, whoever died"
 
 
 LEARNS = {
