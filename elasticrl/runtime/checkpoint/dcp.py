@@ -12,16 +12,6 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from elasticrl.runtime.checkpoint.manifest import ShardTable
 from elasticrl.runtime.checkpoint.place import Output
@@ -129,6 +119,18 @@ def metadata(
     paths: Mapping[str, tuple[str | int, ...]],
 ) -> bytes:
     """The `.metadata` that torch's readers begin with. `paths` says where in a nested state dict a tensor belongs."""
+    # Imported by the one who finishes only: it takes as long as the rest of a writer's start, and all others need none of it.
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        StorageMeta,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
     state: dict[str, Any] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     planner: dict[str, tuple[str | int, ...]] = {}
