@@ -4,10 +4,11 @@ The one idea: nothing is told twice. When the job trained, what each recovery co
 events that operators see, so the page cannot disagree with the logs it was made from.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
@@ -25,6 +26,7 @@ LIVELY: Final = frozenset(
 )
 APART: Final = frozenset({"warm", "parked", "done"})  # no part of a step: before its rank came, and between two groups
 BINS: Final = 96  # columns of the heat map
+MANY: Final = 8  # ranks from which on the median of all stands for that of the others
 SLOW: Final = 1.05  # of the others' median: what nobody would call slow is not shown
 
 
@@ -185,12 +187,14 @@ def _generations(left: Left) -> tuple[Generation, ...]:
     sealed += [
         (each.at, each.whole("step")) for each in left.happenings if each.name in {"workers.changed", "worker.exited"}
     ]
+    sealed.sort()
+    newest = list(accumulate((step for _, step in sealed), max, initial=0))
     for each in left.happenings:
         if each.name == "plan.adopted" and (number := each.whole("generation")) not in found:
             found[number] = Generation(
                 number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
                 world=each.whole("world"), members=each.whole("members"), reason=str(each.said.get("reason", "")),
-                step=max((step for at, step in sealed if at <= each.at), default=0),
+                step=newest[bisect_right(sealed, (each.at, 1 << 62))],
             )  # fmt: skip
     return tuple(found[number] for number in sorted(found))
 
@@ -325,10 +329,12 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
     for line in lines:
         by_step[line.generation, line.step].append(line)
     for rows in by_step.values():
-        for row in rows:
-            others = [own(other) for other in rows if other.rank != row.rank]
-            if others and (usual := median(others)) > 0:
-                work[row.rank, min(columns - 1, int((row.at - begin) / width))].append(own(row) / usual)
+        spent = [(row, own(row)) for row in rows]
+        whole = median(value for _, value in spent) if len(rows) > MANY else 0.0  # of many, one more changes little
+        for row, mine in spent:
+            usual = whole or median([value for other, value in spent if other is not row] or [0.0])
+            if usual > 0:
+                work[row.rank, min(columns - 1, int((row.at - begin) / width))].append(mine / usual)
     cells = {r: tuple(median(work[r, c]) if (r, c) in work else None for c in range(columns)) for r in ranks}
     nodes = {line.rank: line.node for line in lines}
     return Heat(edges=tuple(begin + width * i for i in range(columns + 1)), ranks=ranks, nodes=nodes, cells=cells)
