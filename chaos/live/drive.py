@@ -24,7 +24,7 @@ from chaos.live.eye import Eye
 from chaos.live.gang import RUN_DIR, Gang, conf_of
 from chaos.live.lab import Lab
 from chaos.live.strikes import Done, Hands, NotStruck
-from chaos.scenario import Scenario
+from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
 from elasticrl.daemon.client import Unanswered
@@ -35,6 +35,7 @@ from elasticrl.runtime.vault.errors import DataError
 
 LOOK_S = 0.03
 RETRY_S, GIVE_UP_S = 0.25, 25.0  # a fault that cannot act yet waits for its chance
+PLACE_S = 60.0  # for the job to come to a place that shows in the store or on the disk
 QUIET_S = 1.0  # of training before a scenario's first fault
 START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
 WELL_STEPS = 3
@@ -229,8 +230,9 @@ class Drive:
         self.eye.note(
             Ended(at=self.eye.now, alive=alive, seated=seated, want=self.want, lively=not problem, lacks=problem)
         )
-        mine = replace(scenario, shape=replace(scenario.shape, nodes=len(self.lab.boxes), settings=self.settings))
-        found = judge_live(mine, sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=first)
+        found = judge_live(
+            self._as_it_is(scenario), sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=first
+        )
         struck = [f.kind for f in self.eye.facts if isinstance(f, Struck) and f.number >= first]
         verdict = Verdict(scenario, found, struck, time.monotonic() - begun, self.eye.newest - steps)
         self.verdicts.append(verdict)
@@ -238,6 +240,10 @@ class Drive:
             self.say(f"  VIOLATION  {violation}")
         self.say(f"  {'ok' if not found else 'FAILED'}: {verdict.seconds:.1f} s, {verdict.steps} steps")
         return verdict
+
+    def _as_it_is(self, scenario: Scenario) -> Scenario:
+        """A scenario with the nodes and settings that the job really has."""
+        return replace(scenario, shape=replace(scenario.shape, nodes=len(self.lab.boxes), settings=self.settings))
 
     @property
     def settings(self) -> Any:
@@ -258,22 +264,26 @@ class Drive:
                 due[number] = start
             else:
                 self._waiting.append((fault.when.partition(" step ")[0], number, fault))
-        last = max(due.values(), default=start)
-        give_up = last + GIVE_UP_S + (20.0 if self._waiting else 0.0)
+        tried: dict[int, float] = {}  # since when
+        struck_at = start
         while due or self._waiting:
             self.tick()
             for number in [n for n, at in due.items() if self.eye.now >= at]:
+                tried.setdefault(number, self.eye.now)
                 if self._at_place(number, numbers[number]):
                     del due[number]
+                    struck_at = self.eye.now
                 else:
                     due[number] = self.eye.now + RETRY_S
             self._look_for_saves()
-            if self.eye.now > give_up:
-                for number in [*due, *(n for _, n, _ in self._waiting)]:
-                    kind = numbers[number].kind
-                    self.eye.note(Missed(at=self.eye.now, number=number, kind=kind, why="it never had its chance"))
-                self._waiting = []
-                return
+            late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
+            if not due and self.eye.now > struck_at + PLACE_S:
+                late += [number for _, number, _ in self._waiting]
+            for number in late:
+                kind = numbers[number].kind
+                self.eye.note(Missed(at=self.eye.now, number=number, kind=kind, why="it never had its chance"))
+                due.pop(number, None)
+            self._waiting = [entry for entry in self._waiting if entry[1] not in late]
             time.sleep(LOOK_S)
 
     def _at_place(self, number: int, fault: Fault) -> bool:
@@ -386,9 +396,8 @@ class Drive:
                 Proved(at=self.eye.now, what="the end", ok=False, sentence=f"{type(error).__name__}: {error}")
             )
         self.eye.look()
-        found = judge_live(
-            self.shape, sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=self.number
-        )
+        mine = self._as_it_is(replace(self.shape, faults=(), expect=Expect()))  # its own faults have been judged
+        found = judge_live(mine, sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=self.number)
         for violation in found[:6]:
             self.say(f"  VIOLATION  {violation}")
         return found
