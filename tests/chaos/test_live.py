@@ -81,6 +81,7 @@ def test_the_job_survives(bench: Bench, name: str) -> None:
     assert len(verdict.struck) == len(scenario.faults)
 
 
+@pytest.mark.timeout(600)  # the undisturbed run is as long as all of the above was
 def test_in_the_end_the_bits_are_the_same_and_nothing_is_left(bench: Bench) -> None:
     """After all of the above: the audit is exact, the digests are the undisturbed run's, no process, socket or key is left."""
     assert bench.drive is not None, "the last scenario left the job in ruins"
