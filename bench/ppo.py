@@ -1,12 +1,13 @@
 """Samples and tokens a second of a whole PPO step: elasticrl beside TRL's PPO trainer, in one run, in turn.
 
-    python bench/ppo.py [--rounds 3] [--steps 8] [--worlds 1,2] [--json] [--sides elasticrl,trl] [--venv DIR]
+    python bench/ppo.py [--rounds 3] [--steps 8] [--worlds 1,2] [--json] [--sides elasticrl,plain,trl] [--venv DIR]
 
 A Qwen2 of about 10 million random parameters, prompts and answers of 32 tokens, batches of 32 samples that are trained on
 twice, a reward model and a critic of the same size, float32, one thread in each worker, gloo. Both sides have the same models,
 prompts, lengths, batch, micro-batch and number of updates, and whole processes that start anew in each round; the first steps
 of each are warm-up. elasticrl's step has everything on: vaults with a copy at the neighbour, digests, the ledger.
 
+`plain` is our trainer under torchrun alone, without seats, vaults and ledger: the runtime's own cost is the difference to it.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -34,7 +35,7 @@ TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
 PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2
 WARM_UP = 2
 PATIENCE_S = 900.0
-SIDES = ("elasticrl", "trl")
+SIDES = ("elasticrl", "plain", "trl")
 
 
 @dataclass(slots=True)
@@ -63,7 +64,9 @@ def models(folder: Path) -> dict[str, Any]:
         "batch": BATCH,
         "micro_batch": MICRO,
         "epochs": EPOCHS,
+        "prompt": PROMPT,
         "max_tokens": ANSWER,
+        "lanes": LANES,
         "lr": 1e-5,
     }
 
@@ -101,11 +104,11 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
     return found
 
 
-def trl(job: Mapping[str, Any], folder: Path, world: int, steps: int, python: Path) -> Found:
-    """TRL's trainer, under torchrun where there are several workers."""
+def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
+    """A trainer that is a script of its own, under torchrun where there are several workers."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps({**job, "steps": steps, "folder": str(folder / "out")}))
-    script = [str(ROOT / "bench" / "ppo_trl.py"), str(folder / "job.json")]
+    command = [str(ROOT / "bench" / name), str(folder / "job.json")]
     many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")}
     env |= {
@@ -115,11 +118,13 @@ def trl(job: Mapping[str, Any], folder: Path, world: int, steps: int, python: Pa
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     done = subprocess.run(
-        [str(python), *many, *script], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [str(python), *many, *command], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"ended"')]
     if not lines:
-        raise SystemExit(f"TRL did not train (exit {done.returncode}):\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"{name} did not train (exit {done.returncode}):\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+        )
     ended = json.loads(lines[-1])["ended"]
     return Found(steps=[after - before for before, after in pairwise(ended)][WARM_UP:])
 
@@ -149,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {(side, world): Found() for side in sides for world in worlds}
     with tempfile.TemporaryDirectory(prefix="bench-ppo-") as base:
         python = environment(options.venv) if "trl" in sides else Path(sys.executable)
+        scripts = {"plain": ("ppo_plain.py", Path(sys.executable)), "trl": ("ppo_trl.py", python)}
         job = models(Path(base))
         for number in range(options.rounds):
             for world in worlds:
@@ -157,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     one = (
                         elasticrl(job, folder, world, options.steps)
                         if side == "elasticrl"
-                        else trl(job, folder, world, options.steps, python)
+                        else script(*scripts[side], job, folder, world, options.steps)
                     )
                     print(f"round {number + 1}: {side}, W {world}: {seconds(summary(one.steps))}", file=sys.stderr)
                     found[side, world].steps += one.steps
@@ -170,7 +176,9 @@ def told(
     found: Mapping[tuple[str, int], Found], sides: Sequence[str], worlds: Sequence[int], noise: str, *, as_json: bool
 ) -> int:
     steps = {key: median(one.steps) for key, one in found.items()}
-    ratios = {world: steps["trl", world] / steps["elasticrl", world] for world in worlds if len(sides) == len(SIDES)}
+    ratios = {
+        (side, world): steps["trl", world] / steps[side, world] for side, world in found if ("trl", world) in found
+    }
     if as_json:
         results = {
             f"{side} W{world}": {
@@ -182,7 +190,7 @@ def told(
             for (side, world), one in found.items()
         }
         shape = {"batch": BATCH, "prompt": PROMPT, "answer": ANSWER, "micro_batch": MICRO, "epochs": EPOCHS}
-        ratio = {f"W{world}": value for world, value in ratios.items()}
+        ratio = {f"{side} W{world}": value for (side, world), value in ratios.items()}
         dump({"bench": "ppo", "results": results, "ratio": ratio, "job": shape, "noise": noise, "machine": machine()})
         return 0
     rows = [
@@ -192,7 +200,7 @@ def told(
             f"{BATCH / steps[side, world]:.2f}",
             f"{BATCH * (PROMPT + ANSWER) / steps[side, world]:.0f}",
             seconds(summary(found[side, world].steps)),
-            f"{ratios[world]:.2f}x" if side == "elasticrl" and ratios else "",
+            f"{ratios[side, world]:.2f}x" if ratios else "",
         )
         for world in worlds
         for side in sides

@@ -1,0 +1,88 @@
+"""Our trainer on the job that bench/ppo.py describes, under nothing: no seats, no vaults, no ledger, a gang that never changes.
+
+    python bench/ppo_plain.py JOB.json          (or under torchrun, for several workers)
+
+What the elastic runtime costs is the difference to this. Prints one JSON line: the times at which its steps ended.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.distributed as dist
+
+from elasticrl.config.training import Data, Model, Ppo
+from elasticrl.ppo import models, prompts, rewards
+from elasticrl.ppo.fixed import FixedRun, InOrder
+from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.trainer import Trainer, parts_of
+from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.optim import AdamW
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    job = json.loads(Path(sys.argv[1]).read_text())
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    lanes, model = job["lanes"], Model(path=job["model"])
+    ppo = Ppo(
+        batch=job["batch"], mini_batch=job["batch"], micro_batch=job["micro_batch"], epochs=job["epochs"],
+        lr=job["lr"], critic_lr=job["lr"],
+    )  # fmt: skip
+    tokenizer = models.tokenizer(job["model"])
+    actor, critic = models.actor(model, job["model"], seed=7), models.critic(model, job["reward"])
+    rule = AdamW(lr=ppo.lr, betas=ppo.betas, eps=ppo.eps, weight_decay=ppo.weight_decay)
+    run = FixedRun(
+        {"actor": (actor, lambda _name: rule), "critic": (critic, lambda _name: rule)},
+        deal=Deal.contiguous(lanes, world),
+        seed=7,
+        parts=parts_of(ppo, lanes),
+        rank=rank,
+        group=dist.group.WORLD if world > 1 else None,
+    )
+    data = prompts.load(Data(path=job["prompts"], max_prompt=job["prompt"], chat_template=False), tokenizer)
+    scorer = rewards.RewardModel(
+        model=models.reward_model(model, job["reward"]),
+        width=job["prompt"] + job["max_tokens"],
+        rows=ppo.micro_batch,
+        pad=tokenizer.pad_token_id,
+    )
+    sampling = Sampling(
+        prompt_tokens=job["prompt"], max_tokens=job["max_tokens"], rows=ppo.batch // lanes,
+        eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id,
+    )  # fmt: skip
+    roles = Roles(
+        model=model, actor=actor, critic=critic, ref=models.reference(model, job["model"]), tokenizer=tokenizer
+    )
+    feed = InOrder(data, per_lane=ppo.batch // lanes, lanes=lanes, seed=7, shuffle=True)
+    trainer = Trainer(
+        run,
+        roles,
+        ppo=ppo,
+        lanes=lanes,
+        steps=job["steps"],
+        feed=feed,
+        engine=TorchEngine(actor, sampling),
+        scorer=scorer,
+    )
+    ended = [time.monotonic()]
+    for step in range(job["steps"]):
+        trainer.step(step)
+        ended.append(time.monotonic())
+    if rank == 0:
+        print("\n" + json.dumps({"ended": ended}), flush=True)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
