@@ -15,10 +15,10 @@ def human(seconds: float) -> str:
     >>> human(0.034), human(4.2), human(75), human(5400), human(200000)
     ('34 ms', '4.2 s', '1 min 15 s', '1 h 30 min', '2 d 7 h')
     """
-    if seconds < 0.0995:
+    if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms" if seconds else "0"
     if seconds < 60:
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
+        return f"{seconds:.3g} s"
     size, name, small, under = (
         (60, "min", 1, "s")
         if seconds < 3600
