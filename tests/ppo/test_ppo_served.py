@@ -267,6 +267,7 @@ def undisturbed(tmp_path_factory, conf):
         return outcome(alone)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
 def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the_deaths_of_both(
     tmp_path, conf, undisturbed, strategy

@@ -31,6 +31,9 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import StaleWeights
 from elasticrl.ppo.rollout.vllm_process import fit, installed
 
+pytestmark = pytest.mark.timeout(
+    900
+)  # engines take 7 s of processor time each to start, and the first test of a gang waits twice
 GAP = 1e-5  # nats, float32: between vLLM's forward passes and the trainer's (5e-7 to 2e-6 seen)
 PATIENT = replace(LIMITS, start_s=250.0, health_s=60.0)
 
@@ -181,7 +184,6 @@ def test_two_workers_come_to_the_bits_of_one_through_the_deaths_of_engines_and_a
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("replicated", 3), ("replicated", 4)])
 def test_any_number_of_workers_comes_to_the_bits_of_one(tmp_path, conf, undisturbed, strategy, world):
     with gang(tmp_path, conf, world=world, strategy=strategy) as many:
