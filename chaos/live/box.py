@@ -196,6 +196,11 @@ class Box:
 def remove_group(group: Path) -> None:
     """A cgroup and those below it, once they are empty."""
     deadline = time.monotonic() + 5.0
+    with suppress(OSError):  # of a driver that was killed while a box was frozen: nothing that is frozen dies
+        if (group / "freezer.state").exists():
+            (group / "freezer.state").write_text("THAWED")
+        for member in (group / "cgroup.procs").read_text(encoding="ascii").split():
+            os.kill(int(member), signal.SIGKILL)  # such as an nsenter that was stopped with its child
     while group.exists() and time.monotonic() < deadline:
         for folder in sorted(group.rglob("*/"), reverse=True):
             with suppress(OSError):
