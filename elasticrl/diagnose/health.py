@@ -312,13 +312,15 @@ def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bo
     level = FAIL if free < need or inodes < 0.001 else WARN if free < 2 * need or inodes < 0.02 else OK
     yield Check(
         name=f"{name}.space", level=level, value=f"{_gib(free)} free on {where}, {inodes:.0%} of inodes",
-        why=f"{why} It needs {_gib(need)}.", kind=Kind.DISK, sign=Sign.DISK_FULL,
+        why=f"{why} It needs {_gib(need)}.", kind=Kind.DISK,
+        sign=Sign.DISK_FULL if free < NOTHING or inodes == 0 else None,  # little space is a warning, not yet a culprit
         remedy="" if level is OK else "Free space, keep fewer checkpoints (checkpoint.keep_last), or move them.",
     )  # fmt: skip
     if write:
         yield _latency(there, name, where, why)
 
 
+NOTHING: Final = 1 << 24  # bytes free with which not even a small file of a save can be counted on
 SLOW_WRITE_S: Final = 0.25  # for 4 KiB to be on the disk; a healthy disk takes 1 to 20 ms, a busy NFS 100
 
 
