@@ -68,9 +68,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) 
         return outcome(gang)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "world"), [("replicated", 2), ("replicated", 3), ("replicated", 4), ("fsdp", 1), ("fsdp", 3)]
-)
+OFTEN = [("replicated", 4), ("fsdp", 3)]
+SELDOM = [pytest.param(*one, marks=pytest.mark.slow) for one in [("replicated", 2), ("replicated", 3), ("fsdp", 1)]]
+
+
+@pytest.mark.parametrize(("strategy", "world"), [*OFTEN, *SELDOM])
 def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, undisturbed, strategy: str, world: int):
     conf = {**conf, "telemetry": {"format": "json", "tensorboard": str(tmp_path / "curves")}}
     with nodes(tmp_path, conf, strategy=strategy, copies=min(1, world - 1)) as gang:
@@ -102,7 +104,7 @@ def events(log: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+@pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
     phases = ["rollout", "logprobs", "update", "update", "update", "values"]
     chance = random.Random(3)

@@ -131,7 +131,10 @@ def test_a_second_worker_of_the_node_waits_for_the_weights_that_the_first_hands_
 # ---- deaths
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+STOPPED = pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, id="killed"), STOPPED])
 def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders, actor, how):
     limits = LIMITS if how == signal.SIGKILL else replace(LIMITS, health_s=8.0)
     trainer = Trainer(home, service(folders["qwen2"]), limits=limits)
@@ -268,7 +271,7 @@ def undisturbed(tmp_path_factory, conf):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("replicated", marks=pytest.mark.slow)])
 def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the_deaths_of_both(
     tmp_path, conf, undisturbed, strategy
 ):

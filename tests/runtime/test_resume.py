@@ -46,7 +46,12 @@ def start(
 
 
 @pytest.mark.parametrize(
-    ("change", "field"), [({"lanes": 2}, "lanes"), ({"per_lane": 5}, "batch"), ({"name": "others"}, "data")]
+    ("change", "field"),
+    [
+        ({"lanes": 2}, "lanes"),
+        pytest.param({"per_lane": 5}, "batch", marks=pytest.mark.slow),
+        pytest.param({"name": "others"}, "data", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resume_with_other_lanes_batch_or_data_is_refused_unless_told(
     tmp_path: Path, change: dict[str, object], field: str

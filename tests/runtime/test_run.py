@@ -90,7 +90,7 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undist
 
 
 def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Path, undisturbed):
-    with Nodes(tmp_path, steps=4 * STEPS, every=10, step_ms=40.0) as nodes:
+    with Nodes(tmp_path, steps=2 * STEPS, every=10, step_ms=40.0) as nodes:
         nodes.plan("n0", "n1", "n2")
         nodes.until(lambda: nodes.commit() >= 20, "a commit of step 20", 60.0)
         committed = nodes.resume
@@ -102,7 +102,7 @@ def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Pa
         nodes.until(lambda: f"from step {committed}.0" in nodes.workers["n3"].text, "word of where it goes on", 60.0)
         nodes.until_done()
         assert undisturbed.items() <= digests(nodes.run_dir).items()
-        proof(nodes.run_dir, 4 * STEPS)
+        proof(nodes.run_dir, 2 * STEPS)
 
 
 def test_a_drained_worker_ends_after_a_whole_step_that_is_on_the_disk(tmp_path: Path, undisturbed):

@@ -23,6 +23,9 @@ from elasticrl.runtime.vault.slots import hold
 from elasticrl.runtime.vault.version import Version
 
 MESSAGE = 1 << 18  # bytes of one message at most
+_left: list[
+    subprocess.Popen[bytes]
+] = []  # writers that outlive their savers: who forgets a process is complained to by Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +207,10 @@ class Saver:
     def close(self, timeout_s: float = 5.0) -> None:
         """Tell the writer to end after what it is doing; it is left to itself after `timeout_s`."""
         self._sock.close()
-        with suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _left.append(self._process)
 
 
 def _start(env: Mapping[str, str], orphan_s: float) -> tuple[socket.socket, subprocess.Popen[bytes]]:
