@@ -138,10 +138,10 @@ def test_a_pace_survives_a_job_that_begins_again() -> None:
 def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) -> None:
     """In a real terminal: the other buffer is entered, the picture shown, q ends it, and echo and cursor come back."""
     terminal, inside = pty.openpty()
+    before = termios.tcgetattr(terminal)
     command = [sys.executable, "-m", "elasticrl.cli.main", "status", "--watch", "--run-dir", str(tmp_path)]
     watching = subprocess.Popen(command, stdin=inside, stdout=inside, env={**os.environ, "TERM": "xterm"})
-    os.close(inside)
-    text, deadline, before, asked = "", time.monotonic() + 120, termios.tcgetattr(terminal), False
+    text, deadline, asked = "", time.monotonic() + 120, False
     while "\033[?1049l" not in text and time.monotonic() < deadline:
         if select.select([terminal], [], [], 1.0)[0]:
             text += os.read(terminal, 65536).decode(errors="replace")
@@ -149,8 +149,9 @@ def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) ->
             assert not termios.tcgetattr(terminal)[3] & termios.ECHO
             os.write(terminal, b"q")
             asked = True
-    after = termios.tcgetattr(terminal)
     assert watching.wait(60) == 0, "it is training"
+    after = termios.tcgetattr(terminal)
+    os.close(inside)
     os.close(terminal)
     assert "\033[?1049h" in text
     assert re.search(r"TRAINING.*generation 3", text)
