@@ -47,6 +47,7 @@ class Eye:
         self.facts: list[Fact] = []
         self.plan: Plan | None = None
         self.plans: dict[int, Plan] = {}
+        self._planned_at: dict[int, float] = {}  # when each was seen here
         self.leader = ""
         self.commit = 0
         self.members: dict[str, Record] = {}
@@ -155,6 +156,7 @@ class Eye:
             plan = keys.load(Plan, value, key)
             paused = at - self.paused_since if self.paused_since is not None else 0.0
             self.plan = self.plans[plan.generation] = plan
+            self._planned_at.setdefault(plan.generation, at)
             self.facts.append(
                 Planned(
                     at=at,
@@ -234,6 +236,8 @@ class Eye:
 
     def _worker_said(self, line: dict[str, Any]) -> None:
         at, generation, step = line["at"] - self.begun, line["generation"], line["step"]
+        # A busy eye may see a plan after its workers have begun: what they say of it comes after it all the same.
+        at = max(at, self._planned_at.get(generation, at))
         if line["what"] == "here":
             self.here.add(line["token"])
         elif line["what"] == "began" and generation not in self._resumed and generation in self.plans:
