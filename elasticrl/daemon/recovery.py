@@ -51,6 +51,10 @@ class Watch:
                 answers = seated and plan.phase is Phase.TRAIN and (plan.rung > 0 or self.sign_at is not None)
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers else None
                 return Watch(sign_at=sign_at, plan=plan, plan_at=now), None
+            case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:
+                return replace(
+                    self, sign_at=None
+                ), None  # an effect of the plan, such as the parting of a gang that grows
             case Workers() if self._joined(event):
                 return replace(self, joined_at=now, step=event.step), None
             case Workers(step=step) if self.sign_at is not None and self.joined_at is not None and step > self.step:

@@ -54,3 +54,30 @@ def test_a_nodes_own_way_in_is_no_recovery():
         (works(10.0, Work.TRAINING, 3, 40), both),
         (works(10.1, Work.TRAINING, 3, 41), both),
     )
+
+
+ONE = plan(2, ME, rung=Rung.START)
+
+
+def test_a_gang_that_parts_to_grow_recovers_from_nothing():
+    both = plan(3, ME, OTHER, rung=Rung.START)
+    assert not told(
+        (Seen(now=0.0, view=View(plan=ONE)), ONE),
+        (Seen(now=9.0, view=View(plan=both)), both),
+        (works(9.02, Work.PARKED, 2, 40), both),
+        (works(10.0, Work.TRAINING, 3, 40), both),
+        (works(10.1, Work.TRAINING, 3, 41), both),
+    )
+
+
+def test_a_death_while_a_gang_grows_is_recovered_from_by_the_plan_that_follows():
+    both, alone = plan(3, ME, OTHER, rung=Rung.START), plan(4, ME)
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=ONE)), ONE),
+        (Seen(now=9.0, view=View(plan=both)), both),
+        (Suspected(now=9.1, node="b"), both),
+        (Seen(now=9.2, view=View(plan=alone)), alone),
+        (works(9.4, Work.TRAINING, 4, 40), alone),
+        (works(9.5, Work.TRAINING, 4, 41), alone),
+    )
+    assert (done.generation, round(done.total_s, 3)) == (4, 0.4)
