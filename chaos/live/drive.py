@@ -83,6 +83,7 @@ class Drive:
         self.active: dict[int, Active] = {}
         self.number = 0  # of the next fault: they are counted over the whole job
         self.over = False
+        self._waiting: list[tuple[str, int, Fault]] = []  # for a place: it, the fault's number, the fault
         self.verdicts: list[Verdict] = []
         late = sorted(lab.boxes)[nodes - shape.shape.late :] if shape.shape.late else []
         self.hands.off.update(late)
@@ -204,8 +205,6 @@ class Drive:
             place, number, fault = waiting
             if reached(place, fact) and self.put(number, fault):
                 self._waiting.remove(waiting)
-
-    _waiting: list[tuple[str, int, Fault]] = []  # noqa: RUF012 - each scenario sets its own
 
     # ---- one scenario
 

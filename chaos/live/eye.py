@@ -98,7 +98,7 @@ class Eye:
                             found = [Change(key=e.key, entry=e, revision=listing.revision) for e in listing.entries]
                             self._take(found)
                             revision = listing.revision + 1
-                        async with aclosing(store.watch([""], revision)) as batches:  # type: ignore[type-var]
+                        async with aclosing(store.watch([""], revision)) as batches:  # type: ignore[type-var] # a generator, which has aclose; the protocol says iterator
                             async for batch in batches:
                                 self._take(list(batch.events))
                                 self.revision = batch.revision

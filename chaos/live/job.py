@@ -27,7 +27,7 @@ from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 from elasticrl.runtime.run import Run
 
-ROWS, WIDTH = 6, 16
+ROWS, WIDTH = 9, 24
 WAIT_S = 20.0  # for the driver, at a place where it wanted to strike
 
 
@@ -35,7 +35,7 @@ def fresh() -> nn.Sequential:
     """The model."""
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(WIDTH, 37), nn.GELU(), nn.Dropout(0.1), nn.Linear(37, 37), nn.Tanh(), nn.Linear(37, 5)
+        nn.Linear(WIDTH, 67), nn.GELU(), nn.Dropout(0.1), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 5)
     )
 
 
@@ -133,7 +133,10 @@ class Told:
                     time.sleep(0.001)
 
     def later(self, places: tuple[tuple[float, str], ...], step: int) -> None:
-        """Places inside of the update, where only another thread can act: it says `here`, or ends the process."""
+        """Places inside of the update, where only another thread can act: it says `here`, or ends the process.
+
+        They come in their order; how far the update is by then, is chance.
+        """
         if self.folder is None or not (self.folder / f"{self.node}.order").exists():
             return
 
@@ -172,7 +175,7 @@ def main() -> None:
                 points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
                 with lane.rng("dropout"):
                     loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()  # type: ignore[no-untyped-call] # torch has no types for it
                 lane.done()
                 if number == 0:
                     told.at("during rollout", int(step))

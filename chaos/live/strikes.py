@@ -61,7 +61,7 @@ class Hands:
 
     def strike(self, fault: Fault) -> Done | None:
         """Put it in, now; None if that cannot be done at the moment."""
-        return getattr(self, "_" + fault.kind)(fault)  # type: ignore[no-any-return]
+        return getattr(self, "_" + fault.kind)(fault)  # type: ignore[no-any-return] # each method below that bears a kind's name
 
     def can(self, kind: str) -> bool:
         """Is this fault known here?"""
@@ -636,18 +636,22 @@ class Hands:
         port = listening(box, pid)
         code = (
             "import socket,sys,time\ns=socket.socket();s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\n"
-            "end=time.time()+3\nwhile True:\n  try: s.bind((sys.argv[1],int(sys.argv[2]))); break\n"
+            "open('/run/ready','w').close(); end=time.time()+8\n"
+            "while True:\n  try: s.bind((sys.argv[1],int(sys.argv[2]))); break\n"
             "  except OSError:\n    if time.time()>end: sys.exit(3)\n    time.sleep(.0005)\n"
             "s.listen(); open('/run/taken','w').close(); time.sleep(3600)\n"
         )
-        box.path("/run/taken").unlink(missing_ok=True)
+        ready, taken = box.path("/run/ready"), box.path("/run/taken")
+        ready.unlink(missing_ok=True)
+        taken.unlink(missing_ok=True)
         thief = box.start(
             [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.gang.folder / "thief.log"
         )
-        time.sleep(0.3)
+        deadline = time.monotonic() + 9.0
+        while not ready.exists() and thief.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
         send(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 4.0
-        while not box.path("/run/taken").exists() and thief.poll() is None and time.monotonic() < deadline:
+        while not taken.exists() and thief.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         inner = next((p for p in box.pids() if "time.sleep(3600)" in command_line(p)), 0)
 
@@ -655,7 +659,7 @@ class Hands:
             if inner:
                 send(inner, signal.SIGKILL)
 
-        if not box.path("/run/taken").exists():
+        if not taken.exists():
             back()
             raise NotStruck(f"the vault of {node} was back on port {port} before it could be taken")
         return Done(nodes=(node,), detail=f"port {port}", undo=back)

@@ -57,19 +57,17 @@ class ElasticRun:
 
     @property
     def life(self) -> str:
-        """What tells this generation of the job from any other, also of a job that had the same name: its gang's store."""
-        place = self.base._place  # noqa: SLF001
-        return "" if place is None else f"{place.generation} {place.endpoint}"
+        """As Run's."""
+        return self.base.life
 
     @property
     def first(self) -> bool:
-        """Of the workers of its node this one speaks for the node."""
-        place = self.base._place  # noqa: SLF001
-        return place is None or place.slot == 0
+        """As Run's."""
+        return self.base.first
 
     def check(self) -> None:
-        """Raises GangError if the gang was told to part: for those who wait for something that is no collective."""
-        self.base._flag.check("rollout")  # noqa: SLF001
+        """As Run's."""
+        self.base.check("rollout")
 
     @property
     def lanes(self) -> Sequence[int]:

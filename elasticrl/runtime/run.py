@@ -313,6 +313,20 @@ class Run:
         return self._place.world if self._place else 1
 
     @property
+    def first(self) -> bool:
+        """Of the workers of its node this one speaks for the node."""
+        return self._place is None or self._place.slot == 0
+
+    @property
+    def life(self) -> str:
+        """What tells this generation of the job from any other, also of a job that had the same name: its gang's store."""
+        return f"{self._place.generation} {self._place.endpoint}" if self._place else ""
+
+    def check(self, what: str) -> None:
+        """Raises GangError if the gang was told to part: for those who wait for something that is no collective."""
+        self._flag.check(what)
+
+    @property
     def generation(self) -> int:
         """This generation's number."""
         return self._place.generation if self._place else 0

@@ -163,7 +163,6 @@ def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path,
 
 
 def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_path: Path, conf):
-    pytest.importorskip("peft", reason="the extra [lora] is not installed")
     conf = {**conf, "model": {**conf["model"], "lora": {"rank": 2}}}
     digests = []
     for world in (1, 2):

@@ -48,7 +48,6 @@ def test_parameters_are_counted_exactly(folders, arch):
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj")])
 def test_adapters_are_counted_exactly(folders, targets):
-    pytest.importorskip("peft", reason="the extra [lora] is not installed")
     actor = models.actor(Model(lora=Lora(rank=3, targets=targets)), folders["qwen2"], seed=0)
     shape = shapes.read(folders["qwen2"])
     assert shape.adapters(3, targets) == count(actor, trained=True)

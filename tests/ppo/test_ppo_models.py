@@ -95,7 +95,6 @@ def test_a_model_that_cannot_serve_says_why(folders, tmp_path):
 
 
 def test_adapters_train_alone_and_the_reference_is_the_model_without_them(folders, rows, tmp_path):
-    pytest.importorskip("peft", reason="the extra [lora] is not installed")
     model = Model(lora=Lora(rank=2, alpha=4.0))
     plain = models.response_logits(models.actor(Model(), folders["qwen2"], seed=0), rows)[0]
     actor = models.actor(model, folders["qwen2"], seed=5)

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it is a program of its own under a daemon
+
 import elasticrl
+from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
-from elasticrl.runtime.optim import AdamW, Rule
 from elasticrl.runtime.run import Run
 
-ROWS, WIDTH = 9, 24
 slow_s = 0.0  # in each lane, from the fault "slow" on
-
-
-def fresh() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(WIDTH, 67), nn.GELU(), nn.Dropout(0.1), nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 5)
-    )
 
 
 def sharded(mesh: DeviceMesh) -> nn.Module:
@@ -41,32 +36,6 @@ def sharded(mesh: DeviceMesh) -> nn.Module:
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-class Warmup:
-    """A schedule that is state: forget it, and the bits part."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    @property
-    def factor(self) -> float:
-        return min(1.0, (self.steps + 1) / 50)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int], /) -> None:
-        self.steps = state["steps"]
-
-
-def rule(name: str) -> Rule:
-    return AdamW(lr=1e-2, weight_decay=0.1 if name.endswith("weight") else 0.0)
-
-
-def data(index: int) -> tuple[torch.Tensor, int]:
-    generator = torch.Generator().manual_seed(index)
-    return torch.randn(WIDTH, generator=generator), index % 5
 
 
 def main() -> None:

@@ -8,26 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
-
-from elasticrl.telemetry.metrics import Metrics
+from metrics_kit import names, served
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BOARD = json.loads((CONFIGS / "grafana" / "elasticrl.json").read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = BOARD["panels"]
 SCRIPT = CONFIGS / "slurm" / "elasticrl.sbatch"
-
-
-def served() -> dict[str, set[str]]:
-    """Every series with its own labels."""
-    found: dict[str, set[str]] = {}
-    for metric in vars(Metrics()).values():
-        if isinstance(metric, CollectorRegistry):
-            continue
-        kind, labels = type(metric).__name__, set(metric._labelnames)
-        endings = {"Counter": ["_total"], "Histogram": ["_bucket", "_sum", "_count"]}.get(kind, [""])
-        found |= {metric._name + end: labels | ({"le"} if end == "_bucket" else set()) for end in endings}
-    return found
 
 
 def expressions() -> list[str]:
@@ -54,7 +40,7 @@ def test_a_panel_shows_what_is_served(panel: dict[str, Any]) -> None:
 
 def test_every_metric_has_its_place() -> None:
     shown = set(re.findall(r"elasticrl_\w+?(?=_bucket|_total|[{ ,)])", " ".join(expressions())))
-    there = {metric._name for metric in vars(Metrics()).values() if not isinstance(metric, CollectorRegistry)}
+    there = names()
     assert there - shown == set(), "add a panel, or say here why not"
 
 

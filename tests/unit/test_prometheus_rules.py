@@ -6,24 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
-
-from elasticrl.telemetry.metrics import Metrics
+from metrics_kit import served
 
 FILE = Path(__file__).parents[2] / "configs" / "prometheus" / "elasticrl.rules.yaml"
 RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
-
-
-def served() -> dict[str, set[str]]:
-    """Every series with its own labels."""
-    found: dict[str, set[str]] = {}
-    for metric in vars(Metrics()).values():
-        if isinstance(metric, CollectorRegistry):
-            continue
-        kind, labels = type(metric).__name__, set(metric._labelnames)
-        endings = {"Counter": ["_total"], "Histogram": ["_bucket", "_sum", "_count"]}.get(kind, [""])
-        found |= {metric._name + end: labels | ({"le"} if end == "_bucket" else set()) for end in endings}
-    return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
