@@ -299,3 +299,23 @@ def test_of_thousands_each_tells_its_step_less_often():
         return report_every(state.but(view=replace(state.view, plan=plan(1, *names))))
 
     assert [every(nodes) for nodes in (1, 1000, 4096)] == [5.0, 5.0, 20.48]
+
+
+def test_a_vault_that_answers_elsewhere_is_told_to_all_once_the_gang_trains():
+    def proposed(vault):
+        life = Life("n00/1")
+        leads(life)
+        life.told(1.0, record("n00"), record("n01", vault="n01:7000"))
+        life.at(2.5, Tick(now=0))
+        trains(life, 2.6, 1, "n00", "n01")
+        seats = tuple(replace(s, vault="n01:7000") if s.member.node == "n01" else s for s in life.view.plan.seats)
+        life.seen(2.9, "with a vault", plan=replace(life.view.plan, seats=seats))
+        life.leased(3.0)
+        before = len(life.lines)
+        life.told(4.0, record("n01", work=Work.TRAINING, generation=1, born=1, vault=vault))
+        return [line.strip() for line in life.lines[before:] if "Propose" in line]
+
+    assert proposed("n01:7000") == []
+    (line,) = proposed("n01:7999")
+    assert line.startswith("Propose 2 train REFORM [n00/1:1 n01/1:1]")
+    assert line.endswith("the vault of n01/1 answers at another port")
