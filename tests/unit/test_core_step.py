@@ -318,4 +318,4 @@ def test_a_vault_that_answers_elsewhere_is_told_to_all_once_the_gang_trains():
     assert proposed("n01:7000") == []
     (line,) = proposed("n01:7999")
     assert line.startswith("Propose 2 train REFORM [n00/1:1 n01/1:1]")
-    assert line.endswith("the vault of n01/1 answers at another port")
+    assert "the vault of n01/1 answers at another port" in line
