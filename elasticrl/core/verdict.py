@@ -832,6 +832,12 @@ def _detail(fact: Evidence) -> str:
     return f" ({fact.detail})" if fact.detail else ""
 
 
+def surest(verdicts: list[Verdict]) -> Verdict:
+    """The one with most confidence; of equals the first."""
+    known = [verdict for verdict in verdicts if verdict.fault is not Fault.UNKNOWN] or verdicts
+    return max(known, key=lambda verdict: list(Confidence).index(verdict.confidence))
+
+
 def rank_names(ranks: Iterable[int]) -> str:
     """Ranks as people say them.
 

@@ -27,7 +27,7 @@ from elasticrl.core.evidence import Evidence, Kind
 from elasticrl.core.model import Outcome, Phase, Plan, Stall, Work
 from elasticrl.core.pairs import Result, findings, result_of
 from elasticrl.core.state import State
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict, judge
+from elasticrl.core.verdict import Facts, judge, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
 from elasticrl.diagnose import doctor, environment, health, incident, scene, witness
@@ -341,12 +341,6 @@ class Inquiry:
             cost_s=told.seconds,
             path=str(path),
         )
-
-
-def surest(verdicts: list[Verdict]) -> Verdict:
-    """The one with most confidence; of equals the first."""
-    known = [verdict for verdict in verdicts if verdict.fault is not Fault.UNKNOWN] or verdicts
-    return max(known, key=lambda verdict: list(Confidence).index(verdict.confidence))
 
 
 def of_its_gang(fact: Evidence) -> Evidence:

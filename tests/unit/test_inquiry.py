@@ -7,9 +7,9 @@ from pathlib import Path
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import Reserved, of_its_gang, results_of, surest
+from elasticrl.daemon.inquiry import Reserved, of_its_gang, results_of
 from elasticrl.diagnose.tail import Tail
 
 
