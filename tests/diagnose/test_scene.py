@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from diagnose_gang import gang, until
 
-from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.verdict import Facts, Fault, judge
 from elasticrl.diagnose import scene, stacks
 
@@ -29,9 +29,11 @@ def test_nodes_that_see_only_their_own_rank_find_the_culprit_together(
                 found = scene.collect(tmp_path, {rank: pid}, within_s=10.0, node_of=lambda r: f"n{r:02}")
                 facts.extend(found.evidence)
             waiting = {fact.rank for fact in facts if fact.sign is Sign.WAITED and fact.seq == 4}
-            return waiting == set(workers) - set(ranks)
+            # It says where it is going before it is there: its peers may wait while it still runs towards that place.
+            there = {fact.rank for fact in facts if fact.kind is Kind.STACK and word in fact.detail}
+            return waiting == set(workers) - set(ranks) and there == set(ranks)
 
-        until(stuck, 30.0, f"all but {ranks} wait in collective 4: {facts}")
+        until(stuck, 30.0, f"all but {ranks} wait in collective 4, and {ranks} is {word}: {facts}")
         both = scene.collect(tmp_path, workers, within_s=10.0)
     verdict = judge(facts, Facts(world=3))
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, ranks, tuple(f"n{r:02}" for r in ranks))
