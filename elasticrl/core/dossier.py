@@ -37,7 +37,9 @@ def file(known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float =
         have = {identity(fact) for fact in known}
     found = []
     for fact in fresh:
-        if fact.sign in NOISE:
+        if (
+            fact.sign in NOISE and fact.kind is not Kind.PROBE
+        ):  # that a way works tells which end of a broken one is at fault
             continue
         cut = bounded(fact)
         if identity(cut) not in have:
@@ -60,8 +62,9 @@ def told(facts: Facts, generation: int) -> Facts:
     That somebody waited for, or lost, a peer of a gang that is no more tells nobody anything: that would be a write of every
     survivor after each fault.
     """
+    telling = (*MEANINGS, Sign.ENTERED)
     facts = tuple(
-        fact for fact in facts if fact.sign in MEANINGS or fact.generation is None or fact.generation >= generation
+        fact for fact in facts if fact.sign in telling or fact.generation is None or fact.generation >= generation
     )
     if len(facts) <= TOLD:
         return facts

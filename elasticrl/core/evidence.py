@@ -67,12 +67,14 @@ class Sign(StrEnum):
     HOST_STUCK = "host_stuck"
     STOPPED = "stopped"
     ELSEWHERE = "elsewhere"  # outside of collectives at this moment: against it only if the others wait
+    ENTERED = "entered"  # which collectives it had entered when its gang ended, for comparison
     SLOW = "slow"
     # Processes and nodes.
     KILLED = "killed"
     CRASHED = "crashed"
     ABORTED = "aborted"
     NODE_GONE = "node_gone"
+    UNHEARD = "unheard"  # taken for dead by its peers, and alive: it says so itself
     # Machines.
     GPU_BROKEN = "gpu_broken"
     GPU_SUSPECT = "gpu_suspect"
@@ -106,6 +108,18 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective that a rank has entered, by what must be the same on all ranks of its group.
+
+    Example: Call(seq=41, what="all_reduce 64 Float", numel=64)
+    """
+
+    seq: int
+    what: str
+    numel: int | None = None  # that this rank brought
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One fact. Everything that its source does not say is None.
 
@@ -136,6 +150,7 @@ class Evidence:
     line_no: int | None = None
     source: str = ""  # a file, or what saw it
     generation: int | None = None  # of the gang that it speaks of; None: of none (health), or not known
+    calls: tuple[Call, ...] = ()  # the rank's last collectives of `group`, the newest last
 
     def plain(self) -> dict[str, object]:
         """For JSON: the names that operators' scripts rely on, in a fixed order."""
@@ -148,6 +163,7 @@ class Evidence:
             "last_enqueued": self.last_enqueued, "last_completed": self.last_completed,
             "detail": self.detail, "source": self.source, "line_no": self.line_no, "when": self.when, "clock": self.clock,
             "generation": self.generation,
+            "calls": [[call.seq, call.what, call.numel] for call in self.calls],
         }  # fmt: skip
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 
-from elasticrl.core.evidence import GANG, Evidence, Kind, Sign
+from elasticrl.core.evidence import GANG, Call, Evidence, Kind, Sign
 from elasticrl.core.reach import Reach, single_out
 
 
@@ -207,6 +207,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Training goes on without it; look at power, kernel log and console of the node.",
         "its daemon is heard by other nodes (then the path to it is at fault)", depth=1,
     ),
+    Sign.UNHEARD: Meaning(
+        Fault.NETWORK, _HIGH, "lives, and its peers do not hear it",
+        "Check its link, switch port, cable and firewall, and the route to it (ip -s link, ethtool); the store was reached "
+        "another way, or later.",
+        "its daemon stood still meanwhile: then its host is at fault, not the way to it",
+    ),
     Sign.KILLED: Meaning(
         Fault.DEAD_RANK, _MEDIUM, "died: it was killed from outside",
         "See who sent the signal: OOM killer (kernel log), scheduler, an operator. The others only waited for it.",
@@ -362,11 +368,35 @@ class Case:
     def accused(self) -> frozenset[int]:
         """Ranks that hard facts speak against."""
         hard = (f for f in self.evidence if f.kind in HARD and f.source and f.sign in MEANINGS)
-        return frozenset(rank for f in hard for rank in ((f.rank,) if f.rank is not None else f.ranks))
+        named = frozenset(rank for f in hard for rank in ((f.rank,) if f.rank is not None else f.ranks))
+        return named | frozenset(self.away) | frozenset(self.parted.odd if self.parted else ())
+
+    @cached_property
+    def parted(self) -> "Parted | None":
+        """Where the recorders of the ranks differ, if they do."""
+        return _part(self.evidence)
+
+    @cached_property
+    def seen_waiting(self) -> frozenset[int]:
+        """Ranks that were seen in a collective, whatever their logs say."""
+        return frozenset(f.rank for f in self.waits if f.kind in GOING_ON and _witnessed(f) and f.rank is not None)
+
+    @cached_property
+    def away(self) -> Mapping[int, Evidence]:
+        """Who was seen outside of collectives while most others were seen in one. When most are elsewhere, that a few wait
+        proves nothing about anybody.
+        """
+        found = {f.rank: f for f in self.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None}
+        there = {f.rank for f in self.waits if f.kind in SNAPSHOTS and f.rank is not None} - set(found)
+        return found if found and there and len(found) <= len(there) else {}
 
     def survived(self, fact: Evidence) -> bool:
         """Whether its rank went on working after it: it waited later than this, in a wait that began after this."""
-        if not MEANINGS[fact.sign].soft or fact.rank is None or fact.when is None:
+        if not MEANINGS[fact.sign].soft or fact.rank is None:
+            return False
+        if not _witnessed(fact) and fact.rank in self.seen_waiting:
+            return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
+        if fact.when is None:
             return False
         return any(
             wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock
@@ -386,7 +416,12 @@ class Case:
         return bool(ends) and fact.when > min(ends) + LATE_S
 
     def believed(self, fact: Evidence) -> bool:
-        """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy."""
+        """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy.
+
+        Of two that brought different sizes gloo ends the one that brought less, who may be any of the two: recorders know.
+        """
+        if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
+            return False
         if fact.kind in HARD or fact.rank is None or not self.accused:
             return True
         return fact.rank in self.accused or not MEANINGS[fact.sign].soft
@@ -399,17 +434,26 @@ class Case:
 
 def _declared(case: Case) -> Verdict | None:
     """A cause that says what it is: the earliest, unless a deeper one stands beside it."""
-    if not case.causes:
+    return _first_of(case, case.causes)
+
+
+def _seen(case: Case) -> Verdict | None:
+    """The same, of what agents, beats, stacks and neighbours have seen: it goes before what any log claims."""
+    return _first_of(case, tuple(filter(_witnessed, case.causes)))
+
+
+def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
+    if not causes:
         return None
-    first = _earliest(case.causes)
-    deep = [fact for fact in case.causes if MEANINGS[fact.sign].depth == 0 and not _after(fact, first, NEAR_S)]
+    first = _earliest(causes)
+    deep = [fact for fact in causes if MEANINGS[fact.sign].depth == 0 and not _after(fact, first, NEAR_S)]
     if deep:
         # How a process ended says less than what it said before it did.
         said = [fact for fact in deep if fact.kind is not Kind.EXIT and fact.rank in {None, _earliest(deep).rank}]
         first = _earliest(said) if said and _earliest(deep).kind is Kind.EXIT else _earliest(deep)
     elif first.sign in {Sign.RAISED, Sign.ABSENT}:
         # It does not know; let everything speak that does.
-        known = [fact for fact in case.causes if fact.sign is not first.sign]
+        known = [fact for fact in causes if fact.sign is not first.sign]
         if known:
             first = _earliest(known)
         elif (
@@ -562,8 +606,72 @@ def _deep(case: Case) -> Verdict | None:
     return _declared(case) if any(MEANINGS[fact.sign].depth == 0 for fact in case.causes) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """Where recorders differ.
+
+    Example: Parted(group="default_pg", seq=41, sides=(("all_reduce 64 Float", (0, 2)), ("broadcast 7 Float", (1,))), odd=(1,))
+    """
+
+    group: str
+    seq: int
+    sides: tuple[tuple[str, tuple[int, ...]], ...]
+    odd: tuple[int, ...]  # the fewer; all of them where no side has more
+
+
+def _part(evidence: Iterable[Evidence]) -> Parted | None:
+    """The first number at which ranks of one group entered different collectives.
+
+    A rank that gloo has ended for bringing less than was sent to it has no recorder any more: it was with those that brought
+    least, and alone if all others brought the same.
+    """
+    evidence = tuple(evidence)
+    short = {f.rank for f in evidence if f.kind is Kind.GLOO_ERROR and f.sign is Sign.MISMATCH and f.rank is not None}
+    rows: dict[tuple[int, str], dict[int, dict[int, Call]]] = {}
+    for fact in evidence:
+        if fact.kind is Kind.RECORDER and fact.calls and fact.group and fact.rank is not None:
+            row = rows.setdefault((fact.generation or 0, fact.group), {}).setdefault(fact.rank, {})
+            row.update({call.seq: call for call in fact.calls})
+    for (_, group), ranks in sorted(rows.items()):
+        last = max(max(row) for row in ranks.values())
+        for seq in sorted({seq for row in ranks.values() for seq in row}):
+            here = {rank: row[seq] for rank, row in sorted(ranks.items()) if seq in row}
+            sides: dict[str, list[int]] = {}
+            for rank, call in here.items():
+                sides.setdefault(call.what, []).append(rank)
+            if lost := sorted(short - set(ranks)):
+                if len(sides) > 1:
+                    least = min(here.values(), key=lambda call: (call.numel or 0, call.what)).what
+                    sides[least] = sorted([*sides[least], *lost])
+                elif seq == last:
+                    sides["less than that"] = lost
+            if len(sides) > 1:
+                most = max(map(len, sides.values()))
+                odd = sorted(r for members in sides.values() if len(members) < most for r in members)
+                odd = odd or sorted(r for members in sides.values() for r in members)
+                told = tuple((what, tuple(members)) for what, members in sides.items())
+                return Parted(group=group, seq=seq, sides=told, odd=tuple(odd))
+    return None
+
+
+def _compared(case: Case) -> Verdict | None:
+    """What recorders prove: ranks have entered different collectives under the same number."""
+    parted = case.parted
+    if parted is None:
+        return None
+    told = [f for f in case.evidence if f.kind is Kind.RECORDER and f.calls and f.group == parted.group]
+    what = "; ".join(f"{_names(members, ())}: {side}" for side, members in parted.sides)
+    return Verdict(
+        fault=Fault.DESYNC, ranks=parted.odd, confidence=_HIGH,
+        cause=f"ranks are in different collectives at the same number {parted.seq}: {what}",
+        remedy=MEANINGS[Sign.MISMATCH].remedy, because=tuple(told[:6]), against=(MEANINGS[Sign.MISMATCH].contradicted_by,),
+    )  # fmt: skip
+
+
 def _disagreed(case: Case) -> Verdict | None:
     """Ranks that wait in different collectives under the same number of the same group."""
+    if compared := _compared(case):
+        return compared
     for group, works in _by_group(case).items():
         by_seq: dict[int, dict[int, Evidence]] = {}
         for fact in works:
@@ -592,10 +700,10 @@ def _disagreed(case: Case) -> Verdict | None:
 
 def _elsewhere(case: Case) -> Verdict | None:
     """All were looked at in the same moment: who is outside of collectives while most wait in one holds them up."""
-    away = {f.rank: f for f in case.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None}
+    away = case.away
+    if not away:
+        return None
     there = sorted({f.rank for f in case.waits if f.kind in SNAPSHOTS and f.rank is not None} - set(away))
-    if not away or not there or len(away) > len(there):
-        return None  # when most are elsewhere, that a few wait already proves nothing about anybody
     first = min(away)
     return Verdict(
         fault=Fault.HOST_HANG, ranks=tuple(sorted(away)), confidence=_HIGH,
@@ -764,7 +872,7 @@ def _starved(case: Case) -> Verdict | None:
 
 #: In the order in which they are asked; the first that answers decides.
 RULES: tuple[Callable[[Case], Verdict | None], ...] = (
-    _deep, _probed, _disagreed, _declared, _elsewhere, _lagged, _never_worked, _followed, _missing, _starved,
+    _deep, _probed, _disagreed, _seen, _elsewhere, _declared, _lagged, _never_worked, _followed, _missing, _starved,
 )  # fmt: skip
 
 
@@ -811,6 +919,11 @@ def _shape(fact: Evidence) -> tuple[object, ...]:
 
 def _shape_words(fact: Evidence) -> str:
     return f"{fact.op}({fact.numel_in} -> {fact.numel_out})" if fact.numel_in is not None else str(fact.op)
+
+
+def _witnessed(fact: Evidence) -> bool:
+    """Whether somebody of ours saw it, rather than that a log claims it."""
+    return fact.kind in HARD and fact.line_no is None
 
 
 def _earliest(facts: Iterable[Evidence]) -> Evidence:

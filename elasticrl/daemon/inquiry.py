@@ -7,6 +7,7 @@ own, is bounded in time, and costs, if it fails, nothing but its facts: what is 
 
 import asyncio
 import json
+import math
 import os
 import re
 import socket
@@ -22,12 +23,12 @@ from typing import Any
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
 from elasticrl.core import dossier
-from elasticrl.core.events import Action, Event, Found, LookAt, Probe, Probed, Workers
-from elasticrl.core.evidence import Evidence, Kind
+from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
+from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Outcome, Phase, Plan, Stall, Work
 from elasticrl.core.pairs import Result, findings, result_of
 from elasticrl.core.state import State
-from elasticrl.core.verdict import Facts, judge, surest
+from elasticrl.core.verdict import Facts, Fault, judge, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
 from elasticrl.diagnose import doctor, environment, health, incident, scene, witness
@@ -39,10 +40,12 @@ ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
+PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
+PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 PROCESS = re.compile(r"[Kk]illed process (\d+)")
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
@@ -78,6 +81,8 @@ class Inquiry:
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
         self._probing = 0
         self._port: Reserved | None = None
+        self._paused_at = -math.inf  # when this process was last seen to have stood still
+        self._silent: frozenset[str] = frozenset()  # whom we did not hear, when that last changed
 
     # ---- beginnings
 
@@ -172,6 +177,17 @@ class Inquiry:
         self.post(Found(now=now, evidence=facts, scene=request))
         self.log.info("scene.taken", generation=generation, said=found.said, took_s=round(now - begun, 3))
 
+    async def _look_back(self, report: Report, generation: int, until_ns: int) -> None:
+        """Which collectives had those of our workers that live on entered, when their gang of that generation ended?"""
+        facts = await asyncio.to_thread(
+            scene.entered, witness.folder_of(self.place.runtime), {worker.rank: worker.pid for worker in report.workers},
+            until_ns=until_ns, within_s=self.dump_s, node_of=lambda _: self.place.node,
+        )  # fmt: skip
+        if facts:
+            self.post(
+                Found(now=time.monotonic(), evidence=tuple(replace(fact, generation=generation) for fact in facts))
+            )
+
     async def now(self, state: State) -> dict[str, Any]:
         """Where everybody is at this moment, and what that says, for an operator. Nothing is disturbed."""
         report = self._report
@@ -194,8 +210,13 @@ class Inquiry:
         }  # fmt: skip
 
     async def _read_logs(self) -> None:
+        looked_at = time.monotonic()
         while True:
-            facts = self._tail.look(time.monotonic())
+            now = time.monotonic()
+            if now - looked_at > TAIL_S + self.tree.membership.suspect_s / 2:
+                self._paused_at = now
+            looked_at = now
+            facts = self._tail.look(now)
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
             await asyncio.sleep(TAIL_S)
@@ -235,6 +256,16 @@ class Inquiry:
     def probe(self, action: Probe, unreachable: tuple[str, ...]) -> None:
         """Answer at once who cannot be reached; if all can, test the way to them thoroughly, in a process of its own."""
         deep = bool(action.pairs) and not unreachable and self._port is not None
+        ways = tuple(
+            Evidence(
+                kind=Kind.PROBE, sign=Sign.UNREACHABLE if peer in unreachable else Sign.HEALTHY, node=self.place.node,
+                peer=peer, detail="does not answer datagrams" if peer in unreachable else "", source="probe",
+                generation=action.generation,
+            )
+            for peer in sorted(action.targets)
+        )  # fmt: skip
+        if unreachable:
+            self.post(Found(now=time.monotonic(), evidence=ways))
         self.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable, more=deep))
         if deep and self._probing != action.generation:
             self._probing = action.generation
@@ -292,10 +323,14 @@ class Inquiry:
     def decided(self, event: Event, state: State, done: Done | None) -> None:
         """After each step of the core: which gangs there were, and whether a fault is over."""
         plan = state.view.plan
+        if isinstance(event, Suspected | Cleared):
+            self._silent = state.suspects
         if plan is not None and plan.generation not in self._plans:
             self._plans[plan.generation] = plan
             for old in sorted(self._plans)[:-16]:
                 del self._plans[old]
+            self._compare_later(plan)
+            self._speak_up(plan, state)
             if plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
                 self._write(state, self._well[0] or plan.generation - 1, plan.generation, STOPPED_S)
         training = isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None
@@ -305,6 +340,32 @@ class Inquiry:
             newest, before = self._well
             broken = before if done.generation == newest else newest
             self._spawn(self._later(broken, done), "incident")
+
+    def _compare_later(self, plan: Plan) -> None:
+        """Where a rank ended as gloo ends who was sent more than it expects, the others' recorders say who differed.
+
+        It is asked for after the fact, so that no recovery waits for it; what is entered after the plan came is left out.
+        """
+        ended = next((f for f in plan.verdict.because if f.sign in PARTING), None) if plan.verdict else None
+        report = self._report
+        if ended is not None and ended.generation is not None and report is not None:
+            self._spawn(self._look_back(report, ended.generation, time.time_ns()), "look back")
+
+    def _speak_up(self, plan: Plan, state: State) -> None:
+        """The plan goes on without us, as we are taken for dead: that we read this proves that it is the way to us."""
+        verdict, before = plan.verdict, max((number for number in self._plans if number < plan.generation), default=0)
+        wronged = verdict is not None and verdict.fault is Fault.DEAD_NODE and self.place.node in verdict.nodes
+        if not wronged or not before or state.me not in self._plans[before].seat_of or state.me in plan.seat_of:
+            return
+        if time.monotonic() < self._paused_at + PAUSED_S:
+            return  # they were right to hear nothing: this node stood still
+        others = {seat.member.node for seat in self._plans[before].seats} - {self.place.node}
+        lost = ", ".join(sorted(self._silent & others))
+        said = f"and does not hear {lost}" if lost else "though it hears them: one way only"
+        fact = Evidence(
+            kind=Kind.NODE, sign=Sign.UNHEARD, node=self.place.node, detail=said, source="daemon", generation=before
+        )
+        self.post(Found(now=time.monotonic(), evidence=(fact,)))
 
     async def _later(self, broken: int, done: Done) -> None:
         await asyncio.sleep(LATER_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import Call, Evidence, Kind, Sign
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 from elasticrl.diagnose.report import TITLES, WIDTH
 
@@ -256,9 +256,9 @@ def load(path: Path) -> Incident:
 
 def _fact(plain: Mapping[str, Any]) -> Evidence:
     known = {field.name: plain[field.name] for field in fields(Evidence) if field.name in plain}
-    return Evidence(
-        **{**known, "kind": Kind(known["kind"]), "sign": Sign(known["sign"]), "ranks": tuple(known["ranks"])}
-    )
+    calls = tuple(Call(seq=seq, what=what, numel=numel) for seq, what, numel in known.get("calls", ()))
+    typed = {"kind": Kind(known["kind"]), "sign": Sign(known["sign"]), "ranks": tuple(known["ranks"]), "calls": calls}
+    return Evidence(**{**known, **typed})
 
 
 def _verdict(plain: Mapping[str, Any], evidence: Sequence[Evidence]) -> Verdict:

@@ -13,11 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import Call, Evidence, Kind, Sign
 from elasticrl.diagnose import witness
 
 #: Collectives whose sizes may differ from rank to rank.
@@ -33,6 +34,7 @@ UNEVEN = (
     "coalesced",
 )
 EVEN = ("all_gather", "allgather", "_all_gather_base", "_reduce_scatter_base")
+WORDS: Final = 60  # characters of a collective that other nodes are told of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,16 @@ class Entry:
         return (self.op, self.dtypes, self.sizes) if even else (self.op, self.dtypes)
 
     @property
+    def call(self) -> Call:
+        """What other nodes are told of it."""
+        even = len(self.signature) == 3
+        shapes = " ".join("x".join(map(str, size)) or "scalar" for size in self.sizes) if even else ""
+        what = " ".join(filter(None, (self.op, shapes, "/".join(sorted(set(self.dtypes))))))
+        # Many tensors make a long list: two that differ at its end must not look alike where it is cut.
+        cut = what if len(what) <= WORDS else f"{what[:WORDS]}… #{blake2b(what.encode(), digest_size=4).hexdigest()}"
+        return Call(seq=self.seq, what=cut, numel=self.numel)
+
+    @property
     def numel(self) -> int | None:
         """Elements that this rank brought."""
         return sum(prod(size) for size in self.sizes) if self.sizes else None
@@ -66,15 +78,18 @@ class Entry:
         return " ".join(filter(None, (f"{self.op} {self.seq}", shapes, "/".join(sorted(set(self.dtypes))))))
 
 
-def entries(dump: object) -> tuple[Entry, ...]:
-    """A dump's collectives, oldest first. Point-to-point operations have counters of their own and are left out."""
+def entries(dump: object, *, until_ns: int | None = None) -> tuple[Entry, ...]:
+    """A dump's collectives, oldest first, or those entered until a moment (by the wall clock): the groups that were there then.
+
+    Point-to-point operations have counters of their own and are left out.
+    """
     listed = dump.get("entries") if isinstance(dump, Mapping) else None
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         return ()
     # A process that has reformed has had several groups of one name, each counting from 1: only the newest is compared.
     newest: dict[str, tuple[object, list[Entry]]] = {}
     for raw in listed:
-        if not isinstance(raw, Mapping) or (entry := _entry(raw)) is None:
+        if not isinstance(raw, Mapping) or (entry := _entry(raw)) is None or not _by_then(raw, until_ns):
             continue
         number, kept = newest.setdefault(entry.group, (raw.get("pg_id"), []))
         if kept and (number != raw.get("pg_id") or entry.seq < kept[-1].seq):
@@ -83,7 +98,16 @@ def entries(dump: object) -> tuple[Entry, ...]:
     return tuple(entry for _, kept in newest.values() for entry in kept)
 
 
-def collect(folder: Path, workers: Mapping[int, int], *, within_s: float) -> dict[int, tuple[Entry, ...]]:
+def _by_then(raw: Mapping[object, object], until_ns: int | None) -> bool:
+    if until_ns is None:
+        return True
+    created = raw.get("time_created_ns")
+    return isinstance(created, int) and created <= until_ns
+
+
+def collect(
+    folder: Path, workers: Mapping[int, int], *, within_s: float, until_ns: int | None = None
+) -> dict[int, tuple[Entry, ...]]:
     """The recorder of each rank that answers in time (rank -> pid); the others have no row, and `compare` says so.
 
     The answer is read by the worker itself and comes as JSON; see `witness`.
@@ -96,7 +120,7 @@ def collect(folder: Path, workers: Mapping[int, int], *, within_s: float) -> dic
         for rank, pid in list(waiting.items()):
             answer = _answer(witness.recorder_file(folder, pid), token)
             if answer is not None:
-                found[rank] = entries(answer.get("dump"))
+                found[rank] = entries(answer.get("dump"), until_ns=until_ns)
                 del waiting[rank]
         time.sleep(LOOK_S)
     return found

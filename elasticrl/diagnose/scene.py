@@ -6,13 +6,15 @@ ranks; so the facts of all nodes can be put together in any order, and only the 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.diagnose import recorder, stacks
 from elasticrl.diagnose.recorder import Entry
 from elasticrl.diagnose.stacks import Stack
+
+RECENT = 8  # collectives of a rank that other nodes are told of: so far one rank may be ahead of another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,10 @@ def collect(
 def positions(
     recorders: Mapping[int, Sequence[Entry]], seen: Mapping[int, Stack], node_of: Callable[[int], str | None]
 ) -> tuple[Evidence, ...]:
-    """Each rank's newest collective of each group. Over gloo only its stack tells whether it is still in it."""
+    """Each rank's newest collective of each group. Over gloo only its stack tells whether it is still in it.
+
+    The last ones before it go along: a rank whose tensor had another size is let go by gloo where others still wait.
+    """
     found = []
     for rank, entries in sorted(recorders.items()):
         stack = seen.get(rank)
@@ -68,6 +73,18 @@ def positions(
                     group=group, op=entry.op, seq=entry.seq, numel_in=entry.numel, last_enqueued=entry.seq,
                     last_completed=entry.seq if over else entry.seq - 1, source="recorder",
                     detail=("after " if over else "in ") + str(entry),
+                    calls=tuple(each.call for each in entries if each.group == group)[-RECENT:],
                 )
             )  # fmt: skip
     return tuple(found)
+
+
+def entered(
+    folder: Path, workers: Mapping[int, int], *, until_ns: int, within_s: float, node_of: Callable[[int], str | None]
+) -> tuple[Evidence, ...]:
+    """The collectives that these workers had entered by a moment that is over: of a gang that is no more."""
+    recorders = recorder.collect(folder, workers, within_s=within_s, until_ns=until_ns)
+    return tuple(
+        replace(fact, sign=Sign.ENTERED, last_enqueued=None, last_completed=None)
+        for fact in positions(recorders, {}, node_of)
+    )

@@ -152,3 +152,26 @@ def test_a_dump_is_read_as_torch_writes_it() -> None:
         state="started",
                           frame="train.py:88 step")  # fmt: skip
     assert entry.numel == 34
+
+
+def test_what_was_entered_after_a_moment_is_left_out_so_that_a_gang_that_is_no_more_can_be_compared() -> None:
+    def raw(seq: int, pg: int, at: int) -> dict[str, object]:
+        return {"collective_seq_id": seq, "process_group": ["", "default_pg"], "pg_id": pg, "time_created_ns": at,
+                "profiling_name": "gloo:all_reduce", "input_sizes": [[4]], "input_dtypes": ["Float"]}  # fmt: skip
+
+    dump = {"entries": [raw(7, 0, 10), raw(8, 0, 20), raw(1, 1, 30), raw(2, 1, 40)]}
+    assert [entry.seq for entry in entries(dump)] == [1, 2]
+    assert [entry.seq for entry in entries(dump, until_ns=25)] == [7, 8]
+
+
+def test_a_long_list_of_tensors_is_told_in_few_words_that_still_tell_two_apart() -> None:
+    def many(last: int) -> Entry:
+        return Entry(
+            group="0", seq=1, op="all_reduce_coalesced", sizes=((64, 64),) * 99 + ((last,),), dtypes=("Float",)
+        )
+
+    assert many(7).call == many(7).call
+    assert many(7).call.what != many(8).call.what
+    assert len(many(7).call.what) < 80
+    uneven = [Entry(group="0", seq=1, op="all_to_all", sizes=((n,),), dtypes=("Float",)).call.what for n in (3, 9)]
+    assert uneven[0] == uneven[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticrl.core import evidence as evidence_module
 from elasticrl.core import verdict as verdict_module
-from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.core.evidence import Call, Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.model import Exit, Stall
 from elasticrl.core.verdict import CONSEQUENCES, MEANINGS, Confidence, Facts, Fault, Verdict, judge
 
@@ -153,6 +153,60 @@ def test_numbers_without_a_group_are_not_compared_if_a_rank_shows_two() -> None:
     assert judge(mixed, EIGHT).fault is not Fault.DESYNC
 
 
+def entered(rank: int, *calls: tuple[str, int], first: int = 41, sign: Sign = Sign.BEHIND) -> Evidence:
+    """What a rank's recorder shows of its last collectives."""
+    seen = tuple(Call(seq=first + i, what=what, numel=numel) for i, (what, numel) in enumerate(calls))
+    return Evidence(
+        kind=Kind.RECORDER, sign=sign, rank=rank, group="default_pg", op="all_reduce", seq=seen[-1].seq, calls=seen,
+        node=f"n{rank // 2:02}", source="recorder", generation=3,
+    )  # fmt: skip
+
+
+SMALL, LARGE, LAST = ("all_reduce 64 Float", 64), ("all_reduce 128 Float", 128), ("all_reduce 9 Float", 9)
+SHORT = logged(Sign.MISMATCH, 1, kind=Kind.GLOO_ERROR, when=None, line_no=7)  # gloo ended rank 1, who brought less
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks"),
+    [
+        # One node sees one rank only, and the odd one has gone on: its newest collective is another one by now.
+        ([entered(0, SMALL), entered(2, LARGE, LAST), entered(4, SMALL)], (2,)),
+        ([entered(0, SMALL), entered(2, ("broadcast 64 Float", 64)), entered(4, SMALL)], (2,)),
+        ([entered(0, SMALL), entered(2, SMALL, LAST), entered(4, SMALL)], ()),
+        ([entered(0, SMALL), entered(2, LAST, first=9)], ()),
+        # Who brought less is dead: the odd one, if the others brought the same; else it was with those that brought least.
+        ([SHORT, entered(0, SMALL), entered(2, SMALL)], (1,)),
+        ([SHORT, entered(0, SMALL), entered(2, LARGE)], (2,)),
+        ([SHORT, replace(SHORT, rank=0), entered(2, LARGE)], (2,)),
+    ],
+)  # fmt: skip
+def test_across_nodes_ranks_are_compared_by_their_last_collectives(
+    facts: list[Evidence], ranks: tuple[int, ...]
+) -> None:
+    died = [replace(ended(1, "signal 6 (SIGABRT)"), generation=3)] if SHORT in facts else []
+    verdict = judge([*died, *facts], Facts(world=5))
+    assert verdict.ranks == ranks, verdict.cause
+    assert (verdict.fault is Fault.DESYNC) == bool(ranks)
+
+
+def test_who_is_seen_to_keep_up_with_the_others_is_not_believed_to_have_broken_whatever_its_log_says() -> None:
+    waiting = [
+        Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in (0, 1)
+    ]
+    away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=2, detail="in its dataloader", source="faulthandler")
+    noise = [replace(fact, line_no=9) for fact in (*NOISE, logged(Sign.LINK, 1, when=None, kind=Kind.NCCL_WARN))]
+    assert judge([*noise, *waiting, away], Facts(world=3)).ranks == (2,)
+    cut = [probe("n00", "n02"), probe("n01", "n02"), probe("n00", "n01", Sign.HEALTHY)]
+    assert judge([*noise, *waiting, *cut], Facts(world=3)).nodes == ("n02",)
+
+
+def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:
+    gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader", when=50.0, clock="core")
+    lives = replace(gone, sign=Sign.UNHEARD, source="daemon", when=51.0)
+    assert (judge([gone]).fault, judge([gone]).nodes) == (Fault.DEAD_NODE, ("n03",))
+    assert (judge([gone, lives]).fault, judge([gone, lives]).nodes) == (Fault.NETWORK, ("n03",))
+
+
 def test_sizes_may_differ_where_the_operation_lets_them() -> None:
     uneven = [wait(0, op="ALLTOALL", group="ep"), wait(1, op="ALLTOALL", group="ep", numel_in=9, numel_out=9)]
     assert judge(uneven, EIGHT).fault is not Fault.DESYNC
@@ -238,7 +292,7 @@ def test_any_evidence_gives_a_whole_verdict_that_never_blames_who_only_waited(ev
 def test_every_sign_has_a_meaning_or_is_known_to_have_none() -> None:
     none = {Sign.NOISE, Sign.TOLD, Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED, Sign.HEALTHY, Sign.UNREACHABLE,
             Sign.NCCL_BROKEN, Sign.BEHIND, Sign.ONE_WAY, Sign.LOSSY, Sign.DELAYED,
-            Sign.ELSEWHERE}  # fmt: skip
+            Sign.ELSEWHERE, Sign.ENTERED}  # fmt: skip
     assert set(Sign) == none | set(MEANINGS) | set(CONSEQUENCES)
 
 
