@@ -1,0 +1,124 @@
+"""What the leader finds out: everybody's facts filed, judged, and answered as the operator has said.
+
+The one idea: facts come with the records; the verdict on the present gang is judged anew when they change, whether or not any
+rule will ask for it.
+"""
+
+from dataclasses import replace
+
+from elasticrl.core import dossier, straggler
+from elasticrl.core.evidence import Evidence, bounded, of_exit
+from elasticrl.core.model import Phase, Work
+from elasticrl.core.policy import Act, Answer, Scope, answer
+from elasticrl.core.scene import Scene
+from elasticrl.core.state import Finding, Lead
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict, judge
+
+
+def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:
+    """File what is new, judge it, and know what would be done about it."""
+    records, now = scene.records, scene.now
+    fresh: list[Evidence] = [*own, *_derived(scene)]
+    if records is not lead.read:
+        changed = (record for node, record in records.items() if record is not lead.read.get(node))
+        fresh += [fact for record in changed for fact in record.evidence]
+    if fresh or lead.facts:
+        facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S)
+        lead = replace(lead, facts=facts, finding=_judged(scene, lead, facts))
+    return replace(_paced(scene, lead), read=records) if records is not lead.read else lead
+
+
+def _derived(scene: Scene) -> tuple[Evidence, ...]:
+    """What the records amount to beside what they say: who failed, and who is not there any more."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return ()
+    found = []
+    for fate, seat in zip(scene.fates, plan.seats, strict=True):
+        if fate.seat is not None and not fate.fresh:
+            continue
+        record = scene.record_of(seat)
+        node, generation = seat.member.node, plan.generation
+        if node in scene.conviction.guilty or record is None or record.member != seat.member:
+            found.append(dossier.gone(node, fate.why.removeprefix(f"{seat.member} "), generation, None))
+        elif record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
+            rank = plan.first_rank(seat.member) + record.exit.slot
+            found.append(of_exit(record.exit, rank=rank, node=node))
+    return tuple(found)
+
+
+def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
+    """The verdict on the present gang, and the answer to it."""
+    plan = scene.plan
+    if plan is None:
+        return None
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    gang = lead.gang or plan.generation - 1
+    # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
+    facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
+    chosen = dossier.concerning(facts, range(gang, plan.generation + 1), frozenset(nodes.values()))
+    if not dossier.speaks(chosen):
+        return None
+    if lead.finding is not None and lead.finding.of == chosen:
+        return lead.finding
+    verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
+    return Finding(of=chosen, verdict=verdict, answer=answer_to(scene, lead, verdict, gloo=False))
+
+
+def _new(fact: Evidence, lead: Lead) -> bool:
+    over = lead.let_back.get(fact.node) if fact.node is not None else None
+    return over is None or (fact.when or 0.0) > over
+
+
+def answer_to(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answer:
+    """What the operator's words, and the caps on them, make of a verdict."""
+    settings = scene.settings
+    words = {fault: Act(settings.policy[fault]) for fault in Fault if fault in settings.policy}
+    scope = Scope(
+        known=len(scene.records),
+        min_nodes=settings.membership.min_nodes,
+        held=frozenset(scene.held),
+        recent=len(lead.put_out),
+        share=settings.health.quarantine_share,
+        gloo=gloo and settings.fallback == "gloo",
+    )
+    return answer(verdict, words, scope)
+
+
+def brief(verdict: Verdict) -> Verdict:
+    """As it goes into a plan, which every node reads."""
+    return replace(verdict, because=tuple(bounded(fact, 120) for fact in verdict.because[:6]))
+
+
+def with_cause(why: str, verdict: Verdict | None) -> str:
+    """A reason with what is known of its cause, where that is more than a guess."""
+    if verdict is None or verdict.fault is Fault.UNKNOWN or verdict.confidence is Confidence.LOW:
+        return why
+    return f"{why}; {verdict.said}"
+
+
+def _paced(scene: Scene, lead: Lead) -> Lead:
+    """One more row of how long everybody's phases took, once all have said it anew; and who is slow by the last of them."""
+    plan, health = scene.plan, scene.settings.health
+    if plan is None or plan.phase is not Phase.TRAIN or len(plan.seats) < 2:
+        return lead
+    fresh = {}
+    for record in scene.doing[Work.TRAINING]:
+        before = lead.read.get(record.member.node)
+        if record.pace and (before is None or before.pace != record.pace):
+            fresh[record.member.node] = record.pace
+    if not fresh:
+        return lead
+    paces = {**lead.paces, **fresh}
+    if len(paces) < len(plan.seats):
+        return replace(lead, paces=paces)
+    row: dict[int, dict[str, float]] = {}
+    rank = 0
+    for seat in plan.seats:
+        for pace in paces.get(seat.member.node, ()):
+            row.setdefault(rank + pace.slot, {})[pace.phase] = pace.seconds
+        rank += seat.slots
+    history = (*lead.history, row)[-4 * health.straggler_steps :]
+    slow = straggler.slow(history, z=health.straggler_z, steps=health.straggler_steps)
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    return replace(lead, paces={}, history=history, slow=straggler.evidence(slow, nodes))

@@ -1,0 +1,62 @@
+"""Rules for a gang that is whole: the first one is formed, it grows, and it hears where a vault has moved to."""
+
+from dataclasses import replace
+
+from elasticrl.core.model import Phase, Rung, rounds
+from elasticrl.core.scene import Move, Scene
+
+
+def form(scene: Scene) -> Move | None:
+    """No gang yet, or a held one: begin as soon as enough nodes are there and no more are coming."""
+    plan = scene.plan
+    if plan is not None and plan.phase is not Phase.HOLD:
+        return None
+    if scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
+        return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
+    seats = scene.arrange(scene.fates)
+    need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
+    if len(seats) < need:
+        others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
+        unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
+        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}")
+    if len(seats) < most and scene.now < scene.settled_at:
+        return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
+    if plan is None:
+        return Move(plan=scene.train(seats, "first plan", Rung.START))
+    held = {seat.member for seat in plan.seats}
+    survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
+    rung = Rung.REFORM if survivors else Rung.RESTART
+    came = sum(seat.member not in held for seat in seats)
+    return Move(
+        plan=scene.train(seats, f"going on, {came} nodes joined" if came else "going on", rung, strike=plan.strike)
+    )
+
+
+def grow(scene: Scene) -> Move | None:
+    """More nodes are ready than seated, and seating them makes steps shorter."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or not scene.candidates:
+        return None
+    seats = scene.arrange(scene.fates)
+    came = len(seats) - len(plan.seats)
+    lanes, before, after = scene.settings.lanes, plan.world, sum(seat.slots for seat in seats)
+    if came <= 0:
+        return None
+    if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
+        return None
+    if scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
+        return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
+    return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
+
+
+def moved(scene: Scene) -> Move | None:
+    """A vault answers elsewhere than the plan says: copies would wait for it for ever, so all hear where it is now."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or not scene.trained:
+        return None
+    found = {s.member: r.vault for s in plan.seats if (r := scene.record_of(s)) and r.vault and r.vault != s.vault}
+    if not found:
+        return None
+    seats = tuple(replace(s, vault=found.get(s.member, s.vault)) for s in scene.kept)
+    why = f"the vault of {', '.join(map(str, found))} answers at another port"
+    return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))

@@ -1,0 +1,45 @@
+"""Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
+
+from elasticrl.core.model import Intent, Outcome, Phase, Work
+from elasticrl.core.scene import Move, Scene
+
+
+def over(scene: Scene) -> Move | None:
+    """A stopped job stays stopped."""
+    if scene.plan and scene.plan.phase is Phase.STOP:
+        return Move()
+    return None
+
+
+def asked_to_stop(scene: Scene) -> Move | None:
+    """An operator wants the job to end. (What was asked before an earlier stop has been answered by it.)"""
+    view = scene.view
+    if view.intent is not Intent.STOP or (
+        scene.plan is None and view.plan and view.intent_generation < view.plan.generation
+    ):
+        return None
+    seats = scene.kept
+    plan = scene.write(Phase.STOP, seats, "stopped by an operator", exit_code=Outcome.STOPPED.value)
+    return Move(plan=plan)
+
+
+def finished(scene: Scene) -> Move | None:
+    """All steps are made, and the last is on disk."""
+    plan = scene.plan
+    if plan is None or not plan.seats or not scene.at_work(Work.DONE):
+        return None
+    if scene.view.committed < scene.settings.steps:
+        return Move(why="all steps are made; the last checkpoint is being committed")
+    done = scene.write(
+        Phase.STOP, plan.seats, f"all {scene.view.committed} steps are made", exit_code=Outcome.FINISHED.value
+    )
+    return Move(plan=done)
+
+
+def asked_to_pause(scene: Scene) -> Move | None:
+    """An operator wants the job to wait."""
+    if scene.view.intent is not Intent.PAUSE:
+        return None
+    if scene.plan is None or scene.plan.phase is Phase.HOLD:
+        return Move(why="paused by an operator")
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, "paused by an operator", strike=scene.plan.strike))

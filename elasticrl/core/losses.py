@@ -1,0 +1,121 @@
+"""Rules for seats that are lost: who goes on without them, in which processes, and who is kept out.
+
+The one idea: `losses` answers what has happened to the gang; `late`, that nothing has happened by its rung's deadline.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from elasticrl.core.findings import with_cause
+from elasticrl.core.model import Member, Phase, Rung, Seat, Work
+from elasticrl.core.policy import Act
+from elasticrl.core.quarantines import confinements
+from elasticrl.core.scene import Fate, Move, Scene
+from elasticrl.core.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.verdict import Confidence, Fault, Verdict
+
+
+def losses(scene: Scene) -> Move | None:
+    """Seats whose node or worker is gone, or must not go on."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN:
+        return None
+    condemned = _condemned(scene)
+    if not condemned and all(fate.seat and not fate.fresh for fate in scene.fates):
+        return None
+    if spared := _leaves_too_few(scene):
+        return spared
+    strike = plan.strike
+    own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
+    if own:
+        strike = strike_of(plan.strike, own.cause, own.step)
+    sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
+    confine = confinements(scene, {member: reason for member, reason in sick.items() if reason} | condemned)
+    confined = {quarantine.member for quarantine in confine}
+    fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in confined else f for f in scene.fates)
+    survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
+    rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
+    if strike is not plan.strike and strike and strike.count > 1:
+        rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
+    why, verdict = _why_lost(scene, condemned)
+    if stop := hopeless(scene):
+        return stop
+    move = strike_or(scene, strike, lambda: scene.train(scene.arrange(fates, grow=False), why, rung, strike=strike))
+    return replace(move, confine=confine, verdict=verdict)
+
+
+def _condemned(scene: Scene) -> dict[Member, str]:
+    """Seated members whose node the verdict proves unfit, and that policy and caps let us keep out."""
+    finding, plan = scene.lead.finding, scene.plan
+    if finding is None or plan is None or finding.answer.act is not Act.QUARANTINE:
+        return {}
+    if finding.verdict.confidence is not Confidence.HIGH or finding.verdict.fault is Fault.DEAD_NODE:
+        return {}
+    members = {seat.member: finding.verdict.said for seat in plan.seats if seat.member.node in finding.verdict.nodes}
+    return {quarantine.member: quarantine.reason for quarantine in confinements(scene, members)}
+
+
+def _why_lost(scene: Scene, condemned: Mapping[Member, str]) -> tuple[str, Verdict | None]:
+    """Each loss in words: by the verdict where it is the one that it speaks of, and what it names beside them."""
+    plan, finding = scene.plan, scene.lead.finding
+    assert plan is not None
+    verdict = finding.verdict if finding is not None else None
+    known = verdict is not None and verdict.fault is not Fault.UNKNOWN and verdict.confidence is not Confidence.LOW
+    said, told = [], False
+    for fate, seat in zip(scene.fates, plan.seats, strict=True):
+        named = known and verdict is not None and seat.member.node in verdict.nodes
+        if verdict is not None and named and not told and (fate.fresh or seat.member in condemned):
+            said.append(f"{seat.member}: {verdict.cause}")
+            told = True
+        elif fate.why:
+            told = told or (bool(named) and verdict is not None and verdict.fault is Fault.DEAD_NODE)
+            said.append(fate.why)
+    why = "; ".join(said[:3])
+    return why if told else with_cause(why, verdict), verdict
+
+
+def _leaves_too_few(scene: Scene) -> Move | None:
+    """When a leaving node cannot be spared, the gang holds, saves, and only then lets it go."""
+    leaving = [fate for fate in scene.fates if fate.leaving]
+    if not leaving or any(fate.seat is None and not fate.leaving for fate in scene.fates):
+        return None
+    assert scene.plan is not None
+    if len(scene.arrange(scene.fates, grow=False)) >= scene.settings.membership.min_nodes:
+        return None
+    why = f"{leaving[0].why}, and without it too few are left: holding to save"
+    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike))
+
+
+def _sick(scene: Scene, fate: Fate, seat: Seat) -> str:
+    """Why this seat's node, which is up, should be kept out for a while; empty if it should not."""
+    if scene.record_of(seat) is None:
+        return ""
+    if seat.member.node in scene.conviction.guilty:
+        return fate.why
+    failures = scene.lead.failures.get(seat.member.node)
+    if fate.fresh and failures and failures.count >= scene.settings.health.node_strikes:
+        return f"its worker failed {failures.count} times at step {failures.step}"
+    return ""
+
+
+def late(scene: Scene) -> Move | None:
+    """A rung that is not done by its deadline falls to the next."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or scene.trained:
+        return None
+    if scene.now < scene.deadline:
+        return Move(wake_at=scene.deadline)
+    silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
+    if not silent:
+        why = f"the gang did not form within its {plan.rung.name.lower()} budget: probing"
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+    names = ", ".join(str(seat.member) for seat in silent[:3])
+    why = f"{names} did not join within its {plan.rung.name.lower()} budget"
+    if plan.rung is Rung.REFORM:
+        born = scene.view.generation + 1
+        seats = tuple(replace(s, born=born) if s in silent else s for s in scene.kept)
+        return Move(plan=scene.train(seats, why, Rung.REPLACE, strike=plan.strike))
+    confine = confinements(scene, {seat.member: why for seat in silent})
+    fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
+    rung = max(plan.rung, Rung.REFORM)
+    return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)

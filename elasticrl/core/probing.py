@@ -1,0 +1,158 @@
+"""Rules of the probe: when the nodes test each other, what their answers mean, and who goes on.
+
+The one idea: those who can reach each other go on; what is wrong with the ways between them is judged with all else that is
+known.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticrl.core import dossier
+from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.findings import answer_to, with_cause
+from elasticrl.core.model import Phase, Plan, Rung
+from elasticrl.core.pairs import Result, confirm, findings
+from elasticrl.core.policy import Act, Answer
+from elasticrl.core.quarantines import confinements
+from elasticrl.core.scene import Move, Scene
+from elasticrl.core.strikes import strike_of, strike_or
+from elasticrl.core.suspect import probe_links, split
+from elasticrl.core.verdict import Facts, Fault, Verdict, judge
+
+
+def unsure(scene: Scene) -> Move | None:
+    """The neighbours accuse each other across a cut: only a probe can tell who is where."""
+    if scene.plan is None or scene.plan.phase is not Phase.TRAIN or not scene.conviction.unsure:
+        return None
+    why = "neighbours on both sides of a cut accuse each other: probing"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, scene.plan.rung, strike=scene.plan.strike))
+
+
+def recheck(scene: Scene) -> Move | None:
+    """A gang on gloo in place of NCCL is probed now and then, each time after twice as long."""
+    plan, health = scene.plan, scene.settings.health
+    if plan is None or plan.phase is not Phase.TRAIN or not plan.backend or not scene.trained:
+        return None
+    wait_s = min(health.quarantine_max_s, health.quarantine_s * 2 ** max(0, plan.fallbacks - 1))
+    due = scene.lead.backend_since + wait_s
+    if scene.now < due:
+        return Move(wake_at=due)
+    why = "on gloo: probing whether NCCL is in order again"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+
+
+def probing(scene: Scene) -> Move | None:
+    """Under PROBE: wait for the answers, then go on with those who can reach each other."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.PROBE:
+        return None
+    seats = tuple(fate.seat for fate in scene.fates if fate.seat)
+    asked = [*filter(None, map(scene.record_of, seats)), *scene.spares]
+    asked = [record for record in asked if record.answered == plan.generation]
+    answers = {record.member.node: record.unreachable for record in asked if record.unreachable is not None}
+    due = scene.lead.planned_at + scene.settings.recovery.probe_s
+    if len(answers) < len(seats) + len(scene.spares) and scene.now < due:
+        return Move(wake_at=due, why="waiting for the members' probes")
+    # Who cannot be reached at all is known at once; what is wrong with the way to the others takes longer to find out.
+    if not any(answers.values()) and any(record.probing for record in asked) and scene.now < due:
+        return Move(wake_at=due, why="waiting for what the members find on the way to each other")
+    ways = findings((*scene.lead.earlier, *scene.lead.results))
+    broken = {node: set(found or ()) for node, found in answers.items()}
+    for fact in ways:
+        if fact.sign in {Sign.UNREACHABLE, Sign.ONE_WAY} and fact.node in broken:
+            broken[fact.node].add(str(fact.peer))
+    order = dict.fromkeys((*(seat.member.node for seat in seats), *answers))
+    kept = set(split(order, broken))
+    out = tuple(seat for seat in seats if seat.member.node not in kept)
+    fates = tuple(
+        fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
+    )
+    verdict, done = _probed(scene, ways)
+    if not any(answers.values()) and (again := _confirming(scene, order)):
+        return Move(plan=again, verdict=verdict)
+    if out or len(seats) < len(plan.seats):
+        names = ", ".join(str(seat.member) for seat in out) or "nobody new"
+        why = f"the probes find {names} out of reach of the others"
+        confine = confinements(scene, {seat.member: "out of reach of its peers in a probe" for seat in out})
+        return Move(
+            plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike),
+            confine=confine,
+            verdict=verdict,
+        )
+    if plan.backend:
+        return _on_gloo(scene, verdict)
+    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act)):
+        return move
+    # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
+    step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
+    strike = strike_of(plan.strike, "a stall with every node in reach", step)
+    rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
+    why = with_cause("the probes find every node in reach", verdict) + "; starting all workers afresh"
+    move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
+    return replace(move, verdict=verdict)
+
+
+def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:
+    """What is known of the stall and of the ways between the nodes, together."""
+    finding, plan = scene.lead.finding, scene.plan
+    facts = (*(finding.of if finding else ()), *ways)
+    if plan is None or not dossier.speaks(facts):
+        return None, None
+    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
+    verdict = judge(facts, Facts(world=plan.world, nodes=nodes))
+    carries = bool(ways) and all(fact.sign in {Sign.HEALTHY, Sign.NCCL_BROKEN} for fact in ways)
+    return verdict, answer_to(scene, scene.lead, verdict, gloo=carries)
+
+
+def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
+    """Back to the gang's own backend only where that was tried, and worked everywhere; else on as before."""
+    plan = scene.plan
+    assert plan is not None
+    tried = [result.nccl for result in scene.lead.results if result.nccl is not None]
+    if tried and all(said == "ok" for said in tried):
+        fresh = scene.train(
+            scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
+        )
+        return Move(plan=replace(fresh, backend="", fallbacks=0))
+    why = with_cause("NCCL is not found in order: staying on gloo", verdict)
+    fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
+    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + 1), verdict=verdict)
+
+
+def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:
+    """All are in reach of each other, and yet a way, or NCCL, is not in order."""
+    plan = scene.plan
+    assert plan is not None
+    seats = scene.kept
+    if act is Act.FALLBACK:
+        why = f"{verdict.said}: going on over gloo, which is slower, until a probe finds NCCL in order"
+        fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
+        return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1), verdict=verdict)
+    if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
+        members = {seat.member: verdict.said for seat in seats if seat.member.node in verdict.nodes}
+        confine = confinements(scene, members)
+        put_out = {quarantine.member for quarantine in confine}
+        if put_out:
+            fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in put_out else f for f in scene.fates)
+            plan = scene.train(scene.arrange(fates, grow=False), verdict.said, Rung.REFORM, strike=plan.strike)
+            return Move(plan=plan, confine=confine, verdict=verdict)
+    return None
+
+
+def results_of(scene: Scene) -> tuple[Result, ...]:
+    """What the members have found on the way to each other in the present probe."""
+    generation = scene.view.generation
+    return tuple(r for record in scene.records.values() if record.answered == generation for r in record.probed)
+
+
+def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
+    """Where the tested pairs fall into pieces, a second probe across tells a partition from some links. Once."""
+    plan, results = scene.plan, scene.lead.results
+    if plan is None or plan.pairs or not results:
+        return None
+    tested = {frozenset(pair) for pair in probe_links(plan)}
+    pairs = tuple(pair for pair in confirm(names, results) if frozenset(pair) not in tested)
+    if not pairs:
+        return None
+    why = "the ways between the nodes have fallen into pieces: probing across"
+    return scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike, pairs=pairs)

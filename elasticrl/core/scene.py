@@ -1,0 +1,311 @@
+"""One moment as the leader sees it: who keeps a seat, who has lost it and why, who could take one.
+
+The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only read them, and write a next plan by
+`Scene.train` or `Scene.write`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Role, Rung, Seat, Strike, View, Work
+from elasticrl.core.pairs import Pair
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import Lead
+from elasticrl.core.suspect import Conviction, conviction
+from elasticrl.core.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a seat: kept by the running processes (`fresh=False`) or by new ones, or gone, with the reason."""
+
+    seat: Seat | None
+    fresh: bool = False
+    why: str = ""
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A rule's answer: the plan to have (None: the present one stays), whom to confine, when to look again, and why."""
+
+    plan: Plan | None = None
+    confine: tuple[Quarantine, ...] = ()
+    wake_at: float = inf
+    why: str = ""
+    verdict: Verdict | None = None  # on what the plan answers
+    inspect: bool = False  # ask everybody where his workers are
+
+
+@dataclass(frozen=True)  # no slots: what is derived from the facts is computed once, on first use
+class Scene:
+    """One moment as the leader sees it: the facts, and what they amount to."""
+
+    settings: Settings
+    view: View
+    plan: Plan | None  # None before the first plan, or when a stopped job is wanted again
+    lead: Lead
+    me: Member
+    now: float
+
+    def recalling(self, lead: Lead) -> "Scene":
+        """The same moment with newer timers. What was derived without them is not derived again: that is a pass over all."""
+        scene = replace(self, lead=lead)
+        vars(scene).update({name: value for name, value in vars(self).items() if name in TIMELESS})
+        return scene
+
+    @cached_property
+    def records(self) -> Mapping[str, Record]:
+        """Everybody's record, by node."""
+        return self.view.records or {}
+
+    @cached_property
+    def conviction(self) -> Conviction:
+        """Whom the neighbours hold to be dead or cut off."""
+        return conviction(self.view, self.settings.membership.neighbours)
+
+    @cached_property
+    def held(self) -> Mapping[str, Quarantine]:
+        """Quarantines that apply: the first two bind one life of a node, later ones the node."""
+        found = {}
+        for node, quarantine in (self.view.quarantines or {}).items():
+            record = self.records.get(node)
+            if quarantine.held and (quarantine.strikes > 2 or record is None or record.member == quarantine.member):
+                found[node] = quarantine
+        return found
+
+    @cached_property
+    def bits(self) -> str:
+        """What decides the job's bits: the fingerprint in its plan, before the first the commonest.
+
+        Found by seed 91: when all seats were lost for a moment, the one node with other bits took the job over.
+        """
+        if self.plan and self.plan.bits:
+            return self.plan.bits
+        common = Counter(record.bits for record in self.records.values() if record.bits).most_common()
+        return min((bits for bits, n in common if n == common[0][1]), default="")
+
+    @cached_property
+    def fates(self) -> tuple[Fate, ...]:
+        """One for each seat of the present plan, in rank order."""
+        return tuple(self._fate(seat) for seat in self.plan.seats) if self.plan else ()
+
+    @cached_property
+    def missing(self) -> int:
+        """How many seats' nodes have no record."""
+        return sum(seat.member.node not in self.records for seat in self.plan.seats) if self.plan else 0
+
+    @property
+    def lapsed(self) -> bool:
+        """Did several members have no record when this node began to lead?"""
+        return self.lead.lapsed if self.lead.planned_at > -inf else self.missing > 1
+
+    @property
+    def grace(self) -> bool:
+        """If so, their leases lapsed with the store, likelier than that they died: each is waited for.
+
+        Found by the scenario all-leases-lapse: when all but one were back, the last one was taken for dead.
+        """
+        return self.lapsed and self.missing > 0 and self.now < self.grace_until
+
+    @property
+    def grace_until(self) -> float:
+        """When a new leader takes members without a record for dead, however many they are."""
+        return self.lead.since + self.settings.membership.rejoin_s
+
+    def _fate(self, seat: Seat) -> Fate:
+        assert self.plan is not None
+        member, record = seat.member, self.records.get(seat.member.node)
+        if accusers := self.conviction.guilty.get(member.node):
+            return Fate(seat=None, why=f"{member} is not heard by {' and '.join(accusers[:3])}")
+        if record is None:
+            return Fate(seat=seat) if self.grace else Fate(seat=None, why=f"{member} died (lease)")
+        if record.member != member:
+            return Fate(seat=None, why=f"{member} came back as {record.member}")
+        if member.node in self.held:
+            return Fate(seat=None, why=f"{member} is quarantined: {self.held[member.node].reason}")
+        if record.leaving:
+            return Fate(seat=None, why=f"{member} leaves", leaving=True)
+        if record.generation == self.plan.generation and record.work is Work.FAILED:
+            why = f"{member}: {record.exit.cause if record.exit else 'its worker failed'}"
+            return Fate(seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, why=why)
+        born = record.born if record.generation == self.plan.generation and record.born else seat.born
+        return Fate(seat=seat if born == seat.born else replace(seat, born=born))
+
+    @cached_property
+    def kept(self) -> tuple[Seat, ...]:
+        """The seats that go on, in their order."""
+        return tuple(fate.seat for fate in self.fates if fate.seat)
+
+    @cached_property
+    def keepers(self) -> frozenset[Member]:
+        """Whose seats go on."""
+        return frozenset(seat.member for seat in self.kept)
+
+    @cached_property
+    def candidates(self) -> tuple[Record, ...]:
+        """Who could take a seat now, by name."""
+        return tuple(sorted(filter(self.ready, self.records.values()), key=lambda record: record.member))
+
+    def ready(self, record: Record) -> bool:
+        """Warm, willing and trusted, and not seated already. (In this order: of thousands, most are seated.)"""
+        member, node = record.member, record.member.node
+        if not record.warm or record.leaving or record.role is not Role.TRAIN or self._seated(member):
+            return False
+        readmit_s = self.settings.membership.lease_ttl_s + 1.0
+        doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
+        trusted = node not in self.held and node not in self.conviction.guilty and not doubted
+        return trusted and (record.bits == self.bits or self.settings.exact != "require")
+
+    def _seated(self, member: Member) -> bool:
+        """Has it a seat that it keeps? A held plan's seats can be taken anew."""
+        if self.plan is None or member not in self.plan.seat_of:
+            return False
+        return self.plan.phase is not Phase.HOLD or member in self.keepers
+
+    def record_of(self, seat: Seat) -> Record | None:
+        """What this seat's node says of itself. (Another life of it says nothing under this plan.)"""
+        return self.records.get(seat.member.node)
+
+    @property
+    def spares(self) -> tuple[Record, ...]:
+        """What the plan's spares say of themselves, as long as they are the same lives."""
+        spares = self.plan.spares if self.plan else ()
+
+        return tuple(record for spare in spares if (record := self.record_of(spare)) and record.member == spare.member)
+
+    @cached_property
+    def doing(self) -> Mapping[Work, tuple[Record, ...]]:
+        """What the seats' nodes report under the present generation, in rank order. (One pass over all, for every rule.)"""
+        found: dict[Work, list[Record]] = {work: [] for work in Work}
+        for seat in self.plan.seats if self.plan else ():
+            record = self.record_of(seat)
+            if record and self.plan and record.generation == self.plan.generation:
+                found[record.work].append(record)
+        return {work: tuple(records) for work, records in found.items()}
+
+    def at_work(self, *works: Work) -> bool:
+        """Does every seat's node report one of these under the present generation?"""
+        return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)
+
+    def arrange(self, fates: tuple[Fate, ...], *, grow: bool = True) -> tuple[Seat, ...]:
+        """Seats for the next plan: survivors in their order, candidates first in the gaps, then behind."""
+        generation = self.view.generation + 1
+        membership = self.settings.membership
+        waiting = [seat_for(r, generation) for r in self.candidates]
+        kept = sum(fate.seat is not None for fate in fates)
+        room = membership.max_nodes - kept
+        # Spares are held back only from growth: a gap in the gang is what they are there for.
+        gaps = len(fates) - kept
+        taken = min(
+            len(waiting), room, max(gaps, len(waiting) - membership.spares if grow else 0, membership.min_nodes - kept)
+        )
+        waiting = waiting[: max(taken, 0)]
+        seats: list[Seat] = []
+        for fate in fates:
+            if fate.seat:
+                seats.append(fate.seat)
+            elif waiting:
+                seats.append(waiting.pop(0))
+        seats.extend(waiting)
+        ranks = 0
+        fitting = []
+        for seat in seats:  # never more ranks than lanes: a rank without a lane has nothing to do
+            if ranks + seat.slots <= self.settings.lanes:
+                fitting.append(seat)
+                ranks += seat.slots
+        return tuple(fitting)
+
+    def write(
+        self,
+        phase: Phase,
+        seats: tuple[Seat, ...],
+        why: str,
+        rung: Rung = Rung.START,
+        *,
+        strike: Strike | None = None,
+        exit_code: int | None = None,
+        pairs: tuple[Pair, ...] = (),
+    ) -> Plan:
+        """The next plan."""
+        here = {seat.member for seat in seats}
+        spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
+        offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))
+        return Plan(
+            generation=self.view.generation + 1,
+            phase=phase,
+            seats=seats,
+            spares=spares,
+            resume=self.view.committed,
+            rung=rung,
+            lanes=self.settings.lanes,
+            endpoint=next((endpoint for endpoint in offers if endpoint), ""),  # rank 0's agent may be down (seed 455)
+            reason=why,
+            strike=strike,
+            exit_code=exit_code,
+            bits=self.bits,
+            pairs=pairs,
+            backend=self.plan.backend if self.plan else "",
+            fallbacks=self.plan.fallbacks if self.plan else 0,
+        )
+
+    def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
+        """The next plan with these seats, or a hold if they are too few."""
+        need = self.settings.membership.min_nodes
+        if len(seats) < need:
+            return self.write(
+                Phase.HOLD, seats, f"{why}; {len(seats)} of the {need} nodes it needs: holding", rung, strike=strike
+            )
+        if self.plan and self.plan.rung is Rung.RELOAD and not self.trained:
+            rung = Rung.RELOAD  # what made us distrust the vaults has not been overcome yet
+        if rung >= Rung.RESTART:
+            seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
+        known = max(len(self.records), len(seats))
+        return self.write(Phase.TRAIN, seats, f"{why}; {len(seats)} of {known} nodes train", rung, strike=strike)
+
+    @cached_property
+    def trained(self) -> bool:
+        """Has every seat got through the first collective of this generation?"""
+        if self.plan is None or self.plan.phase is not Phase.TRAIN:
+            return False
+        return self.at_work(Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
+
+    @cached_property
+    def deadline(self) -> float:
+        """When the present rung has had its time."""
+        recovery = self.settings.recovery
+        limit = {
+            Rung.START: recovery.start_s,
+            Rung.REFORM: recovery.reform_s,
+            Rung.REPLACE: recovery.replace_s,
+            Rung.RESTART: recovery.restart_s,
+            Rung.RELOAD: recovery.reload_s,
+        }
+        return self.lead.planned_at + limit[self.plan.rung if self.plan else Rung.START]
+
+    @cached_property
+    def settled_at(self) -> float:
+        """When nobody new will have come for long enough."""
+        return max(self.lead.ready_at, self.lead.since) + self.settings.membership.settle_s
+
+
+def seat_for(record: Record, born: int) -> Seat:
+    """A seat for whoever says this of itself."""
+    return Seat(
+        member=record.member,
+        born=born,
+        slots=record.slots,
+        beat=record.beat,
+        echo=record.echo,
+        vault=record.vault,
+        probe=record.probe,
+    )
+
+
+# What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
+TIMELESS = frozenset(
+    {"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates", "doing", "missing"}
+)

@@ -1,0 +1,87 @@
+"""The rule for members that wait while nobody has been found to blame: look, then act on what was proven, else probe."""
+
+from dataclasses import replace
+
+from elasticrl.core.evidence import Kind, Sign
+from elasticrl.core.findings import with_cause
+from elasticrl.core.model import Phase, Rung, Work
+from elasticrl.core.policy import Act
+from elasticrl.core.scene import Move, Scene
+from elasticrl.core.state import Finding
+from elasticrl.core.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.verdict import Confidence, Fault
+
+
+def stuck(scene: Scene) -> Move | None:
+    """Members wait in a collective, or have left a broken one, and nobody has been found to blame."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalled_at is None:
+        return None
+    due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s
+    # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
+    ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked
+    if scene.now < due:
+        return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
+    patience = due + scene.settings.timeouts.dump_s
+    if scene.now < patience and (why := _looked_at(scene)):
+        return Move(wake_at=patience, why=why, inspect=ask)
+    if stop := hopeless(scene):
+        return stop
+    finding = scene.lead.finding
+    if finding is not None and (move := _known(scene, finding)):
+        return move
+    verdict = finding.verdict if finding else None
+    why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
+
+
+def _looked_at(scene: Scene) -> str:
+    """What is awaited before the scene of the stall is cleared: a look at each stalled node, or the end of its culprit."""
+    plan = scene.plan
+    assert plan is not None
+    if not scene.doing[Work.STALLED]:
+        return ""
+    view = scene.view
+    seen = (*scene.doing[Work.STALLED], *scene.doing[Work.TRAINING])
+    if view.look_revision <= scene.lead.asked or any(record.looked < view.look_revision for record in seen):
+        return "members have stalled; all workers are being looked at"
+    blamed = {
+        fact.node
+        for fact in scene.lead.facts
+        if fact.generation == plan.generation
+        and fact.kind is Kind.BEAT
+        and fact.sign in {Sign.STOPPED, Sign.HOST_STUCK}
+    }
+    still = [record for record in scene.doing[Work.TRAINING] if record.member.node in blamed]
+    return f"{still[0].member} has the one that is to blame; waiting for its end" if still else ""
+
+
+def _known(scene: Scene, finding: Finding) -> Move | None:
+    """The scene has proven what it was: no probe is needed. Ranks that parted ways form their gang anew, where they may; a
+    rank that is elsewhere gets a fresh process.
+    """
+    plan, verdict = scene.plan, finding.verdict
+    assert plan is not None
+    if verdict.confidence is not Confidence.HIGH:
+        return None
+    step = max((record.step for record in map(scene.record_of, plan.seats) if record), default=scene.view.committed)
+    strike = strike_of(plan.strike, f"{verdict.fault.value}: {finding.answer.act.value}", step)
+    why = verdict.said
+    if verdict.fault is Fault.DESYNC:
+        rung = Rung.REFORM if strike.count == 1 else Rung.RESTART
+        move = strike_or(scene, strike, lambda: scene.train(scene.kept, why, rung, strike=strike))
+        return replace(move, verdict=verdict)
+    if verdict.fault is not Fault.HOST_HANG or not verdict.ranks or finding.answer.act is Act.REPORT:
+        return None
+    born = scene.view.generation + 1
+    sick = {
+        seat.member
+        for seat in plan.seats
+        if {plan.first_rank(seat.member) + slot for slot in range(seat.slots)} & set(verdict.ranks)
+    }
+    warm = all(record.warm for seat in plan.seats if seat.member in sick and (record := scene.record_of(seat)))
+    if not warm or len(sick) == len(plan.seats):
+        return None
+    seats = tuple(replace(seat, born=born) if seat.member in sick else seat for seat in scene.kept)
+    move = strike_or(scene, strike, lambda: scene.train(seats, why, Rung.REPLACE, strike=strike))
+    return replace(move, verdict=verdict)
