@@ -17,6 +17,7 @@ from elasticrl.runtime.vault.client import Content, Vault
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.layout import Table
+from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.piece import whole as whole_piece
 from elasticrl.runtime.vault.slots import Pinned, files, pin
 from elasticrl.runtime.vault.source import shard_of
@@ -194,6 +195,27 @@ def restore_all(world: int, vaults: dict[str, Vault], found: Whole) -> list[Job]
             job.parts.restore(source)
         jobs.append(job)
     return jobs
+
+
+@pytest.mark.parametrize(("size", "asks"), [(1000, 1), (3_000_000, 2)])
+def test_a_small_shard_of_another_node_is_asked_for_once(size: int, asks: int, tmp_path: Path):
+    """A large one twice: first what there is, then the blocks that are needed. Each question costs a recovery milliseconds."""
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        there, here = (Vault(node.directory, job="job", node=node.name) for node in nodes)
+        one(there, 0, content(torch.arange(size, dtype=torch.float32))).wait_sealed(10)
+        found = newest_whole(here.control.survey(timeout_s=2.0).holdings, here="n1")
+        asked = []
+        ask = here.control.ask
+        here.control.ask = lambda op, **fields: asked.append(op) or ask(op, **fields)
+        into = torch.zeros(10)
+        wanted = [Piece("t0", "float32", (size,), (size - 10,), (10,))]
+        with here.gather(found, lambda _: wanted) as source:
+            source.fill([(wanted[0], into)])
+        assert asked == ["fetch"] * asks
+        assert into.tolist() == [float(n) for n in range(size - 10, size)]
+        there.close()
+        here.close()
 
 
 def test_a_gang_of_two_goes_on_from_what_three_kept_although_a_node_is_lost(tmp_path: Path):

@@ -324,8 +324,9 @@ def test_the_control_socket_is_ours_alone_and_answers_mistakes(tmp_path: Path):
             sock.settimeout(5)
             sock.connect(str(node.directory / "control.sock"))
             sock.sendall(b'{"v":99,"op":"status"}\nnot json\n')
-            lines = sock.makefile().readline(), sock.makefile().readline()
-        assert "speaks version 1" in json.loads(lines[0])["why"]
+            answers = sock.makefile()
+            assert "speaks version 1" in json.loads(answers.readline())["why"]
+            assert "not understood" in json.loads(answers.readline())["why"]
 
 
 def test_a_server_that_does_not_answer_is_an_error_with_a_sentence(tmp_path: Path):

@@ -8,12 +8,12 @@ which they may change again: waiting for it is the only stall there is.
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from elasticrl.runtime.vault.piece import Piece, reads
 from elasticrl.runtime.vault.slots import Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Version
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,74 +290,50 @@ class Vault:
         will read; None reads everything. `also` gives addresses of vaults that are not in the present ring.
         """
         name = f"step {whole.version} of generation {whole.generation}"
-        fetch = partial(self._fetch, whole, timeout_s=timeout_s, also=dict(also or {}))
-        with ExitStack() as outlines:
-            outline = [
-                shard_of(outlines.enter_context(self._outline(whole, number, fetch))) for number in range(whole.world)
-            ]
-            everything = Source(outline, name=name)
-            wanted = None if choose is None else choose(everything)
         with ExitStack() as pins:
-            shards = [
-                shard_of(pins.enter_context(self._obtain(whole, number, wanted, fetch)))
-                for number in range(whole.world)
-            ]
+            local = {number: pins.enter_context(shard) for number, shard in self._local(whole)}
+            look = partial(self._look, whole, local, timeout_s=timeout_s, also=dict(also or {}))
+            first: list[int] | None = None if choose is None else []
+            parts = [self._nearest(whole, number, partial(look, number, first)) for number in range(whole.world)]
+            for part in parts:
+                pins.enter_context(part.shard)
+            wanted = None if choose is None else choose(Source([shard_of(part.shard) for part in parts], name=name))
+            shards = []
+            for number, part in enumerate(parts):
+                shard = self._nearest(whole, number, partial(self._obtain, look, number, part, wanted))
+                shards.append(shard_of(pins.enter_context(shard)))
             return Source(shards, name=name, pins=pins.pop_all())
 
-    def _outline(self, whole: Whole, number: int, fetch: Callable[..., Pinned]) -> Pinned:
-        """Header, table and values of one shard."""
-
-        def attempt(node: str) -> Pinned:
-            return self._local(whole, number) if node == self.node else fetch(number, node, [])
-
-        return self._nearest(whole, number, attempt)
-
-    def _obtain(
-        self, whole: Whole, number: int, wanted: Sequence[Piece] | None, fetch: Callable[..., Pinned]
-    ) -> Pinned:
-        """One shard, with the data of the wanted pieces, checked."""
-
-        def attempt(node: str) -> Pinned:
-            found = self._local(whole, number) if node == self.node else fetch(number, node, [])
-            try:
-                blocks = _blocks(found, wanted)
-                if node != self.node:
-                    found.close()
-                    found = fetch(number, node, None if wanted is None else blocks)
-                if bad := layout.damage(found.memory, found.sealed, blocks):
-                    raise VaultError(f"{found.path} has {len(bad)} blocks that changed after they were sealed")
-            except BaseException:
-                found.close()
-                raise
-            return found
-
-        return self._nearest(whole, number, attempt)
-
-    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], Pinned]) -> Pinned:
-        """The first of the vaults that hold a shard from which the attempt succeeds."""
-        failures: list[str] = []
-        for node in whole.sources[number]:
-            try:
-                return attempt(node)
-            except VaultError as error:
-                failures.append(str(error))
-        raise VaultError(
-            f"Shard {number} of {whole.world} of step {whole.version} cannot be had: {'; '.join(failures) or 'nobody has it'}"
-        )
-
-    def _local(self, whole: Whole, number: int) -> Pinned:
+    def _local(self, whole: Whole) -> Iterator[tuple[int, Pinned]]:
+        """The shards of `whole` that are in this node's memory, pinned, by number; each once."""
+        seen: set[int] = set()
         for path, name in files(self.directory):
             found = None if name.writer.startswith("part-") else pin(path)
             if not isinstance(found, Pinned):
                 continue
-            if _is(found.sealed.stamp, whole, number):
-                return found
-            found.close()
-        raise VaultError(f"{self.directory} does not hold it any more")
+            number = found.sealed.stamp.shard
+            if number not in seen and _is(found.sealed.stamp, whole, number):
+                seen.add(number)
+                yield number, found
+            else:
+                found.close()
 
-    def _fetch(
-        self, whole: Whole, number: int, node: str, blocks: list[int] | None, *, timeout_s: float, also: dict[str, str]
-    ) -> Pinned:
+    def _look(
+        self,
+        whole: Whole,
+        local: Mapping[int, Pinned],
+        number: int,
+        blocks: list[int] | None,
+        node: str,
+        *,
+        timeout_s: float,
+        also: dict[str, str],
+    ) -> "_Part":
+        """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
+        if node == self.node:
+            if number not in local:
+                raise VaultError(f"{self.directory} does not hold it any more")
+            return _Part(local[number], node, None)
         answer = self.control.ask(
             "fetch",
             timeout_s=timeout_s,
@@ -372,7 +350,34 @@ class Vault:
         found = pin(self.directory / str(answer["file"]))
         if isinstance(found, Torn):
             raise VaultError(f"shard {number} was fetched from {node} but is {found.reason} here")
-        return found
+        return _Part(found, node, frozenset(answer["blocks"]))
+
+    def _obtain(
+        self, look: Callable[..., "_Part"], number: int, part: "_Part", wanted: Sequence[Piece] | None, node: str
+    ) -> Pinned:
+        """One shard, with the data of the wanted pieces, checked. `part` is what is here of it already."""
+        if node != part.node:
+            part = look(number, None if wanted is None else [], node)
+        blocks = _blocks(part.shard, wanted)
+        if not part.has(blocks):
+            part.shard.close()  # its file is used again for what comes now
+            part = look(number, blocks, node)
+        if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
+            part.shard.close()
+            raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
+        return part.shard
+
+    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T]) -> _T:
+        """The first of the vaults that hold a shard from which the attempt succeeds."""
+        failures: list[str] = []
+        for node in whole.sources[number]:
+            try:
+                return attempt(node)
+            except VaultError as error:
+                failures.append(str(error))
+        raise VaultError(
+            f"Shard {number} of {whole.world} of step {whole.version} cannot be had: {'; '.join(failures) or 'nobody has it'}"
+        )
 
     def close(self) -> None:
         """End the threads; the files stay."""
@@ -384,6 +389,18 @@ class Vault:
         self.control.close()
         self._views.clear()
         self._slots.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is here of a shard that `node` holds: these blocks of its data, or all."""
+
+    shard: Pinned
+    node: str
+    blocks: frozenset[int] | None
+
+    def has(self, blocks: Sequence[int]) -> bool:
+        return self.blocks is None or self.blocks.issuperset(blocks)
 
 
 def _blocks(shard: Pinned, wanted: Sequence[Piece] | None) -> list[int]:

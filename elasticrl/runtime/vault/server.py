@@ -33,6 +33,7 @@ PART = "part-"  # files that hold only the blocks one worker asked for
 FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
 RING = "ring.json"
+SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 SOCKET_PATH = 107
 
 
@@ -383,12 +384,13 @@ class Server:
         try:
             answer, size = await channel.ask({"op": "get", **wanted, "blocks": blocks})
             offered = await promised(channel, answer, size)
-            chosen = _blocks(blocks, offered.shape.blocks)
+            chosen = _given(blocks, offered.shape.blocks)
             prefix = FETCHED if blocks is None else PART
             path = await self._take(channel, offered, f"{prefix}{by}-{offered.stamp.writer}", chosen)
         finally:
             channel.close()
-        return {"file": path.name, "nbytes": sum(b - a for a, b in map(offered.shape.block, chosen))}
+        nbytes = sum(stop - start for start, stop in map(offered.shape.block, chosen))
+        return {"file": path.name, "nbytes": nbytes, "blocks": chosen}
 
     async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Remove the files of writers that have nothing as new as this version: it is whole everywhere without them."""
@@ -542,7 +544,7 @@ class Server:
                 if (sealed.stamp.version, sealed.stamp.generation) != key[:2]:
                     continue
                 await offer(channel, {"ok": True}, sealed)
-                await send_blocks(channel, shard, _blocks(frame.get("blocks"), sealed.shape.blocks), self._rate)
+                await send_blocks(channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self._rate)
             return
         raise VaultError(
             f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"
@@ -583,13 +585,13 @@ def _version_of(path: Path) -> Version | None:
         return shard.sealed.stamp.version
 
 
-def _blocks(asked: object, count: int) -> tuple[int, ...]:
-    """The blocks of a request, in order; all of them for None."""
+def _given(asked: object, count: int) -> tuple[int, ...]:
+    """The blocks that answer a request, in order: all for None, and all of a small shard, which saves asking twice."""
     if asked is None:
         return tuple(range(count))
     if not isinstance(asked, list) or not all(isinstance(b, int) and 0 <= b < count for b in asked):
         raise VaultError(f"blocks {asked!r} are not among the {count} that the shard has")
-    return tuple(sorted(set(asked)))
+    return tuple(range(count)) if count <= SMALL else tuple(sorted(set(asked)))
 
 
 def _ring(data: Mapping[str, Any]) -> Ring:
