@@ -92,7 +92,10 @@ def concerning(facts: Facts, generations: range, seated: Collection[str]) -> Fac
 
 def speaks(facts: Facts) -> bool:
     """Is there anything to judge?"""
-    return any(fact.sign in MEANINGS or fact.sign in WAITS or fact.kind is Kind.PROBE for fact in facts)
+    ends = {Kind.PROBE, Kind.EXIT}
+    return any(
+        f.sign in MEANINGS or f.sign in WAITS or (f.kind in ends and f.sign is not Sign.PEER_GONE) for f in facts
+    )
 
 
 def gone(node: str, why: str, generation: int, rank: int | None) -> Evidence:

@@ -311,6 +311,9 @@ EVEN = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "ALLGATHER", "COA
                   "REDUCE_SCATTER", "ALLREDUCE_COALESCED", "REDUCE", "BARRIER"})  # fmt: skip
 _EVEN = frozenset(name.replace("_", "") for name in EVEN)  # recorders write all_reduce
 
+#: Ends and silences that have nothing to do with how much room a disk has.
+PLAIN = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED})
+
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
 LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
 SHORT_TIMEOUT_MS = 120_000  # a collective timeout that a save or an evaluation on one rank easily exceeds
@@ -361,8 +364,18 @@ class Case:
         return tuple(
             f
             for f in self.evidence
-            if f.sign in MEANINGS and not self.survived(f) and not self.late(f) and self.believed(f)
+            if f.sign in MEANINGS
+            and not self.survived(f)
+            and not self.late(f)
+            and self.believed(f)
+            and not (self.plain and f.source == "health" and f.kind in {Kind.DISK, Kind.LIMIT})
         )
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether it was seen how the gang was broken, in a way that no full disk or limit of a machine explains."""
+        ways = any(f.kind is Kind.PROBE and any(f.sign in signs for signs, _ in TROUBLE) for f in self.evidence)
+        return ways or self.parted is not None or any(_witnessed(f) and f.sign in PLAIN for f in self.evidence)
 
     @cached_property
     def accused(self) -> frozenset[int]:
@@ -727,7 +740,12 @@ def _lagged(case: Case) -> Verdict | None:
         if len(status) < 2:
             continue
         wanted = max(s.last_completed + 1 for s in status.values() if s.last_completed is not None)
-        never = sorted(r for r, s in status.items() if s.last_enqueued is not None and s.last_enqueued < wanted)
+        # Who is seen inside of an earlier collective has not gone elsewhere: it is what it waits for that does not come.
+        never = sorted(
+            r
+            for r, s in status.items()
+            if s.last_enqueued is not None and s.last_enqueued < wanted and r not in case.seen_waiting
+        )
         behind = sorted(r for r, s in status.items() if s.last_completed is not None and s.last_completed + 1 < wanted)
         if never and len(never) * 2 <= len(status):
             others = sorted(set(status) - set(never))
@@ -741,8 +759,8 @@ def _lagged(case: Case) -> Verdict | None:
         if behind and len(behind) * 2 <= len(status):
             return Verdict(
                 fault=Fault.NETWORK, ranks=tuple(behind), confidence=_LOW,
-                cause=f"{_names(behind, ())} entered the collective, but its GPU is behind the others in group {group}: "
-                "its link or its GPU",
+                cause=f"{_names(behind, ())} entered the collective, but does not get through it as the others in group "
+                f"{group} did: its link or its GPU",
                 remedy=MEANINGS[Sign.LINK].remedy, because=tuple(status[r] for r in sorted(status))[:6],
                 against=("its host entered another collective before (see its flight recorder)",),
             )  # fmt: skip
@@ -767,6 +785,19 @@ def _never_worked(case: Case) -> Verdict | None:
     )  # fmt: skip
 
 
+def _inside(case: Case) -> Verdict | None:
+    """Every rank was seen in a collective, and none gets through: it is no rank, it is what is between them."""
+    if not case.facts.world or case.seen_waiting < frozenset(range(case.facts.world)):
+        return None
+    seen = [fact for fact in case.waits if fact.kind in GOING_ON]
+    return Verdict(
+        fault=Fault.NETWORK, confidence=_LOW,
+        cause="all ranks are in a collective and none gets through it: the way between some of them",
+        remedy="A probe of the pairs tells node, link or path (elasticrl doctor --nodes ...).", because=tuple(seen[:6]),
+        against=("the ranks are in different collectives (then it is desync)", "all pairs pass a probe, over NCCL too"),
+    )  # fmt: skip
+
+
 def _missing(case: Case) -> Verdict | None:
     """Ranks that are known to exist and do not wait with the others: the silent one is the one to look at."""
     ours = [fact for fact in case.waits if fact.group in {None, "default_pg", "0", GANG}]
@@ -782,6 +813,19 @@ def _missing(case: Case) -> Verdict | None:
         "save, evaluation, a lock)",
         remedy=MEANINGS[Sign.HOST_STUCK].remedy, because=tuple(ours[:6]),
         against=("its log was not collected", "it had left the collective before: an early exit or uneven inputs"),
+    )  # fmt: skip
+
+
+def _aborted(case: Case) -> Verdict | None:
+    """One rank, or few, ended by abort(), and nothing says why: it ended first, whatever it was that it could not stand."""
+    told = [f for f in case.evidence if f.sign is Sign.ABORTED and f.kind is Kind.EXIT and _witnessed(f)]
+    ranks = tuple(sorted({fact.rank for fact in told if fact.rank is not None}))
+    if not ranks or (case.facts.world and 2 * len(ranks) > case.facts.world):
+        return None
+    return Verdict(
+        fault=Fault.DEAD_RANK, ranks=ranks, confidence=_LOW, cause=f"{_names(ranks, ())} died: it called abort()",
+        remedy="Read what that rank printed before it aborted; a library's own check, or its native stack, says why.",
+        because=tuple(told[:4]), against=("its log shows an error of its own, or a peer sent it what it did not expect",),
     )  # fmt: skip
 
 
@@ -872,7 +916,8 @@ def _starved(case: Case) -> Verdict | None:
 
 #: In the order in which they are asked; the first that answers decides.
 RULES: tuple[Callable[[Case], Verdict | None], ...] = (
-    _deep, _probed, _disagreed, _seen, _elsewhere, _declared, _lagged, _never_worked, _followed, _missing, _starved,
+    _deep, _probed, _disagreed, _seen, _elsewhere, _declared, _lagged, _never_worked, _aborted, _inside, _followed,
+    _missing, _starved,
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from elasticrl.core import dossier
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Outcome, Phase, Plan, Stall, Work
-from elasticrl.core.pairs import Result, findings, result_of
+from elasticrl.core.pairs import SLOW_TIMES, Result, findings, result_of
 from elasticrl.core.state import State
 from elasticrl.core.verdict import Facts, Fault, judge, surest
 from elasticrl.daemon.history import History
@@ -40,6 +40,7 @@ ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
+LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
@@ -69,6 +70,7 @@ class Inquiry:
     def __init__(self, tree: Tree, place: Place, *, log: Any, history: History) -> None:
         self.post: Callable[[Event], None] = lambda _: None
         self.state: Callable[[], State]
+        self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
         self.tree, self.place, self.log, self._history = tree, place, log, history
         self.dump_s = tree.timeouts.dump_s
         self._tail = Tail(node=place.node)
@@ -80,7 +82,12 @@ class Inquiry:
         self._plans: dict[int, Plan] = {}
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
         self._probing = 0
+        self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
+        self._written: tuple[int, int, datetime] | None = (
+            None  # the newest incident: its gang, what it led to, since when
+        )
+        self._known: dossier.Facts = ()  # what the leader knew when that was looked at last
         self._paused_at = -math.inf  # when this process was last seen to have stood still
         self._silent: frozenset[str] = frozenset()  # whom we did not hear, when that last changed
 
@@ -216,6 +223,7 @@ class Inquiry:
             if now - looked_at > TAIL_S + self.tree.membership.suspect_s / 2:
                 self._paused_at = now
             looked_at = now
+            self._time_ways()
             facts = self._tail.look(now)
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
@@ -252,6 +260,26 @@ class Inquiry:
         return killed is not None and int(killed[1]) in self._pids
 
     # ---- the way to others
+
+    def _time_ways(self) -> None:
+        """A way that takes long holds all ranks up, and none of them stands still: it is known by the beats' round trips."""
+        took = self.latency()
+        late = late_ways(took)
+        plan = self.state().view.plan if took else None
+        if plan is None or plan.phase is not Phase.TRAIN or (plan.generation, late) == self._late:
+            return
+        self._late = (plan.generation, late)
+        if not late:
+            return
+        facts = tuple(
+            Evidence(
+                kind=Kind.PROBE, sign=Sign.DELAYED if peer in late else Sign.HEALTHY, node=self.place.node, peer=peer,
+                detail=f"a round trip takes {1000 * seconds:.0f} ms, elsewhere {1000 * min(took.values()):.1f} ms"
+                if peer in late else "", source="beats", generation=plan.generation,
+            )
+            for peer, seconds in sorted(took.items())
+        )  # fmt: skip
+        self.post(Found(now=time.monotonic(), evidence=facts))
 
     def probe(self, action: Probe, unreachable: tuple[str, ...]) -> None:
         """Answer at once who cannot be reached; if all can, test the way to them thoroughly, in a process of its own."""
@@ -332,7 +360,8 @@ class Inquiry:
             self._compare_later(plan)
             self._speak_up(plan, state)
             if plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
-                self._write(state, self._well[0] or plan.generation - 1, plan.generation, STOPPED_S)
+                self._write(state, self._well[0] or plan.generation - 1, plan.generation, ago(STOPPED_S))
+        self._correct(state)
         training = isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None
         if training and isinstance(event, Workers) and event.generation > self._well[0]:
             self._well = (event.generation, self._well[0])
@@ -361,7 +390,7 @@ class Inquiry:
             return  # they were right to hear nothing: this node stood still
         others = {seat.member.node for seat in self._plans[before].seats} - {self.place.node}
         lost = ", ".join(sorted(self._silent & others))
-        said = f"and does not hear {lost}" if lost else "though it hears them: one way only"
+        said = f"it does not hear {lost} either" if lost else ""
         fact = Evidence(
             kind=Kind.NODE, sign=Sign.UNHEARD, node=self.place.node, detail=said, source="daemon", generation=before
         )
@@ -369,11 +398,20 @@ class Inquiry:
 
     async def _later(self, broken: int, done: Done) -> None:
         await asyncio.sleep(LATER_S)
-        self._write(self.state(), broken, done.generation, done.total_s + LATER_S)
+        self._write(self.state(), broken, done.generation, ago(done.total_s + LATER_S))
 
-    def _write(self, state: State, broken: int, generation: int, ago_s: float) -> None:
+    def _correct(self, state: State) -> None:
+        """A node that was taken for dead has come back and says that it had lived: the incident is told anew."""
+        if state.lead is None or self._written is None or state.lead.facts is self._known:
+            return
+        broken, generation, since = self._written
+        fresh = set(map(dossier.identity, state.lead.facts)) - set(map(dossier.identity, self._known))
+        self._known = state.lead.facts
+        if any(f.sign is Sign.UNHEARD and f.generation == broken and dossier.identity(f) in fresh for f in self._known):
+            self._write(state, broken, generation, since)
+
+    def _write(self, state: State, broken: int, generation: int, since: datetime) -> None:
         """The incident that ended the gang `broken` and led to `generation`, if it was one; with all that is known by now."""
-        since = datetime.fromtimestamp(time.time() - ago_s - EARLIER_S, UTC)
         lines = self._history.since(since)
         if not any(line.get("event") in SIGNS for line in lines):
             return  # a pause, or somebody who left in order
@@ -385,7 +423,7 @@ class Inquiry:
             p.verdict for number, p in sorted(self._plans.items()) if broken < number <= generation and p.verdict
         ]
         judged = judge(facts, Facts(world=plan.world if plan else None, nodes=nodes))
-        verdict = surest([judged, *planned] if state.lead else [*planned, judged])
+        verdict = surest([judged, *reversed(planned)] if state.lead else [*reversed(planned), judged])
         told = incident.build(lines, verdict, facts or verdict.because, job=self.place.job, node=self.place.node)
         if told is None:
             return
@@ -394,6 +432,7 @@ class Inquiry:
         except OSError as error:
             self.log.info("incident.lost", id=told.id, error=str(error))
             return
+        self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
         self.log.info(
             "incident.saved",
             id=told.id,
@@ -402,6 +441,21 @@ class Inquiry:
             cost_s=told.seconds,
             path=str(path),
         )
+
+
+def late_ways(took: Mapping[str, float]) -> frozenset[str]:
+    """Neighbours that are far away although others are near. (To whom all are far, he is far himself: they say so.)
+
+    >>> sorted(late_ways({"n1": 0.4, "n2": 0.0003}))
+    ['n1']
+    """
+    usual = min(took.values(), default=0.0) if len(took) > 1 else 0.0
+    return frozenset(node for node, seconds in took.items() if seconds > LATE_S and seconds > SLOW_TIMES * usual)
+
+
+def ago(seconds: float) -> datetime:
+    """So long ago, and a moment more."""
+    return datetime.fromtimestamp(time.time() - seconds - EARLIER_S, UTC)
 
 
 def of_its_gang(fact: Evidence) -> Evidence:

@@ -334,6 +334,8 @@ class Daemon:
         self.crew.reported = self.inquiry.heard
         self.inquiry.post = node.post
         self.inquiry.state = lambda: node.loop.state
+        neighbours = self.neighbours
+        self.inquiry.latency = lambda: neighbours.latency
         self.crew.repeat()
         self.inquiry.heard(self.crew.report)
         return node

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,9 @@ from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
 from elasticrl.core.suspect import Detector, neighbours
+
+TIMED_S = 1.0  # between questions whose answers are timed
+ROUND_TRIPS = 4  # to each neighbour, of which the quickest counts
 
 
 class Sender(Protocol):
@@ -64,6 +68,8 @@ class Neighbours(asyncio.DatagramProtocol):
         self._doubt_s = doubt_s
         self.sent = self.heard = 0
         self.address = ""
+        self._asked_at: dict[str, float] = {}  # when a neighbour was asked whose answer is to be timed
+        self._took: dict[str, deque[float]] = {}  # the newest round trips
 
     async def open(self, host: str, port: int = 0) -> None:
         """Listen on this address; `address` then says where."""
@@ -81,13 +87,28 @@ class Neighbours(asyncio.DatagramProtocol):
 
     async def beat(self) -> None:
         """Send and judge, for ever."""
+        timed = 0.0
         while True:
             now = time.monotonic()
             self._send(BEAT)
             for node in self.detector.late(now):
                 self._ask(node)
+            if now >= timed + TIMED_S:
+                timed = now
+                for node, address in self._peers.items():
+                    self._asked_at[node] = now
+                    self._send_to(PING, address)
             self.judge(now)
             await asyncio.sleep(self._settings.beat_s)
+
+    @property
+    def latency(self) -> dict[str, float]:
+        """The quickest of each neighbour's last round trips, once there are enough: a busy daemon answers late now and then, a
+        long way always.
+        """
+        return {
+            node: min(took) for node, took in self._took.items() if len(took) == ROUND_TRIPS and node in self._peers
+        }
 
     def follow(self, plan: Plan | None) -> None:
         """Another plan, another ring."""
@@ -98,6 +119,9 @@ class Neighbours(asyncio.DatagramProtocol):
         ring = neighbours(plan, self._me.node, self._settings.neighbours)
         self._peers = {node: address_of(seats[node].beat) for node in ring if seats[node].beat}
         self._agents = {node: address_of(seats[node].echo) for node in ring if seats[node].echo}
+        self._took = {
+            node: took for node, took in self._took.items() if node in self._peers
+        }  # who comes back begins anew
         self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
         self.detector = self.detector.watch(self._peers, time.monotonic())
 
@@ -177,6 +201,8 @@ class Neighbours(asyncio.DatagramProtocol):
             if kind != PONG:
                 self._peers[member.node] = addr
             self.detector = self.detector.hear(member.node, time.monotonic())
+        if kind == PONG and (asked := self._asked_at.pop(member.node, None)) is not None and member.node in self._peers:
+            self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(time.monotonic() - asked)
         if kind == PING:
             self._send_to(PONG, addr)
         elif kind == PONG:

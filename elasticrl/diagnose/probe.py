@@ -2,7 +2,8 @@
 
 The one idea: every node answers all the time and asks when it is its turn, so nobody has to be ready at the same moment. From
 the bottom up: do datagrams arrive (and back), how late, how many, how large; does TCP connect and carry; does gloo compute.
-What a layer shows decides what is at fault, so each is tried even if the one below failed, and each has its deadline.
+What a layer shows decides what is at fault, so TCP is tried where datagrams are lost; each has its deadline. gloo, which takes
+seconds to import, is tried where nothing below it is wrong.
 
 The task is JSON (see `Task`); what was found goes to stdout as one JSON line for each partner (`pairs.Result`), and the exit
 code is 0 whatever it is. Datagrams and connections bear the task's token: what does not is dropped.
@@ -24,13 +25,13 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from elasticrl.core.pairs import Pair, Result, schedule
+from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, schedule
 from elasticrl.diagnose.health import offset_s
 
 PING, PONG, BYE = 1, 2, 3
 HEAD: Final = struct.Struct("!4sB8sHIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping
 MAGIC: Final = b"elP1"
-LATE, STUCK, DIED = "late", "the collectives did not come back in time", "the process that computes died"
+LATE, LEFT, STUCK, DIED = "late", "left", "the collectives did not come back in time", "the process that computes died"
 LEAST_S: Final = 0.5  # with less than this left nothing further is begun
 EVERY_S: Final = 0.01  # between datagrams
 COUNT: Final = 100  # datagrams to measure with
@@ -347,22 +348,14 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     for thread in asking:
         thread.join(max(0.0, deadline - time.monotonic()))
     for peer in task.partners:
-        result = results.get(peer) or Result(node=task.me, peer=peer, heard=post.peers[peer].heard)
-        results[peer] = result = replace(result, heard=max(result.heard, post.peers[peer].heard))
-        left_s = deadline - time.monotonic()
-        if left_s < LEAST_S:
-            continue  # not tested
-        hurried = replace(task, tcp_s=min(task.tcp_s, left_s / 3))
-        tcp, mbps = transfer(hurried, peer)
-        if tcp == "ok":
-            offset, facts = acquaint(hurried, peer)
-            result = replace(result, nccl=fabric(task, peer), offset_s=offset, facts=facts)
-        results[peer] = replace(result, tcp=tcp, mbps=mbps)
-    # Last, because it is slow and needs both ends at once; in the order of the rounds, or two would wait for each other.
+        results[peer] = _stream(task, post, results.get(peer) or Result(node=task.me, peer=peer), deadline)
+    # Last, because it is slow and needs both ends at once; in the order of the rounds, or two would wait for each other. Where
+    # something below it is found wrong, it would say nothing new, and a gang waits for what is known already.
+    sound = all(results[peer].tcp == "ok" and not _lame(results[peer]) for peer in task.partners)
     for peer in task.partners:
         left_s = deadline - time.monotonic()
-        if gloo is not None and results[peer].tcp == "ok" and left_s > LEAST_S:
-            results[peer] = replace(results[peer], gloo=gloo.ask(peer, min(2 * task.gloo_s, left_s)))
+        if gloo is not None and sound and left_s > LEAST_S:
+            results[peer] = replace(results[peer], gloo=gloo.ask(peer, min(2 * task.gloo_s, left_s), post.peers[peer]))
         say(results[peer])
     if gloo is not None:
         gloo.close()
@@ -375,6 +368,31 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         for peer in task.partners:
             post.send(BYE, peer)
         time.sleep(10 * EVERY_S)
+
+
+def _stream(task: Task, post: Post, result: Result, deadline: float) -> Result:
+    """What datagrams have shown, and what TCP does beside it."""
+    peer = result.peer
+    result = replace(result, heard=max(result.heard, post.peers[peer].heard))
+    left_s = deadline - time.monotonic()
+    if left_s < LEAST_S or _hole(result):
+        return result  # not tested: a stream would only wait for what vanishes, and that is what takes time
+    hurried = replace(task, tcp_s=min(task.tcp_s, left_s / 3))
+    tcp, mbps = transfer(hurried, peer)
+    if tcp == "ok":
+        offset, facts = acquaint(hurried, peer)
+        result = replace(result, nccl=fabric(task, peer), offset_s=offset, facts=facts)
+    return replace(result, tcp=tcp, mbps=mbps)
+
+
+def _hole(result: Result) -> bool:
+    """Do large packets vanish?"""
+    return bool(result.mtu and result.largest and result.largest < result.mtu)
+
+
+def _lame(result: Result) -> bool:
+    """Packets are lost, or take long."""
+    return result.loss > LOSS or (result.latency_ms or 0.0) > 5 * SLOW_MS
 
 
 def ask_key(task: Task, owner: str, key: str, value: bytes | None = None) -> bytes | None:
@@ -421,17 +439,22 @@ class Gloo:
         print(json.dumps(plain), file=process.stdin, flush=True)
         return process
 
-    def ask(self, peer: str, within_s: float) -> str | None:
-        """How the collectives with this partner went; None if one of the two was not ready in time, which proves nothing."""
+    def ask(self, peer: str, within_s: float, known: Peer) -> str | None:
+        """How the collectives with this partner went; None if one of the two was not ready in time, or is done with its part,
+        which proves nothing.
+        """
         answer: list[str] = []
         thread = threading.Thread(target=lambda: answer.append(self._say(peer, within_s)), daemon=True)
         thread.start()
-        thread.join(within_s + self._task.gloo_s)
-        said = answer[0] if answer else STUCK
-        if said in {STUCK, DIED}:
+        deadline = time.monotonic() + within_s + self._task.gloo_s
+        while not answer and not known.left and time.monotonic() < deadline:
+            thread.join(10 * EVERY_S)
+        thread.join(EVERY_S)
+        said = answer[0] if answer else LEFT if known.left else STUCK
+        if said in {STUCK, DIED, LEFT}:
             self.close()
             self._process = self._start()
-        return None if said == LATE else said
+        return None if said in {LATE, LEFT} else said
 
     def _say(self, peer: str, within_s: float) -> str:
         """Ask, and wait: for its import (`ready`, the first time), then for the answer."""

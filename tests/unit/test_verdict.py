@@ -207,6 +207,15 @@ def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:
     assert (judge([gone, lives]).fault, judge([gone, lives]).nodes) == (Fault.NETWORK, ("n03",))
 
 
+def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
+    full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
+    gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader")
+    assert judge([full, gone]).fault is Fault.DEAD_NODE
+    assert judge([full, probe("n00", "n03", Sign.MTU), probe("n01", "n03", Sign.MTU)]).fault is Fault.NETWORK
+    assert judge([full, ended(6, "signal 9 (SIGKILL)")]).fault is Fault.DEAD_RANK
+    assert judge([full, ended(6, "exit code 1: OSError", own=True)]).fault is Fault.DISK
+
+
 def test_sizes_may_differ_where_the_operation_lets_them() -> None:
     uneven = [wait(0, op="ALLTOALL", group="ep"), wait(1, op="ALLTOALL", group="ep", numel_in=9, numel_out=9)]
     assert judge(uneven, EIGHT).fault is not Fault.DESYNC
