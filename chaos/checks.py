@@ -265,7 +265,8 @@ class _Guilt:
         elif isinstance(fact, Planned):
             self.seats = frozenset(seat.member.node for seat in fact.plan.seats)
             back = {str(seat.member) for seat in fact.plan.seats}
-            self.gone = {m: at for m, at in self.gone.items() if m not in back or fact.at < at + self.lease_s}
+            if not self.lossy.felt(fact.at, self.lease_s):  # else what ran out once may at any moment again (seed 826)
+                self.gone = {m: at for m, at in self.gone.items() if m not in back or fact.at < at + self.lease_s}
         elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.lossy.felt(fact.at, self.lease_s)):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
             self.gone[fact.member] = fact.at
@@ -597,6 +598,11 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             continue
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
+        if (
+            "forming" in fact.detail or "reform" in fact.detail
+        ):  # it has no phase yet: its rung's deadline speaks (seed 1015)
+            recovery = settings.recovery
+            limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s)
         seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.history)
         end = case.history[-1].at
         if not seen and end > fact.at + limit:
@@ -685,6 +691,17 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
     if expect.back_within_s is not None:
         yield from _back_within(case, expect.back_within_s)
+    if expect.nothing_lost:
+        yield from _nothing_lost(case)
+
+
+def _nothing_lost(case: Case) -> Iterator[Complaint]:
+    newest = 0
+    for fact in case.history:
+        if isinstance(fact, Sealed):
+            newest = max(newest, fact.version)
+        elif isinstance(fact, Resumed) and fact.version < newest:
+            yield fact.at, f"generation {fact.generation} goes back to update {fact.version}, {newest} was sealed"
 
 
 def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:

@@ -129,6 +129,13 @@ MUTANTS: Final = (
     _m("a proven broken node is kept out", "losses", "    condemned = _condemned(scene)\n", "    condemned: dict[Member, str] = {}\n", "a-gpu-falls-off-the-bus"),
     _m("who was let back has paid", "findings", "if fact.generation is not None or _new(fact, lead)", "if True", "a-gpu-falls-off-the-bus"),
     _m("facts of health count where nothing else speaks", "dossier", "    among = at_fault or seated\n", "    among = at_fault\n", "a-gpu-falls-off-the-bus"),
+    # What is kept by those who were put out.
+    _m("those who were put out are waited for", "losses", "if wait := wait_for(scene, seats, why, rung, strike, but=unfit):", "if wait := None:", "half-of-the-nodes-cut-off"),
+    _m("those whom a probe puts out are waited for", "probing", "if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):", "if wait := None:", "two-halves-wait-for-each-other"),
+    _m("a wait goes on while they do not hear each other", "shards", "if plan.waited == scene.view.committed and scene.conviction.unsure:", "if False:", "two-halves-wait-for-each-other"),
+    _m("a wait ends", "shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
+    _m("one waits once for each commit", "shards", "plan.waited >= committed", "False", "two-halves-give-each-other-up"),
+    _m("a gang's shards are known until the next one trains", "scene", "return self.plan.gang if self.plan.gang and not self.trained else tuple(", "return tuple(", "half-of-the-nodes-cut-off-one-by-one"),
 )  # fmt: skip
 
 

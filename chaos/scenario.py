@@ -35,6 +35,7 @@ class Expect:
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving
     left_with_all_saved: bool = False  # nobody left before the newest whole step was committed
     steps_at_least: int | None = None
+    nothing_lost: bool = False  # every gang goes on from the newest update that was sealed before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ class Cluster:
             return
         plan = node.state.view.plan if node.state else None
         if plan and plan.seats and plan.seats[0].member.node == node.name:
-            seats = [self.nodes[seat.member.node] for seat in plan.seats]
+            seats = self._together(plan)
             if not self.disk.active and not self.disk.save_held(seats):
                 self.world.later(0.05, self.saved, seats)
 
@@ -215,7 +215,12 @@ class Cluster:
     def save_held(self, plan: Plan) -> None:
         """A held gang's state goes to disk."""
         if plan.phase is Phase.HOLD:
-            self.disk.save_held([self.nodes[seat.member.node] for seat in plan.seats])
+            self.disk.save_held(self._together(plan))
+
+    def _together(self, plan: Plan) -> list[Node]:
+        """The seated nodes that rank 0's can reach: the others hear of no save."""
+        nodes = [self.nodes[seat.member.node] for seat in plan.seats]
+        return [node for node in nodes if node is nodes[0] or self.net.linked(nodes[0].name, node.name)]
 
     def watch_still(self, node: Node, phase: str, since: float) -> None:
         """A worker that stood still when its group broke: either it moves again, or its agent finds it stalled."""

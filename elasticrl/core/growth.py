@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from elasticrl.core.model import Phase, Rung, rounds
 from elasticrl.core.scene import Move, Scene
+from elasticrl.core.shards import forgone, patience
 
 
 def form(scene: Scene) -> Move | None:
@@ -23,13 +24,14 @@ def form(scene: Scene) -> Move | None:
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
         return Move(plan=scene.train(seats, "first plan", Rung.START))
+    if wait := patience(scene, seats):
+        return wait
     held = {seat.member for seat in plan.seats}
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
     came = sum(seat.member not in held for seat in seats)
-    return Move(
-        plan=scene.train(seats, f"going on, {came} nodes joined" if came else "going on", rung, strike=plan.strike)
-    )
+    why = "going on" + forgone(scene, seats) + (f", {came} nodes joined" if came else "")
+    return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
 
 
 def grow(scene: Scene) -> Move | None:

@@ -11,6 +11,7 @@ from elasticrl.core.model import Member, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Fate, Move, Scene
+from elasticrl.core.shards import wait_for
 from elasticrl.core.strikes import hopeless, strike_of, strike_or
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
@@ -40,7 +41,11 @@ def losses(scene: Scene) -> Move | None:
     why, verdict = _why_lost(scene, condemned)
     if stop := hopeless(scene):
         return stop
-    move = strike_or(scene, strike, lambda: scene.train(scene.arrange(fates, grow=False), why, rung, strike=strike))
+    seats = scene.arrange(fates, grow=False)
+    unfit = {member.node for member in confined if member.node not in scene.conviction.guilty}
+    if wait := wait_for(scene, seats, why, rung, strike, but=unfit):
+        return replace(wait, verdict=verdict)
+    move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
     return replace(move, confine=confine, verdict=verdict)
 
 

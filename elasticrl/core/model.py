@@ -114,6 +114,10 @@ class Plan:
     pairs: tuple[Pair, ...] = ()  # with PROBE: test these, instead of everybody some others
     backend: str = ""  # "gloo": in place of what is configured, until a probe finds that in order
     fallbacks: int = 0  # how often it was found broken in a row
+    gang: tuple[
+        str, ...
+    ] = ()  # nodes of the newest gang that trained, in rank order, where they are not those of the seats
+    waited: int = -1  # the commit since which the job has held for members that were put out
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:

@@ -15,6 +15,7 @@ from elasticrl.core.pairs import Result, confirm, findings
 from elasticrl.core.policy import Act, Answer
 from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
+from elasticrl.core.shards import wait_for
 from elasticrl.core.strikes import strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
 from elasticrl.core.verdict import Facts, Fault, Verdict, judge
@@ -73,12 +74,12 @@ def probing(scene: Scene) -> Move | None:
     if out or len(seats) < len(plan.seats):
         names = ", ".join(str(seat.member) for seat in out) or "nobody new"
         why = f"the probes find {names} out of reach of the others"
+        left = scene.arrange(fates, grow=False)
+        if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
+            return replace(wait, verdict=verdict)
         confine = confinements(scene, {seat.member: "out of reach of its peers in a probe" for seat in out})
-        return Move(
-            plan=scene.train(scene.arrange(fates, grow=False), why, Rung.REFORM, strike=plan.strike),
-            confine=confine,
-            verdict=verdict,
-        )
+        again = scene.train(left, why, Rung.REFORM, strike=plan.strike)
+        return Move(plan=again, confine=confine, verdict=verdict)
     if plan.backend:
         return _on_gloo(scene, verdict)
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act)):

@@ -89,6 +89,13 @@ class Scene:
         return min((bits for bits, n in common if n == common[0][1]), default="")
 
     @cached_property
+    def gang(self) -> tuple[str, ...]:
+        """The nodes of the newest gang that trained, in rank order: what is newer than the commit is in their vaults."""
+        if self.plan is None:
+            return ()
+        return self.plan.gang if self.plan.gang and not self.trained else tuple(s.member.node for s in self.plan.seats)
+
+    @cached_property
     def fates(self) -> tuple[Fate, ...]:
         """One for each seat of the present plan, in rank order."""
         return tuple(self._fate(seat) for seat in self.plan.seats) if self.plan else ()
@@ -229,9 +236,12 @@ class Scene:
         strike: Strike | None = None,
         exit_code: int | None = None,
         pairs: tuple[Pair, ...] = (),
+        waited: int | None = None,
     ) -> Plan:
         """The next plan."""
         here = {seat.member for seat in seats}
+        same = self.gang == tuple(seat.member.node for seat in seats)
+        before = self.plan.waited if self.plan else -1
         spares = tuple(seat_for(r, 0) for r in self.candidates if r.member not in here)
         offers = (record.endpoint for seat in seats if (record := self.record_of(seat)))
         return Plan(
@@ -250,6 +260,8 @@ class Scene:
             pairs=pairs,
             backend=self.plan.backend if self.plan else "",
             fallbacks=self.plan.fallbacks if self.plan else 0,
+            gang=() if same else self.gang,
+            waited=before if waited is None else waited,
         )
 
     def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:

@@ -1,0 +1,111 @@
+"""What is lost with whom: who keeps which shards, and for whom it is worth holding before the job goes back to an older step.
+
+The one idea: each node of a gang keeps its own shard and those of the `copies` nodes before it. When so many are put out at
+once that some shard is with them alone, what was made since the newest commit hangs on their coming back: for a lease they may.
+"""
+
+from collections.abc import Collection, Sequence
+
+from elasticrl.core.model import Phase, Rung, Seat, Strike
+from elasticrl.core.scene import Move, Scene
+
+
+def lost(gang: Sequence[str], here: Collection[str], copies: int) -> tuple[frozenset[str], ...]:
+    """For each shard that nobody here keeps, those who do.
+
+    >>> lost(("n0", "n1", "n2", "n3"), {"n0", "n1"}, 1) == (frozenset({"n2", "n3"}),)
+    True
+    """
+    here, size = set(here), len(gang)
+    gone = [i for i, node in enumerate(gang) if node not in here]
+    spans = (frozenset(gang[(i + hop) % size] for hop in range(min(copies, size - 1) + 1)) for i in gone)
+    return tuple(keepers for keepers in spans if not keepers & here)
+
+
+def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) -> tuple[str, ...]:
+    """Nodes without which these seats cannot go on from the newest step, and which may come back: their leases stand."""
+    here = {seat.member.node for seat in seats}
+    missing = lost(scene.gang, here, scene.settings.copies)
+    if not missing or not _newer(scene):
+        return ()
+    out = {*here, *scene.held, *but}
+    away = {
+        node
+        for node in scene.gang
+        if node not in out and (record := scene.records.get(node)) is not None and not record.leaving
+    }
+    if any(not keepers & away for keepers in missing):
+        return ()  # a shard is gone for good: no waiting brings the step back
+    return tuple(sorted(away.intersection(frozenset[str]().union(*missing))))
+
+
+def _newer(scene: Scene) -> bool:
+    """Has anything been made since the newest commit?"""
+    seats = scene.plan.seats if scene.plan else ()
+    return any((record := scene.record_of(seat)) and record.step > scene.view.committed for seat in seats)
+
+
+def wait_for(
+    scene: Scene, seats: tuple[Seat, ...], why: str, rung: Rung, strike: Strike | None, but: Collection[str] = ()
+) -> Move | None:
+    """Hold, in place of going back to an older step with these seats, for those who were just put out.
+
+    Once for each commit: nodes that come and go would else hold the job for ever.
+    """
+    plan, committed = scene.plan, scene.view.committed
+    if (
+        plan is None
+        or plan.waited >= committed
+        or rung is Rung.RELOAD
+        or (plan.rung is Rung.RELOAD and not scene.trained)
+    ):
+        return None
+    names = awaited(scene, seats, but)
+    if not names:
+        return None
+    # Whose worker is gone is no less waited for, but needs a fresh one: it takes a seat again when it has one.
+    kept = tuple(
+        f.seat or seat for f, seat in zip(scene.fates, plan.seats, strict=True) if f.seat or _cut_off(scene, seat)
+    )
+    ttl_s = scene.settings.membership.lease_ttl_s
+    why = (
+        f"{why}; {_and(names)} alone {_keep(names)} what was made since step {committed}: holding {ttl_s:g} s for them"
+    )
+    return Move(plan=scene.write(Phase.HOLD, kept, why, rung, strike=strike, waited=committed))
+
+
+def _cut_off(scene: Scene, seat: Seat) -> bool:
+    record = scene.record_of(seat)
+    return seat.member.node in scene.conviction.guilty and record is not None and record.member == seat.member
+
+
+def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
+    """Under HOLD: is it worth waiting for more than these seats?"""
+    plan, until = scene.plan, scene.lead.planned_at + scene.settings.membership.lease_ttl_s
+    if plan is None or scene.now >= until:
+        return None
+    if names := awaited(scene, seats):
+        why = f"holding for {_and(names)}, who alone {_keep(names)} what was made since step {scene.view.committed}"
+        return Move(wake_at=until, why=why)
+    if plan.waited == scene.view.committed and scene.conviction.unsure:
+        return Move(wake_at=until, why="holding for those who do not hear each other")
+    return None
+
+
+def forgone(scene: Scene, seats: tuple[Seat, ...]) -> str:
+    """What these seats cannot go on from, as a part of a reason; empty if nothing is lost."""
+    missing = lost(scene.gang, {seat.member.node for seat in seats}, scene.settings.copies)
+    if not missing or not _newer(scene):
+        return ""
+    names = sorted(frozenset[str]().union(*missing))
+    return f" without {_and(names)}, and so from step {scene.view.committed} again"
+
+
+def _keep(names: Sequence[str]) -> str:
+    return "keeps" if len(names) == 1 else "keep"
+
+
+def _and(names: Sequence[str]) -> str:
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    *first, last = [*names[:3], *more]
+    return f"{', '.join(first)} and {last}" if first else last
