@@ -18,7 +18,7 @@ help:
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(BIN)/python ] || $$p -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,tensorboard,report,etcd3,devetcd,dev]'
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
 	@touch $(STAMP)
 
 setup: $(STAMP)

@@ -343,6 +343,20 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"it is require, and deepspeed shards {' and '.join(_inexact(t))}",
         remedy="Set exact: warn, or strategy: fsdp.",
     ),
+    Relation(
+        keys=(
+            "model.zero_stage",
+            "model.strategy",
+            "placement.actor.strategy",
+            "placement.critic.strategy",
+            "job.program",
+        ),
+        rule="has no effect unless the strategy of a role is deepspeed",
+        broken=lambda t: _ours(t) and t.model.zero_stage != t.model.__class__().zero_stage and not _inexact(t),
+        values=lambda t: f"it is {t.model.zero_stage}, and no trained role is sharded by deepspeed",
+        remedy="Set model.strategy: deepspeed, or leave zero_stage out.",
+        level="warning",
+    ),
     # What survives.
     Relation(
         keys=("vault.copies", "membership.min_nodes"),

@@ -138,7 +138,7 @@ class Model(Section):
     pulling at one body."""
     strategy: _Strategy = "replicated"
     """replicated: parameters on each worker, optimizer sharded; fsdp: all sharded, less memory and more traffic; deepspeed:
-    ZeRO, not bit-exact."""
+    ZeRO, close in floats but not exact: every sample is used exactly once, sums are taken in DeepSpeed's order."""
     zero_stage: Annotated[int, Ge(1), Le(3)] = 2
     """deepspeed's ZeRO stage. Higher shards more: less memory, more traffic."""
     lora: Lora = Lora()
@@ -150,12 +150,17 @@ class TrainedPlacement(Section):
     strategy: _Strategy | None = None
     """How it is sharded, as model.strategy. null: as model.strategy says."""
     offload: Literal["none", "cpu"] = "none"
-    """cpu: weights and optimizer wait in host memory while the role is idle. Frees GPU memory, costs copying."""
+    """cpu: the optimizer lives in host memory, and the weights wait there while the role is idle. Frees GPU memory, costs
+    copying and slower updates."""
 
 
-class FrozenPlacement(TrainedPlacement):
+class FrozenPlacement(Section):
     """Where a role that only computes lives, and how it is sharded."""
 
+    strategy: Literal["replicated", "fsdp"] = "replicated"
+    """replicated: whole on each worker; fsdp: its layers sharded over them, less memory and more traffic. Same bits."""
+    offload: Literal["none", "cpu"] = "none"
+    """cpu: the weights wait in host memory while the role is idle. Frees GPU memory, costs copying."""
     where: Literal["train", "rollout"] = "train"
     """train: on every training node, beside the others; rollout: on the nodes with node.role rollout, which frees memory
     here at the price of traffic."""
@@ -276,6 +281,7 @@ class Data(Section):
     shuffle: bool = True
     """true draws each epoch in a new order, from job.seed; false takes the file's order."""
     workers: Whole = 0
-    """Processes that load and tokenize in each worker. 0: the worker does it itself. More hide slow loading, at memory."""
+    """Processes that tokenize while the file is read, when a worker starts. 0: the worker does it itself. More start sooner
+    with much data, at memory and a second for each process."""
     prefetch: Count = 2
-    """Batches loaded ahead by each of them. More hides longer pauses, at memory."""
+    """Chunks of records that each of them has in hand at once. More hides slow reading, at memory."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 import elasticrl
 from elasticrl.ppo import given, models, prompts, rewards, sinks
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
-from elasticrl.ppo.elastic import ElasticRun
+from elasticrl.ppo.elastic import ElasticRun, collective
+from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
@@ -27,6 +29,7 @@ from elasticrl.ppo.rollout.weights import buckets
 from elasticrl.ppo.trainer import Trainer, parts_of
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
+from elasticrl.runtime.trained import strategy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.prompts import Prompt, Prompts
     from elasticrl.ppo.rollout.weights import Bucket
     from elasticrl.runtime.run import Run
+    from elasticrl.runtime.trained import Build
 
 
 class NotHere(ValueError):
@@ -82,10 +86,10 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     if ppo.algorithm == "ppo" and tree.model.value_head == "separate":
         makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
     run = ElasticRun(base, parts=parts_of(ppo, lanes))
-    sharded = tree.model.strategy == "fsdp"
-    built: dict[str, Any] = {name: shards(make) if sharded else make() for name, make in makers.items()}
+    built = {name: given_as(strategy_of(tree, name), make) for name, make in makers.items()}
     base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
-    reference = reference_of(tree) if ppo.kl.where != "off" else None
+    frozen = Frozen(tree)
+    reference = frozen.model("ref", lambda: reference_of(tree)) if ppo.kl.where != "off" else None
     data = prompts.load(tree.data, tokenizer)
     cursor = Cursor(
         Walk(
@@ -97,10 +101,11 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         tree.reward,
         deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
         load=lambda name: rewards.RewardModel(
-            model=models.reward_model(tree.model, name),
+            model=frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
             width=tree.data.max_prompt + tree.rollout.max_tokens,
             rows=ppo.micro_batch,
             pad=tokenizer.pad_token_id,
+            collective=tree.placement.reward.strategy == "fsdp",
         ),
     )
     at_once = -(-ppo.batch // lanes // (1 + tree.rollout.overlap))  # half, if the other half was generated ahead
@@ -109,13 +114,12 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
         top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
     )  # fmt: skip
-    blank = nn.Module()  # until the first generation has built what is sharded
     roles = Roles(
-        model=tree.model, actor=blank if sharded else built["actor"],
-        critic=(blank if sharded else built["critic"]) if "critic" in built else None,
+        model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
         ref=reference, tokenizer=tokenizer, device=base.context.device, temperature=tree.rollout.temperature,
     )  # fmt: skip
-    engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=sharded)
+    gathers = collective(tree, "actor")
+    engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
     trainer = Trainer(
         run,
         roles,
@@ -130,13 +134,17 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     base.register(data=cursor, kl=trainer.coefficient)
 
     def refresh() -> None:
-        if sharded:
-            critic = base.role("critic").model if "critic" in makers else None
-            trainer.roles = replace(trainer.roles, actor=base.role("actor").model, critic=critic)
+        critic = base.role("critic").model if "critic" in makers else None
+        ref = frozen.here("ref", base)
+        trainer.roles = replace(trainer.roles, actor=base.role("actor").model, critic=critic, ref=ref)
+        if isinstance(scorer, rewards.RewardModel):
+            model = frozen.here("reward", base)
+            trainer.scorer = replace(scorer, model=model) if model is not None else scorer
+        trainer.idle = idle_of(tree, trainer)
         if isinstance(engine, TorchEngine):
             engine.model = body(trainer.roles.actor)
         else:
-            engine.enter(life=run.life, source=source(tree, trainer), writes=run.first, gathers=sharded)
+            engine.enter(life=run.life, source=source(tree, trainer), writes=run.first, gathers=gathers)
 
     return trainer, refresh
 
@@ -144,14 +152,15 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
 def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     """DPO and KTO: answers are given, so nobody generates and nobody scores."""
     tree, ppo, lanes = base.tree, base.tree.ppo, base.tree.lanes.count
-    path, sharded = str(tree.model.path), tree.model.strategy == "fsdp"
+    path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
 
     def make() -> nn.Module:
         return models.actor(tree.model, path, seed=tree.job.seed)
 
     run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
-    actor: Any = shards(make) if sharded else make()
+    actor = given_as(strategy_of(tree, "actor"), make)
+    frozen = Frozen(tree)
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
     data = given.load(tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens)
@@ -163,8 +172,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         )
     )  # fmt: skip
     roles = Roles(
-        model=tree.model, actor=nn.Module() if sharded else actor, ref=reference_of(tree), tokenizer=tokenizer,
-        device=base.context.device,
+        model=tree.model, actor=at_first(actor), ref=frozen.model("ref", lambda: reference_of(tree)),
+        tokenizer=tokenizer, device=base.context.device,
     )  # fmt: skip
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, answers=given.Feed(cursor, data),
@@ -173,8 +182,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     base.register(data=cursor)
 
     def refresh() -> None:
-        if sharded:
-            trainer.roles = replace(trainer.roles, actor=base.role("actor").model)
+        trainer.roles = replace(trainer.roles, actor=base.role("actor").model, ref=frozen.here("ref", base))
+        trainer.idle = idle_of(tree, trainer)
 
     return trainer, refresh
 
@@ -196,8 +205,7 @@ def check(tree: Tree) -> None:
     missing = {
         **not_here(tree),
         "rollout.nodes": tree.rollout.nodes > 0,
-        "model.strategy": tree.model.strategy == "deepspeed",
-        "placement": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",
+        "placement.*.where": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",
     }
     asked = [name for name, there in missing.items() if there]
     if asked:
@@ -206,6 +214,12 @@ def check(tree: Tree) -> None:
         )
     if tree.model.path is None:
         raise NotHere("model.path is not set: name a folder in Hugging Face's layout, or a model on its hub.")
+    inexact = [role for role in ("actor", "critic") if strategy_of(tree, role) == "deepspeed"]
+    if inexact and find_spec("deepspeed") is None:
+        raise NotHere(
+            f"the strategy of {' and '.join(inexact)} is deepspeed, and that package is not installed: "
+            "pip install 'elasticrl[deepspeed]', or set strategy: fsdp."
+        )
 
 
 class Feed:
@@ -241,6 +255,74 @@ def shards(make: Callable[[], nn.Module]) -> Callable[[DeviceMesh], nn.Module]:
         return model
 
     return build
+
+
+def given_as(strategy: str, make: Callable[[], nn.Module]) -> nn.Module | Build:
+    """What the runtime is given of a trained model: itself, or how to build it for a gang."""
+    if strategy == "replicated":
+        return make()
+    return shards(make) if strategy == "fsdp" else lambda _mesh: make()
+
+
+def at_first(given: nn.Module | Build) -> nn.Module:
+    """A trained model before the first generation, which builds what is sharded."""
+    return given if isinstance(given, nn.Module) else nn.Module()
+
+
+class Frozen:
+    """Models that only compute: whole on each worker, or with layers that are sharded, and then built anew for each gang."""
+
+    def __init__(self, tree: Tree) -> None:
+        frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
+        self._sharded = {role for role, placement in frozen.items() if placement.strategy == "fsdp"}
+        self._make: dict[str, Callable[[], nn.Module | None]] = {}
+        self._whole: dict[str, nn.Module | None] = {}
+
+    def model(self, role: str, make: Callable[[], nn.Module | None]) -> nn.Module | None:
+        """It, if it is whole; else how it will be made is remembered."""
+        if role in self._sharded:
+            self._make[role] = make
+            return None
+        self._whole[role] = make()
+        return self._whole[role]
+
+    def here(self, role: str, base: Run) -> nn.Module | None:
+        """It, in this generation."""
+        return layered(self._make[role](), base.mesh) if role in self._make else self._whole.get(role)
+
+
+def layered(model: nn.Module | None, mesh: DeviceMesh) -> nn.Module | None:
+    """Its layers sharded. What is around them stays whole: a reward model is asked for its parts, not as one."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layers in (module for module in (model.modules() if model else ()) if isinstance(module, nn.ModuleList)):
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+    return model
+
+
+def idle_of(tree: Tree, trainer: Trainer) -> Idle:
+    """The roles that are put away while they have nothing to do. DeepSpeed puts away its own."""
+    placement, roles = tree.placement, trainer.roles
+    scorer = trainer.scorer
+    models_of: dict[str, nn.Module | None] = {
+        "actor": roles.actor, "critic": roles.critic, "ref": roles.ref,
+        "reward": scorer.model if isinstance(scorer, rewards.RewardModel) else None,
+    }  # fmt: skip
+    asked = {
+        "actor": placement.actor.offload, "critic": placement.critic.offload,
+        "ref": placement.ref.offload, "reward": placement.reward.offload,
+    }  # fmt: skip
+    inexact = {role for role in ("actor", "critic") if strategy_of(tree, role) == "deepspeed"}
+    return Idle(
+        {
+            role: model
+            for role, model in models_of.items()
+            if model is not None and asked[role] == "cpu" and role not in inexact
+        },
+        frozen=("ref", "reward"),
+        stands_for={"ref": "actor"} if roles.ref is None else {},
+    )
 
 
 def body(model: nn.Module) -> nn.Module:

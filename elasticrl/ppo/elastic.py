@@ -16,10 +16,12 @@ import torch
 
 from elasticrl.ppo.run import Buffer
 from elasticrl.runtime.data.cursor import SampleId
+from elasticrl.runtime.trained import strategy_of
 from elasticrl.runtime.vault.piece import Piece, whole
 from elasticrl.runtime.vault.source import dtype_of, name_of
 
 if TYPE_CHECKING:
+    from elasticrl.config import Tree
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -41,7 +43,7 @@ class ElasticRun:
         self.buffer = Buffer()
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
-        self.lockstep = base.tree.model.strategy == "fsdp"
+        self.lockstep = any(collective(base.tree, role) for role in ("actor", "critic", "ref", "reward"))
         base.parts_per_lane = parts
         base.register(buffer=BufferPart(self.buffer, lambda: base.carried))
 
@@ -174,6 +176,15 @@ class BufferPart:
 
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
         return [(lane, values[f"lane.{lane}"]) for lane in self._carried()]
+
+
+def collective(tree: Tree, role: str) -> bool:
+    """Whether a forward pass of this role needs all ranks, because its weights are sharded."""
+    if role in ("ref", "reward"):
+        frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
+        return frozen[role].strategy == "fsdp"
+    strategy = strategy_of(tree, role)
+    return strategy == "fsdp" or (strategy == "deepspeed" and tree.model.zero_stage == 3)
 
 
 def _shapes(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -162,7 +162,9 @@ def _preference(name: str) -> Flow:
     stages = [Stage(name="ref", role="ref", reads=("answers",), writes=("ref_logprobs",), weights="frozen")]
     reads: tuple[str, ...] = ("answers", "ref_logprobs")
     if name == "kto":
-        stages.append(Stage(name="baseline", role="actor", reads=("answers",), writes=("baseline",), weights="start"))
+        stages.append(
+            Stage(name="baseline", role="actor+ref", reads=("answers",), writes=("baseline",), weights="start")
+        )
         reads += ("baseline",)
     stages.append(Stage(name="update", role="actor", reads=reads, writes=("weights",)))
     return Flow(name=name, given=("answers",), stages=tuple(stages), trained=("actor",))

@@ -6,12 +6,13 @@ a prompt that is too long. Which record comes when is the cursor's affair, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.preferences import Given
-from elasticrl.ppo.prompts import DataError, encode, records, said
+from elasticrl.ppo.prompts import DataError, encode, kept, records, said
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Data
@@ -66,24 +67,31 @@ def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> A
 def tokenized(found: Iterator[Record], data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> Answers:
     """Answers from records; each ends with the end-of-sequence token, which is what the policy should say there."""
     read = {"dpo": _pair, "kto": _single}[algorithm]
-    items: list[Told] = []
-    left_out = 0
-    for place, record in enumerate(found):
-        prompt = encode(_field(record, data.prompt, "prompt", place, data), tokenizer, chat=data.chat_template)
-        texts, good = read(record, place, data)
-        answers = tuple(
-            (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id) for text in texts
-        )
-        if 0 < len(prompt) <= data.max_prompt and max(map(len, answers)) <= answer_tokens:
-            items.append(Told(prompt=prompt, answers=answers, good=good))
-        else:
-            left_out += 1
+    work = partial(_told, data=data, tokenizer=tokenizer, read=read, answer_tokens=answer_tokens)
+    items, left_out = kept(found, work, data)
     if not items:
         raise DataError(
             f"{data.path} has no record with a prompt of at most {data.max_prompt} tokens and answers of at most "
             f"{answer_tokens} ({left_out} were left out); raise data.max_prompt or rollout.max_tokens"
         )
     return Answers(items=items, left_out=left_out)
+
+
+def _told(
+    place: int,
+    record: Record,
+    *,
+    data: Data,
+    tokenizer: Any,
+    read: Callable[[Record, int, Data], tuple[tuple[str, ...], tuple[bool, ...]]],
+    answer_tokens: int,
+) -> Told | None:
+    prompt = encode(_field(record, data.prompt, "prompt", place, data), tokenizer, chat=data.chat_template)
+    texts, good = read(record, place, data)
+    answers = tuple((*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id) for text in texts)
+    if not 0 < len(prompt) <= data.max_prompt or max(map(len, answers)) > answer_tokens:
+        return None
+    return Told(prompt=prompt, answers=answers, good=good)
 
 
 def _pair(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], tuple[bool, ...]]:

@@ -7,16 +7,26 @@ so that it can be exact; here a place always gives the same prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Data
 
 Record = Mapping[str, Any]
+Chunk = list[tuple[int, Record]]
+T = TypeVar("T")
+
+CHUNK: Final = 256  # records that a process is given at once
+PATIENCE_S: Final = 120.0  # for one chunk, with the process's start
 
 
 class DataError(ValueError):
@@ -62,24 +72,75 @@ def records(data: Data) -> Iterator[Record]:
 
 def tokenized(found: Iterator[Record], data: Data, tokenizer: Any) -> Prompts:
     """Prompts from records. A prompt that is too long is left out and counted, its place is not given to another."""
-    items: list[Prompt] = []
-    left_out = 0
-    for place, record in enumerate(found):
-        if data.prompt not in record:
-            raise DataError(
-                f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"
-            )
-        asked = record[data.prompt]
-        tokens = encode(asked, tokenizer, chat=data.chat_template)
-        if 0 < len(tokens) <= data.max_prompt:
-            items.append(Prompt(place=place, tokens=tokens, text=said(asked), record=record))
-        else:
-            left_out += 1
+    items, left_out = kept(found, partial(_prompt, data=data, tokenizer=tokenizer), data)
     if not items:
         raise DataError(
             f"{data.path} has no prompt of 1 to {data.max_prompt} tokens ({left_out} were left out); raise data.max_prompt"
         )
     return Prompts(items, left_out)
+
+
+def _prompt(place: int, record: Record, *, data: Data, tokenizer: Any) -> Prompt | None:
+    if data.prompt not in record:
+        raise DataError(
+            f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"
+        )
+    asked = record[data.prompt]
+    tokens = encode(asked, tokenizer, chat=data.chat_template)
+    if not 0 < len(tokens) <= data.max_prompt:
+        return None
+    return Prompt(place=place, tokens=tokens, text=said(asked), record=record)
+
+
+def kept(found: Iterator[Record], work: Callable[[int, Record], T | None], data: Data) -> tuple[list[T], int]:
+    """(what `work` made of the records, in their order; how many it made nothing of), by `data.workers` processes.
+
+    `work` goes to each of them once, so it must be picklable. Nothing is forked: a trainer has threads.
+    """
+    numbered = enumerate(found)
+    chunks = iter(lambda: list(islice(numbered, CHUNK)), [])
+    if not data.workers:
+        made = [item for chunk in chunks for item in _chunk(chunk, work)]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(data.workers, mp_context=context, initializer=_adopt, initargs=(work,)) as pool:
+            made = [item for part in _in_order(pool, chunks, data.workers * data.prefetch) for item in part]
+    items = [item for item in made if item is not None]
+    return items, len(made) - len(items)
+
+
+def _in_order(pool: Executor, chunks: Iterator[Chunk], at_once: int) -> Iterator[list[Any]]:
+    """The results of all chunks, of which so many are in hand at a time."""
+    running: deque[Future[list[Any]]] = deque()
+    try:
+        for chunk in chunks:
+            running.append(pool.submit(_chunk_adopted, chunk))
+            if len(running) >= at_once:
+                yield running.popleft().result(PATIENCE_S)
+        while running:
+            yield running.popleft().result(PATIENCE_S)
+    except BrokenExecutor as error:
+        raise DataError(
+            f"a process that tokenizes died ({error}): is there memory for it? Lower data.workers, or set it to 0"
+        ) from error
+    except TimeoutError as error:
+        raise DataError(f"{CHUNK} records were not tokenized within {PATIENCE_S:g} s; set data.workers to 0") from error
+
+
+_work: list[Callable[[int, Record], Any]] = []
+
+
+def _adopt(work: Callable[[int, Record], Any]) -> None:
+    """In a process: what it will do."""
+    _work[:] = [work]
+
+
+def _chunk_adopted(chunk: Chunk) -> list[Any]:
+    return _chunk(chunk, _work[0])
+
+
+def _chunk(chunk: Chunk, work: Callable[[int, Record], Any]) -> list[Any]:
+    return [work(place, record) for place, record in chunk]
 
 
 def encode(asked: str | Sequence[Mapping[str, str]], tokenizer: Any, *, chat: bool) -> tuple[int, ...]:

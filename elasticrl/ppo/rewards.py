@@ -122,6 +122,7 @@ class RewardModel:
     width: int  # tokens of prompt and response at most
     rows: int
     pad: int
+    collective: bool = False  # its layers are sharded, so no rank may leave a lane out
 
     @torch.no_grad()
     def score(self, answers: Sequence[Answer]) -> list[Score]:

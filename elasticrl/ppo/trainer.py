@@ -16,9 +16,10 @@ from elasticrl.ppo import flow, kl
 from elasticrl.ppo.advantages import gae, group_advantages, token_rewards, whiten
 from elasticrl.ppo.batches import Rows, blocks, take, updates
 from elasticrl.ppo.generation import Feed, Generator
+from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, Scorer, placed
+from elasticrl.ppo.rewards import Answer, RewardModel, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.runtime.scalars import Tally
@@ -56,6 +57,7 @@ class Trainer:
             "critic": self.critic_loss,
         }
         self.parts = parts_of(ppo, lanes)
+        self.idle = Idle({})
         self.unit = 1  # rows that must stay together in a mini-batch
 
     def step(self, number: int) -> Report:
@@ -63,7 +65,7 @@ class Trainer:
         self.run.begin(number)
         for stage in self.flow.order:
             if stage.name not in self.run.buffer.done:
-                with self.run.phase(stage.phase or stage.name):
+                with self.run.phase(stage.phase or stage.name), self.idle.but(stage.role):
                     getattr(self, stage.name)(stage)
                 assert all(self.run.buffer.has(lane, stage.rows) for lane in self.run.lanes), (
                     f"{stage} left something out"
@@ -84,7 +86,9 @@ class Trainer:
     def reward(self, stage: flow.Stage) -> None:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
         assert self.scorer is not None
-        for lane in dict.fromkeys(self._todo(stage)):
+        todo = self._todo(stage)
+        shared = isinstance(self.scorer, RewardModel) and self.scorer.collective
+        for lane in todo if shared else dict.fromkeys(todo):
             rows = self.run.buffer.rows[lane]
             prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
             answers = [

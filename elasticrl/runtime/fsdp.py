@@ -73,8 +73,12 @@ class Fsdp(Strategy):
         device: str = "cpu",
         point: Point = lambda _name: None,
         shard: Shard | None = None,
+        offload: bool = False,
     ) -> None:
-        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept."""
+        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
+
+        With `offload` the optimizer's state is in the host's memory, and computed there.
+        """
         super().__init__(deal, rank, group, point)
         self.model = build(DeviceMesh.from_group(group, device))
         self._units, layout = _units(self.model, deal.world)
@@ -83,9 +87,9 @@ class Fsdp(Strategy):
             raise ValueError(f"trainable parameters must be of one dtype, not {sorted(map(str, kinds))}")
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
         dtype = kinds.pop()
-        self._shard = (
-            shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=torch.device(device))
-        )
+        self._device = torch.device(device)
+        host = torch.device("cpu") if offload else self._device
+        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host)
         for u, unit in enumerate(self._units):
             unit.module.set_custom_reduce_scatter(_Leaves(partial(self._arrived, u)))
             unit.module.set_all_reduce_hook(partial(self._alone, u))  # in a world of one FSDP2 calls no reduce-scatter
@@ -100,6 +104,11 @@ class Fsdp(Strategy):
     def shard(self) -> Shard:
         """This rank's part of the state."""
         return self._shard
+
+    @property
+    def wire(self) -> torch.device:
+        """Where the model is."""
+        return self._device
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -71,15 +71,19 @@ class Replicated(Strategy):
         bucket_bytes: int = BUCKET_BYTES,
         point: Point = lambda _name: None,
         shard: Shard | None = None,
+        offload: bool = False,
     ) -> None:
-        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept."""
+        """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
+
+        With `offload` the optimizer's state is in the host's memory, and computed there.
+        """
         super().__init__(deal, rank, group, point)
         # Backward passes finish the last layers first, so those fill the first bucket.
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad][::-1]
         kinds = {(param.dtype, param.device) for _, param in named}
         if len(kinds) != 1:
             raise ValueError(f"trainable parameters must be of one dtype on one device, not {sorted(map(str, kinds))}")
-        (dtype, device) = kinds.pop()
+        (dtype, self._device) = kinds.pop()
         norms = [name for name, module in model.named_modules() if getattr(module, "track_running_stats", False)]
         if norms:
             raise ValueError(f"{norms[0]} keeps running statistics, which no lane owns; use LayerNorm or GroupNorm")
@@ -87,7 +91,8 @@ class Replicated(Strategy):
         self.buckets = buckets([(name, tuple(p.shape)) for name, p in named], bucket_bytes // dtype.itemsize)
         layout = striped(self.buckets, deal.world)
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
-        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=device)
+        host = torch.device("cpu") if offload else self._device
+        self._shard = shard if kept and shard else Shard(layout, rank, rule_of, dtype=dtype, device=host)
         self._parts = [up(bucket.size, UNIT * deal.world) // deal.world for bucket in self.buckets]
         self._flat = [self._row(i) for i in range(len(self.buckets))]
         self._adopt(dict(named), fill=not kept)
@@ -100,9 +105,9 @@ class Replicated(Strategy):
         self._waves = max(len(mine) for mine in self._subtrees)
         # All subtrees of the gang in the order they arrive here: wave by wave, in a wave by rank.
         self._arrivals = [[mine[j] for mine in self._subtrees if j < len(mine)] for j in range(self._waves)]
-        self._nothing = torch.empty(0, dtype=dtype, device=device)
+        self._nothing = torch.empty(0, dtype=dtype, device=self.wire)
         self._inbox = [
-            torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=device) for part in self._parts
+            torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=self.wire) for part in self._parts
         ]
         self._drop()
 
@@ -110,6 +115,11 @@ class Replicated(Strategy):
     def shard(self) -> Shard:
         """This rank's part of the state."""
         return self._shard
+
+    @property
+    def wire(self) -> torch.device:
+        """Where the model is."""
+        return self._device
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -126,7 +136,7 @@ class Replicated(Strategy):
 
     def diverged(self) -> tuple[int, ...]:
         """The ranks whose parameters are not what most ranks compute with: silent corruption. Collective."""
-        mine = torch.tensor([signed(self.replica())], dtype=torch.int64, device=self._shard.grad.device)
+        mine = torch.tensor([signed(self.replica())], dtype=torch.int64, device=self.wire)
         return outliers([int(part) for part in gather(mine, [1] * self.deal.world, self.group)])
 
     def close(self) -> None:
@@ -136,9 +146,7 @@ class Replicated(Strategy):
 
     def _row(self, bucket: int) -> torch.Tensor:
         """A bucket's row of memory. Zeros, since padding is sent and added too."""
-        return torch.zeros(
-            self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self._shard.grad.device
-        )
+        return torch.zeros(self._parts[bucket] * self.deal.world, dtype=self._shard.grad.dtype, device=self.wire)
 
     def _adopt(self, named: dict[str, torch.nn.Parameter], *, fill: bool) -> None:
         """Moves the parameters' values into the flat rows, and into this rank's shard if it is to be filled."""
@@ -254,7 +262,11 @@ class Replicated(Strategy):
             else:
                 for wave in range(self._waves):
                     self._works[wave * len(self.buckets) + b].wait()
-                self._finish_tree(self._inbox[b], grad)
+                away = grad.device != self.wire  # the tree is finished where the model is, and then sent home
+                whole = torch.empty_like(grad, device=self.wire) if away else grad
+                self._finish_tree(self._inbox[b], whole)
+                if away:
+                    grad.copy_(whole)
             self._spare[b] += filling.fold.parts.values()
         self._start()
 
@@ -292,7 +304,7 @@ class Replicated(Strategy):
         at = 0
         works: list[dist.Work] = []
         for b, (flat, part) in enumerate(zip(self._flat, self._parts, strict=True)):
-            mine = params[at : at + part]
+            mine = params[at : at + part].to(self.wire)
             at += part
             if b == len(self._flat) // 2:
                 self.point("gather")

@@ -77,6 +77,11 @@ class Strategy(ABC):
         """This rank's part of the state."""
 
     @property
+    def wire(self) -> torch.device:
+        """Where numbers are exchanged: not on the host, if only the state was moved there."""
+        return self.shard.grad.device
+
+    @property
     @abstractmethod
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update."""
@@ -166,9 +171,7 @@ class Strategy(ABC):
     def digest(self) -> Digest:
         """Of the newest version, over all ranks. Collective."""
         mine = self.shard.digest()
-        rows = torch.tensor(
-            [signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.shard.grad.device
-        )
+        rows = torch.tensor([signed(mine[row]) for row in self.shard.rows], dtype=torch.int64, device=self.wire)
         everyone = gather(rows, [len(rows)] * self.deal.world, self.group)
         sums = dict.fromkeys(self.shard.rows, 0)
         for theirs in everyone:
@@ -179,7 +182,7 @@ class Strategy(ABC):
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from this rank's lanes': for scalars that are needed before the backward pass. Collective."""
         rows = [number for lane in self.deal.carried[self.rank] for number in tallies[lane].row()]
-        mine = torch.tensor(rows, dtype=torch.float64, device=self.shard.grad.device)
+        mine = torch.tensor(rows, dtype=torch.float64, device=self.wire)
         sample = tallies[self.deal.carried[self.rank][0]]
         width = len(sample.row())
         everyone = gather(mine, [len(carried) * width for carried in self.deal.carried], self.group)
@@ -209,7 +212,7 @@ class Strategy(ABC):
         width = len(sample.row())
         tallies = [number for lane in carried[self.rank] for number in self._tallies[lane].row()]
         squares = self.shard.squares()
-        mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.shard.grad.device)
+        mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.wire)
         lengths = [count + len(notes) + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
         everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
         values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]

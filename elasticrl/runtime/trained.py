@@ -14,10 +14,13 @@ import torch
 
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.optim import Rule, follow
+from elasticrl.runtime.zero import Zero
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from elasticrl.config import Tree
+    from elasticrl.config.training import TrainedPlacement
     from elasticrl.runtime.strategy import Strategy
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
@@ -46,8 +49,9 @@ class Trained:
     @property
     def model(self) -> torch.nn.Module:
         """The model as it computes now."""
-        if isinstance(self.live, Fsdp):
-            return self.live.model
+        live = self.live
+        if isinstance(live, Fsdp | Zero):
+            return live.model
         assert isinstance(self.given, torch.nn.Module)
         return self.given
 
@@ -83,3 +87,19 @@ def rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str
         rule = optimizer
         return lambda _name: rule
     return optimizer
+
+
+def strategy_of(tree: Tree, role: str) -> str:
+    """How a trained role is sharded: as its placement says, else as all models are."""
+    placement = _placed(tree, role)
+    return (placement and placement.strategy) or tree.model.strategy
+
+
+def offloaded(tree: Tree, role: str) -> bool:
+    """Whether a trained role's optimizer lives in the host's memory."""
+    placement = _placed(tree, role)
+    return placement is not None and placement.offload == "cpu"
+
+
+def _placed(tree: Tree, role: str) -> TrainedPlacement | None:
+    return {"actor": tree.placement.actor, "critic": tree.placement.critic}.get(role)

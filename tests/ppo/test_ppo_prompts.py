@@ -35,6 +35,16 @@ def test_too_long_prompts_are_left_out_and_counted_and_the_others_keep_their_pla
     assert ([p.place for p in found], found.left_out) == ([0, 2], 1)
 
 
+def test_processes_make_of_a_file_what_the_worker_makes_of_it_itself(tmp_path):
+    rows = [{"prompt": str(number) * (1 + number % 3)} for number in range(2 * prompts.CHUNK + 7)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    alone, helped = (prompts.load(Data(path=path, max_prompt=6, workers=n, prefetch=1), TOKENIZER) for n in (0, 2))
+    assert helped.items == alone.items
+    assert helped.left_out == alone.left_out > 0
+    with pytest.raises(DataError, match=r"record 519 of .* has no field 'prompt'"):
+        prompts.load(Data(path=write(tmp_path / "b.jsonl", *rows, {"other": 1}), workers=1), TOKENIZER)
+
+
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write(tmp_path / "2.jsonl", {"prompt": "2"})
     write(tmp_path / "1.jsonl", {"prompt": "1"})

@@ -18,12 +18,7 @@ from elasticrl.config.tree import Tree
 PACKAGE = Path(__file__).parents[2] / "elasticrl"
 
 #: Keys that nothing reads yet, by the part that will. Delete a word here when the test says that it is read.
-WAITING = {
-    "ppo": """placement.actor.strategy placement.actor.offload
-        placement.critic.strategy placement.critic.offload placement.ref.strategy placement.ref.offload
-        placement.reward.strategy placement.reward.offload
-        data.workers data.prefetch""",
-}
+WAITING: dict[str, str] = {}
 
 Read = tuple[str, str]  # section and attribute, as ("membership", "lease_ttl_s")
 

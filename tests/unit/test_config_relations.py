@@ -228,6 +228,14 @@ CASES = [
         "Set exact: warn",
     ),
     Case(
+        "model.zero_stage",
+        "has no effect",
+        ["model.zero_stage=3"],
+        "it is 3, and no trained role is sharded by deepspeed",
+        ["placement.actor.strategy=deepspeed", "lanes.exact=warn"],
+        "Set model.strategy: deepspeed",
+    ),
+    Case(
         "vault.copies",
         "min_nodes - 1",
         ["vault.copies=2", "membership.min_nodes=2"],

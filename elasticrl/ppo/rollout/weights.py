@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.vault.source import dtype_of, name_of
+from elasticrl.runtime.zero import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,7 +128,7 @@ def forget(home: Path) -> None:
 def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bucket]:
     """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more.
 
-    With parameters that FSDP has sharded this is a collective, one for each bucket.
+    With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -135,16 +136,20 @@ def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bu
     mine: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, param in model.named_parameters():
-        if mine and size + param.numel() * dtype.itemsize > nbytes:
+        numel = getattr(param, "ds_numel", param.numel())  # DeepSpeed's stage 3 leaves nothing where the parameter was
+        if mine and size + numel * dtype.itemsize > nbytes:
             yield _whole(mine, dtype)
             mine, size = [], 0
-        mine.append((name, param.detach()))
-        size += param.numel() * dtype.itemsize
+        mine.append((name, param if hasattr(param, "ds_numel") else param.detach()))
+        size += numel * dtype.itemsize
     if mine:
         yield _whole(mine, dtype)
 
 
 def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bucket:
+    if hasattr(params[0][1], "ds_numel"):
+        with gathered([param for _, param in params]):
+            return [(name, param.detach().to("cpu", dtype, copy=True)) for name, param in params]
     sharded = [(name, param) for name, param in params if isinstance(param, DTensor)]
     if not sharded:
         return [(name, param.to("cpu", dtype)) for name, param in params]

@@ -1,0 +1,41 @@
+"""The job of run_job for strategy `deepspeed`, or `replicated` to compare with. It notes each step's loss."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elasticrl
+from chaos.live.job import ROWS, Warmup, data, fresh, rule
+from elasticrl.runtime.data.cursor import Cursor, Walk
+
+
+def main() -> None:
+    with elasticrl.runtime.join() as run:
+        lanes = run.tree.lanes.count
+        cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
+        schedule = Warmup()
+        whole = run.tree.model.strategy == "replicated"
+        run.register(model=fresh() if whole else lambda _mesh: fresh(), optimizer=rule, data=cursor, schedule=schedule)
+        for step in run.steps():
+            with step:
+                for lane in run.lanes():
+                    points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
+                    with lane.rng("dropout"):
+                        loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
+                        loss.backward()
+                    lane.tally.add(loss=loss.item())
+                    lane.done()
+                done = run.update(max_norm=0.5, lr_factor=schedule.factor)
+                schedule.steps += 1
+                if done is not None and run.rank == 0:
+                    line = {
+                        "step": int(step),
+                        "loss": done.tally.sums["loss"] / lanes,
+                        "norm": done.norm,
+                        "world": run.world,
+                    }
+                    with Path(os.environ["ZERO_LOSSES"]).open("a") as file:
+                        file.write(json.dumps(line) + "\n")
