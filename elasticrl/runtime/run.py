@@ -21,7 +21,6 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
@@ -51,7 +50,7 @@ from elasticrl.runtime.data.cursor import Cursor, SampleId
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
-from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
+from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
@@ -59,9 +58,10 @@ from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, rules
+from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, offloaded, rules, strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
+from elasticrl.runtime.zero import CLOSE, Zero
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,6 +190,7 @@ class Run:
         self._saved_last = False
         self._refused = 0  # generations in a row that could not be restored from the vaults
         self._first: dict[str, Any] | None = None  # registered parts' state before anything was done
+        self._told_close = False  # that the bits are not exact
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
 
     # ---- what a script calls
@@ -204,8 +205,9 @@ class Run:
         """What is trained, and whatever else belongs to the state: anything with state_dict and load_state_dict, or pieces.
 
         `optimizer` is a Rule (AdamW, SGD of `runtime.optim`), a function from a parameter's name to one, or a torch AdamW or
-        SGD over the model's parameters, whose groups are then looked at before each update. For strategy `fsdp`, `model` is a
-        function of a DeviceMesh that returns the model with `fully_shard` applied: each generation builds it anew.
+        SGD over the model's parameters, whose groups are then looked at before each update. For strategies `fsdp` and
+        `deepspeed`, `model` is a function of a DeviceMesh that returns the model, for `fsdp` with `fully_shard` applied: each
+        generation builds it anew.
         """
         if model is not None:
             if optimizer is None:
@@ -319,6 +321,13 @@ class Run:
         return self._place is None or self._place.slot == 0
 
     @property
+    def mesh(self) -> DeviceMesh:
+        """Of this generation's ranks, for models that are sharded and not trained."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        return DeviceMesh.from_group(self._gang_now.group, self.context.device)
+
+    @property
     def life(self) -> str:
         """What tells this generation of the job from any other, also of a job that had the same name: its gang's store."""
         return f"{self._place.generation} {self._place.endpoint}" if self._place else ""
@@ -387,31 +396,9 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave()
         if self._keeper is not None:
-            if kind is None:
-                self._see_committed()
             over = kind is None and self.progress.step >= (self._limit or 0)
             self._keeper.close(over=over, failed=kind is not None)
             self._keeper = None
-
-    def _see_committed(self) -> None:
-        """What was saved last is marked as committed on the disk too, by us: nobody does when we have ended."""
-        keeper, parsed = self._hold(), parse_name(self._hold().saved or "")
-        if self._seat is None or parsed is None:
-            return  # not rank 0's worker, or alone, where a save is a commit
-        limit_s = (self._seat.halt.within_s if self._seat.halt else self.tree.recovery.drain_s) / 2
-        limit = time.monotonic() + limit_s
-        if self._beat.now.phase != "done":
-            self._beat.parked(self.generation)  # waiting for the store is no hang
-        while (told := self._seat.committed) is None or told.step < parsed[0].step:
-            if time.monotonic() > limit:
-                self._say(
-                    f"step {parsed[0].step} is saved as {keeper.saved}, but was not committed within {limit_s:g} s: the store "
-                    "was away, or the plan had changed. If `elasticrl status` does not name it either, a later run goes on "
-                    "from the commit before it."
-                )
-                return
-            time.sleep(SLICE_S)
-        self._poll()
 
     # ---- inside: a generation
 
@@ -527,7 +514,7 @@ class Run:
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
-        fsdp = self.tree.model.strategy == "fsdp"
+        fsdp = any(strategy_of(self.tree, name) == "fsdp" for name in self._roles)
         n, lanes = self.parts_per_lane, place.all_lanes
         self._deal = Deal.interleaved(lanes, place.world) if fsdp else Deal.contiguous(lanes, place.world)
         leaves = Deal(
@@ -542,34 +529,49 @@ class Run:
             held = before if before is not None and count in before.held else None
             if role.strategy is not None:
                 role.strategy.close()
-            role.strategy = self._strategy(role, leaves, place.rank, held)
+            role.strategy = self._strategy(name, role, leaves, place.rank, held)
             if held is not None and role.strategy.shard is held and count is not None:
                 held.go_to(count)
                 kept.add(name)
+        if not self._told_close and any(isinstance(role.strategy, Zero) for role in self._roles.values()):
+            self._told_close = True
+            self._say(CLOSE)
         return kept
 
-    def _strategy(self, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
-        assert self._gang is not None
-        if isinstance(role.given, torch.nn.Module):
-            if self.tree.model.strategy == "fsdp":
+    def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
+        kind, given, host = strategy_of(self.tree, name), role.given, offloaded(self.tree, name)
+        group, device, bucket_bytes = self._gang_now.group, self.context.device, self.tree.lanes.bucket_bytes
+        if isinstance(given, torch.nn.Module):
+            if kind != "replicated":
                 raise Misuse(
-                    "model.strategy is fsdp, which binds a model to one gang: register a function of the DeviceMesh that "
-                    "returns the model with fully_shard applied, and use run.model."
+                    f"The strategy of {name} is {kind}, which binds a model to one gang: register a function of the DeviceMesh "
+                    "that returns the model (for fsdp with fully_shard applied), and use run.model."
                 )
             return Replicated(
-                role.given, role.rule_of, deal=deal, rank=rank, group=self._gang.group,
-                bucket_bytes=self.tree.lanes.bucket_bytes, shard=shard,
+                given,
+                role.rule_of,
+                deal=deal,
+                rank=rank,
+                group=group,
+                bucket_bytes=bucket_bytes,
+                shard=shard,
+                offload=host,
+            )
+
+        if kind == "replicated":
+            raise Misuse(
+                f"The strategy of {name} is replicated: register the model itself, not a function that builds it."
+            )
+
+        def build(mesh: DeviceMesh) -> torch.nn.Module:
+            return self._built(given, mesh)
+
+        if kind == "deepspeed":
+            return Zero(
+                build, role.rule_of, deal=deal, rank=rank, group=group, stage=self.tree.model.zero_stage, offload=host,
+                device=device, bucket_bytes=bucket_bytes, shard=shard,
             )  # fmt: skip
-        given = role.given
-        return Fsdp(
-            lambda mesh: self._built(given, mesh),
-            role.rule_of,
-            deal=deal,
-            rank=rank,
-            group=self._gang.group,
-            device=self.context.device,
-            shard=shard,
-        )
+        return Fsdp(build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host)
 
     def _built(self, build: Build, mesh: DeviceMesh) -> torch.nn.Module:
         """A model that is built anew in each generation begins with the same numbers each time."""
