@@ -39,6 +39,10 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
+# It shares the machine with training. One processor carries thousands of members, and costs less for each renewal than several:
+# what comes alone every millisecond need not wake a second thread.
+PROCESSORS = "1"
+
 _children: dict[int, "subprocess.Popen[bytes]"] = {}  # those that we started, so that their corpses are cleared away
 
 
@@ -204,8 +208,9 @@ class Embedded:
             log.replace(log.with_suffix(".log.old"))
         with log.open("ab") as out:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder
-            )
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,
+                env={"GOMAXPROCS": PROCESSORS, **os.environ},
+            )  # fmt: skip
         _children[child.pid] = child
         process = Process(
             pid=child.pid,
