@@ -21,6 +21,7 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
@@ -50,7 +51,7 @@ from elasticrl.runtime.data.cursor import Cursor, SampleId
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
-from elasticrl.runtime.keeper import Keeper, facts_of
+from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
@@ -396,9 +397,31 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave()
         if self._keeper is not None:
+            if kind is None:
+                self._see_committed()
             over = kind is None and self.progress.step >= (self._limit or 0)
             self._keeper.close(over=over, failed=kind is not None)
             self._keeper = None
+
+    def _see_committed(self) -> None:
+        """What was saved last is marked as committed on the disk too, by us: nobody does when we have ended."""
+        keeper, parsed = self._hold(), parse_name(self._hold().saved or "")
+        if self._seat is None or parsed is None:
+            return  # not rank 0's worker, or alone, where a save is a commit
+        limit_s = (self._seat.halt.within_s if self._seat.halt else self.tree.recovery.drain_s) / 2
+        limit = time.monotonic() + limit_s
+        if self._beat.now.phase != "done":
+            self._beat.parked(self.generation)  # waiting for the store is no hang
+        while (told := self._seat.committed) is None or told.step < parsed[0].step:
+            if time.monotonic() > limit:
+                self._say(
+                    f"step {parsed[0].step} is saved as {keeper.saved}, but was not committed within {limit_s:g} s: the store "
+                    "was away, or the plan had changed. If `elasticrl status` does not name it either, a later run goes on "
+                    "from the commit before it."
+                )
+                return
+            time.sleep(SLICE_S)
+        self._poll()
 
     # ---- inside: a generation
 
