@@ -50,7 +50,7 @@ from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.fsdp import Fsdp
-from elasticrl.runtime.group import Gang, GangError, Interrupt, form, reach
+from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
 from elasticrl.runtime.progress import Progress, Timeline
@@ -440,6 +440,8 @@ class Run:
                 self._beat.training()
             except GangError as error:
                 self._cut_by(error)
+                if self._gang is None and isinstance(error, Broken):  # an interface that is not there; nobody else would say it
+                    self._say(f"generation {place.generation} was not formed: {error}")
             except VaultError as error:  # a vault that was to be read died too: the next plan knows
                 self._refused += 1
                 if self._seat is None or self._refused > PATIENCE:
