@@ -300,7 +300,10 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
         return Wish((halt, *commit), state.adopted + 2 * drain_s, plan.reason)
     if commit and not late:
         return Wish(commit, state.adopted + 2 * drain_s, plan.reason)
-    return Wish((Leave(code=plan.exit_code or 0, reason=plan.reason),), reason=plan.reason)
+    reason = plan.reason
+    if commit:
+        reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
+    return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
 
 
 def _leave_held(state: State, now: float) -> tuple[Action, ...]:

@@ -29,7 +29,13 @@ def finished(scene: Scene) -> Move | None:
     if plan is None or not plan.seats or not scene.at_work(Work.DONE):
         return None
     if scene.view.committed < scene.settings.steps:
-        return Move(why="all steps are made; the last checkpoint is being committed")
+        drain_s = scene.settings.recovery.drain_s
+        due = drain_s + (scene.now if scene.lead.done_at is None else scene.lead.done_at)
+        if scene.now < due:
+            return Move(wake_at=due, why="all steps are made; the last checkpoint is being committed")
+        who, step = plan.seats[0].member, scene.settings.steps
+        why = f"all steps are made, but step {step} was not committed within {drain_s:g} s: rank 0's log ({who}) says more"
+        return Move(why=f"{why}; elasticrl stop ends the job from step {scene.view.committed}")
     done = scene.write(
         Phase.STOP, plan.seats, f"all {scene.view.committed} steps are made", exit_code=Outcome.FINISHED.value
     )

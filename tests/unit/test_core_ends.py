@@ -1,0 +1,53 @@
+"""How a job ends, and what it says when its last checkpoint does not get through."""
+
+from dataclasses import replace
+
+from test_core_step import Life, leads, plan, record, trains
+
+from elasticrl.core import events
+from elasticrl.core.events import Tick, Workers
+from elasticrl.core.model import Commit, Phase, Work
+from elasticrl.core.settings import Membership, Recovery, Settings
+
+SETTINGS = Settings(lanes=4, steps=20, membership=Membership(min_nodes=2), recovery=Recovery(drain_s=10.0))
+
+
+def done(now=4.0):
+    """A leader whose gang has made all its steps."""
+    life = Life("n00/1", SETTINGS)
+    leads(life)
+    trains(life, 2.6, 1, "n00", "n01")
+    life.leased(3.5)
+    life.at(now, Workers(now=0, work=Work.DONE, generation=1, born=1, step=20, saved=20, manifest="m20"))
+    life.told(now + 0.1, life.view.own, record("n01", work=Work.DONE, generation=1, born=1, step=20))
+    return life
+
+
+def test_a_job_whose_last_commit_does_not_come_says_so_in_time():
+    life = done()
+    assert life.state.reason.endswith("all steps are made; the last checkpoint is being committed")
+    for now in (7.0, 10.0, 13.0, 14.2):
+        life.leased(now)
+    assert "step 20 was not committed within 10 s: rank 0's log (n00/1) says more" in life.state.reason
+    assert not any(isinstance(action, events.Propose) for action, _ in life.state.sent.values())
+
+
+def test_a_job_is_finished_when_the_last_step_is_committed():
+    life = done()
+    life.seen(5.0, "committed", commit=Commit(step=20, generation=1, manifest="m20"), commit_revision=30)
+    made = next(a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
+    assert (made.phase, made.exit_code, made.resume) == (Phase.STOP, 0, 20)
+
+
+def test_who_leaves_without_its_last_commit_says_so():
+    life = done()
+    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator")
+    life.seen(5.0, "stop", plan=stop, plan_revision=40)
+    life.at(6.0, Workers(now=0, generation=2, step=20, saved=20, manifest="m20"))
+    assert any(isinstance(action, events.Commit) for action, _ in life.state.sent.values())
+    decision = life.at(25.1, Tick(now=0))
+    (left,) = [action for action in decision.actions if isinstance(action, events.Leave)]
+    assert left.code == 75
+    assert left.reason == (
+        "stopped by an operator; step 20 is saved, but the store has not taken its commit within 20 s"
+    )
