@@ -1,0 +1,102 @@
+"""Roles that are sharded and put away each in its own way: the same bits where all strategies are exact, else close."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.ppo import tiny
+from elasticrl.ppo.idle import Idle
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 4
+AWAY = {"offload": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    chance = random.Random(5)
+    (folder / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": f"{chance.randrange(10_000):04}"}) for _ in range(500))
+    )
+    return {
+        "ppo": {
+            "batch": 48, "mini_batch": 24, "micro_batch": 6, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3,
+            "kl": {"coef": 0.01},
+        },
+        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
+        "reward": {"model": tiny.write(folder / "reward", arch="llama", hidden=32, layers=1, seed=2, kind="reward")},
+        "rollout": {"max_tokens": 4},
+        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
+    }  # fmt: skip
+
+
+def trained(folder: Path, conf: dict[str, Any], *present: str, kill: str = "", **sections: Any) -> tuple[Any, Any]:
+    """(digests, notes of each step). With 4 lanes for 3 workers, some play ghosts."""
+    conf = {**conf, **{name: {**conf.get(name, {}), **more} for name, more in sections.items()}}
+    copies = min(1, len(present) - 1)
+    with Nodes(folder, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=copies) as gang:
+        gang.env["ELASTICRL_HISTORY"] = str(folder / "history")
+        gang.plan(*present)
+        if kill:
+            gang.until_sealed(1)
+            gang.kill_worker(kill)
+            gang.plan(*present)
+        gang.until_done(within_s=120.0)
+        used = audit(gang.run_dir)
+        assert used.ok, used.sentence
+        assert (used.steps, used.samples) == (STEPS, STEPS * 48)
+        notes = [json.loads(line) for line in (folder / "history").read_text().splitlines()]
+        return dict(read(gang.run_dir).steps), notes
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) -> tuple[Any, Any]:
+    """Everything replicated, one worker."""
+    return trained(tmp_path_factory.mktemp("plain"), conf, "n0")
+
+
+def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plain):
+    placement = {
+        "actor": {"strategy": "replicated", **AWAY}, "critic": {"strategy": "fsdp", **AWAY},
+        "ref": {"strategy": "fsdp", **AWAY}, "reward": {"strategy": "fsdp", **AWAY},
+    }  # fmt: skip
+    found, _ = trained(tmp_path, conf, "n0", "n1", "n2", placement=placement, kill="n1")
+    assert found == plain[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "away"), [(1, {}), (2, AWAY), (3, AWAY)])
+def test_an_actor_under_deepspeed_beside_an_exact_critic_is_close(tmp_path: Path, conf, plain, stage: int, away):
+    placement = {"actor": {"strategy": "deepspeed", **away}, "ref": {"strategy": "fsdp"}}
+    model = {"zero_stage": stage}
+    _, notes = trained(tmp_path, conf, "n0", "n1", "n2", placement=placement, model=model, kill="n1")
+    for name in ("reward", "kl"):  # the sums' last bits, as test_zero has them, and no token sampled otherwise for it
+        assert [note[name] for note in notes] == pytest.approx([note[name] for note in plain[1]], rel=1e-5)
+
+
+def test_what_no_stage_needs_is_away_and_what_trains_is_back_after_each_stage():
+    ref, actor = nn.Linear(2, 2), nn.Linear(2, 2)
+    idle = Idle({"ref": ref, "actor": actor}, frozen=("ref",))
+    for role in ("rollout", "actor", "ref", "job", "actor"):
+        with idle.but(role):
+            pass
+    assert idle.moves == {"ref": 2, "actor": 2}  # frozen ones stay away until they are needed
+
+
+def test_a_fault_in_a_stage_brings_back_what_trains():
+    idle = Idle({"actor": nn.Linear(2, 2)})
+    with pytest.raises(KeyError), idle.but("reward"):
+        raise KeyError
+    with idle.but("reward"):
+        assert idle.moves == {"actor": 2}
