@@ -21,7 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
 	@touch $(STAMP)
 
+# Compiled here, as pip does with what it installs: where Python may not write bytecode by itself (PYTHONDONTWRITEBYTECODE), each of
+# the many processes that a test starts would compile the package anew, a quarter of a second each.
 setup: $(STAMP)
+	@$(BIN)/python -m compileall -q elasticrl chaos bench tests
 
 run: setup
 	$(BIN)/elasticrl demo
