@@ -118,7 +118,7 @@ def run(
     run_dir = find.private_run_dir()
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        tree = load(config, [*chosen, f"node.run_dir={run_dir}"])
+        tree = load(config, [*chosen, f"node.run_dir={run_dir}", f"node.name=n{nodes - 1}"])
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from math import ceil, gcd
+from os import fsencode
+from socket import gethostname
 from typing import Literal
 
 from elasticrl.config.section import leaves
@@ -14,6 +16,8 @@ from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
 
 OUR_TRAINER = "elasticrl.ppo"
+SOCKET = "control.sock"  # the longest name of a socket of ours
+SOCKET_BYTES = 107  # of a socket's path at most, says the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,16 @@ def _inexact(t: Tree) -> list[str]:
 def _away(t: Tree) -> list[str]:
     roles = {"ref": t.placement.ref, "reward": t.placement.reward}
     return [role for role, placement in roles.items() if placement.where == "rollout"]
+
+
+def _socket(t: Tree, folder: str) -> str:
+    """Where a process of this node would listen."""
+    return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{SOCKET}"
+
+
+def _room(t: Tree) -> int:
+    """Bytes that are left for the folder."""
+    return SOCKET_BYTES - len(fsencode(_socket(t, "")))
 
 
 def _stray_auth(t: Tree) -> bool:
@@ -522,6 +536,20 @@ RELATIONS: tuple[Relation, ...] = (
             f"Raise timeouts.phase.reward to {_over(_reward_s(t))} or lower timeout to "
             f"{_under(_caps(t)['reward'] / (t.reward.retries + 1))}."
         ),
+    ),
+    Relation(
+        keys=("node.run_dir", "job.name", "node.name"),
+        rule="must leave the path of the daemon's socket, node.run_dir/job.name/node.name/control.sock, at 107 bytes",
+        broken=lambda t: len(fsencode(_socket(t, t.node.run_dir))) > SOCKET_BYTES,
+        values=lambda t: f"{_socket(t, t.node.run_dir)} has {len(fsencode(_socket(t, t.node.run_dir)))}",
+        remedy=lambda t: f"Name a folder of at most {_room(t)} bytes, or shorten job.name or node.name.",
+    ),
+    Relation(
+        keys=("vault.dir", "job.name", "node.name"),
+        rule="must leave the path of the vault's socket, vault.dir/job.name/node.name/control.sock, at 107 bytes",
+        broken=lambda t: len(fsencode(_socket(t, t.vault.dir))) > SOCKET_BYTES,
+        values=lambda t: f"{_socket(t, t.vault.dir)} has {len(fsencode(_socket(t, t.vault.dir)))}",
+        remedy=lambda t: f"Name a folder of at most {_room(t)} bytes, or shorten job.name or node.name.",
     ),
     Relation(
         keys=("node.role", "rollout.nodes"),

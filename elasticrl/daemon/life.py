@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from elasticrl.config.relations import SOCKET, SOCKET_BYTES
 from elasticrl.core.model import Member
 
 
@@ -53,13 +54,19 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        length = len(os.fsencode(self.control))
+        if length > SOCKET_BYTES:
+            raise ValueError(
+                f"{self.control} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
+                "shorten node.run_dir, job.name or node.name"
+            )
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         self._lock: IO[str] | None = None
 
     @property
     def control(self) -> Path:
         """Where operators' commands find the daemon."""
-        return self.folder / "control.sock"
+        return self.folder / SOCKET
 
     def lock(self) -> None:
         """Be the only daemon here, or raise `Taken`."""

@@ -391,6 +391,22 @@ CASES = [
         ["rollout.nodes=1"],
         "Set rollout.nodes",
     ),
+    Case(
+        "node.run_dir",
+        "the daemon's socket",
+        [f"node.run_dir=/{'r' * 85}", "node.name=n00"],
+        f"/{'r' * 85}/demo/n00/control.sock has 108",
+        [f"node.run_dir=/{'r' * 84}", "node.name=n00"],
+        "Name a folder of at most 85 bytes, or shorten job.name or node.name.",
+    ),
+    Case(
+        "vault.dir",
+        "the vault's socket",
+        [f"vault.dir=/{'v' * 85}", "node.name=n00"],
+        f"/{'v' * 85}/demo/n00/control.sock has 108",
+        [f"vault.dir=/{'v' * 84}", "node.name=n00"],
+        "Name a folder of at most 85 bytes, or shorten job.name or node.name.",
+    ),
 ]
 
 

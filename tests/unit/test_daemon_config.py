@@ -8,6 +8,7 @@ import pytest
 from elasticrl.agent.spec import Spec, dump, environment, write_private
 from elasticrl.agent.spec import load as load_spec
 from elasticrl.config import dumps, load, loads
+from elasticrl.daemon.life import Home
 from elasticrl.daemon.main import for_workers, there
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -59,3 +60,12 @@ def test_a_module_is_imported_beforehand_only_where_it_exists() -> None:
     assert there("elasticrl.runtime.bits")
     assert not there("elasticrl.runtime.nonesuch")
     assert not there("nonesuch.at.all")
+
+
+def test_a_runtime_directory_too_deep_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 107) / "n0"
+    with pytest.raises(
+        ValueError, match=r"a socket's path may have 107: shorten node\.run_dir, job\.name or node\.name"
+    ):
+        Home(deep)
+    assert not deep.parent.exists()
