@@ -78,7 +78,8 @@ def write_private(path: Path, text: str) -> None:
 
 def environment(spec: Spec) -> dict[str, str]:
     """What the agent runs in: ours and `common_env`, without the configuration's overrides, of which some are passwords."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)} | common_env(spec)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)}
+    return {"NCCL_DEBUG": "WARN"} | inherited | common_env(spec)  # its warnings are read as evidence
 
 
 def load(path: Path) -> Spec:
@@ -114,7 +115,7 @@ def common_env(spec: Spec) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked
         "ELASTICRL_JOB": spec.job,
         "ELASTICRL_NODE": spec.node,
         **net,

@@ -391,8 +391,9 @@ class Comm(Section):
     fallback: Literal["none", "gloo"] = "none"
     """gloo: when NCCL is proven broken and TCP works, go on over gloo, staged through the CPU, until a probe is clean.
     Slower, instead of not at all."""
-    profile: Literal["none", "single-node-pcie", "ib", "roce", "ethernet", "mi300"] = "none"
-    """Sets the NCCL environment that is right for that fabric, and says so. none: leaves it alone."""
+    profile: Literal["none", "diagnose", "single-node-pcie", "ib", "roce", "ethernet", "mi300"] = "none"
+    """Sets the NCCL environment that is right for that fabric, and says so. none: leaves it alone. diagnose: NCCL says in the
+    workers' logs what it finds and chooses."""
     recorder: Whole = 2000
     """Collectives that each rank's flight recorder remembers (TORCH_FR_BUFFER_SIZE). More look back further, at some memory.
     0: off, and a hang is diagnosed without it."""

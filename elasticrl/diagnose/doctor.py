@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import socket
 import statistics
 import time
@@ -55,6 +56,24 @@ def installed() -> Iterator[Check]:
         why="Ranks with other versions compute other bits, or do not find each other.",
         remedy="Install the training part: pip install 'elasticrl[train]'." if lacks else "",
     )  # fmt: skip
+
+
+def other_nccl(env: Mapping[str, str]) -> Iterator[Check]:
+    """A NCCL that the loader may find before the one torch was built with: from a module, or from the system."""
+    given = [*re.split(r"[: ]+", env.get("LD_PRELOAD", "")), env.get("VLLM_NCCL_SO_PATH", "")]
+    found = [path for path in given if Path(path).name.startswith("libnccl.so")]
+    for folder in filter(None, env.get("LD_LIBRARY_PATH", "").split(":")):
+        with contextlib.suppress(OSError):
+            found += sorted(str(path) for path in Path(folder).glob("libnccl.so*"))
+    strange = [
+        path for path in found if not path.rpartition("/")[0].endswith("nvidia/nccl/lib")
+    ]  # torch's wheel has it there
+    if strange:
+        yield Check(
+            name="versions.nccl", level=WARN, value=f"beside torch's own NCCL there is {', '.join(strange)}",
+            why="torch's wheels bring the NCCL that they were tested with; another one mixes versions, often on a few nodes.",
+            remedy="Take it out of LD_LIBRARY_PATH, LD_PRELOAD and VLLM_NCCL_SO_PATH (module unload nccl).",
+        )  # fmt: skip
 
 
 def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
@@ -391,7 +410,7 @@ async def examine(
 ) -> list[Check]:
     """Everything but the probe of other nodes."""
     before = health.counters(time.monotonic())
-    checks = [*configured(found), *installed(), *linted(tree, env, nodes), *network(tree)]
+    checks = [*configured(found), *installed(), *other_nccl(env), *linted(tree, env, nodes), *network(tree)]
     if tree is not None:
         checks += checkpoints(tree)
         checks += [check async for check in store(tree)]

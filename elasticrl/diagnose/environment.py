@@ -437,6 +437,10 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType({
     profile.name: profile
     for profile in (
         Profile(name="none"),
+        Profile(name="diagnose", settings={  # without a fabric's settings: what NCCL finds by itself is to be seen
+            "NCCL_DEBUG": ("INFO", "says which interfaces, transports and algorithms were chosen, in the workers' logs"),
+            "NCCL_DEBUG_SUBSYS": ("INIT,ENV,NET,GRAPH", "set-up only: no line for each collective"),
+        }),
         Profile(name="single-node-pcie", settings={
             "NCCL_DEBUG": ("WARN", "errors name their cause"),
             "NCCL_IB_DISABLE": ("1", "one node: no NIC is needed, and probing for one can only fail"),

@@ -344,6 +344,7 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
         step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
         micro_batch=ppo.micro_batch, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
+        loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss")),
     )  # fmt: skip
     sync_s = report.seconds.get("sync", 0.0)
     return Comm(step=report.step, costs=costs, sync_s=sync_s, timeouts=timeouts), seen

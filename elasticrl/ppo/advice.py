@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median
 
 from elasticrl.core.straggler import slow
@@ -18,6 +19,7 @@ USUAL = 50  # steps that a rolling baseline is of
 SYNC_SHARE = 0.3
 PADDING_SHARE = 0.5
 LITTLE = {"cpu": 64, "cuda": 2048}  # tokens of a pass below which a device waits for its next kernel most of the time
+JUMP = 4.0  # times as far from the median as any of the last steps was
 LEAST_S = 0.05  # a step's parts that are shorter are not worth advice
 
 
@@ -36,6 +38,7 @@ class Seen:
     lane_batch: int = 1  # a lane's samples in an update: what micro_batch may grow to
     width: int = 1  # tokens of a sample
     device: str = "cpu"
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +128,31 @@ def micro_batch_is_small(past: Sequence[Seen], _limits: Slowness) -> Advice | No
     )
 
 
+def loss_jumps(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
+    """The loss has left the range of the last steps. A fault does not do that here: the bits are the same."""
+    loss = past[-1].loss
+    known = [seen.loss for seen in past[:-1] if seen.loss is not None and isfinite(seen.loss)]
+    if loss is None or len(known) < WINDOW - 1:
+        return None
+    usual = median(known)
+    spread = max(*(abs(value - usual) for value in known), 1e-3 * abs(usual), 1e-9)
+    if isfinite(loss) and abs(loss - usual) <= JUMP * spread:
+        return None
+    return Advice(
+        rule="loss",
+        numbers={"loss": loss, "usual": usual, "spread": spread},
+        text=f"the loss is {loss:.4g} after {usual:.4g} (usually within {spread:.2g} of it): no fault does that, as `elasticrl "
+        "verify RUN` shows; look at this step's samples, its reward and the learning rate",
+    )
+
+
 RULES: tuple[Callable[[Sequence[Seen], Slowness], Advice | None], ...] = (
     sync_is_dear,
     rollout_is_dear,
     a_rank_is_slow,
     padding_is_much,
     micro_batch_is_small,
+    loss_jumps,
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.exits import Facts, exception_of, judge, killed_in, tail
 from elasticrl.agent.gather import Beating, Pace, look
-from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, load
+from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.suspect import Budgets
@@ -152,3 +152,11 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
     assert one == eight
     assert one["OMP_NUM_THREADS"] == "1"
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+
+
+def test_nccls_warnings_are_asked_for_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(job="j", node="n", program=("x",), log_dir="/tmp")
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    assert environment(spec)["NCCL_DEBUG"] == "WARN"
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert environment(spec)["NCCL_DEBUG"] == "INFO"

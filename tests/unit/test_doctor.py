@@ -175,6 +175,18 @@ def test_what_a_peer_says_of_itself_is_compared_with_ours() -> None:
     assert diagnosis.facts_of("[]") == diagnosis.facts_of("{") == {}
 
 
+def test_a_nccl_beside_torchs_own_is_named(tmp_path: Path) -> None:
+    module, wheel = tmp_path / "nccl" / "2.18.1", tmp_path / "site-packages" / "nvidia" / "nccl" / "lib"
+    for folder in (module, wheel):
+        folder.mkdir(parents=True)
+        (folder / "libnccl.so.2").touch()
+    (check,) = diagnosis.other_nccl({"LD_LIBRARY_PATH": f"/nowhere:{module}:{wheel}", "LD_PRELOAD": "/lib/libfoo.so"})
+    assert (check.level, check.value.count("libnccl")) == (Level.WARN, 1)
+    assert str(module / "libnccl.so.2") in check.value
+    assert [c.name for c in diagnosis.other_nccl({"LD_PRELOAD": "/usr/lib/libnccl.so.2.18"})] == ["versions.nccl"]
+    assert not list(diagnosis.other_nccl({"LD_LIBRARY_PATH": str(wheel), "VLLM_NCCL_SO_PATH": ""}))
+
+
 def free() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -102,3 +102,18 @@ def test_a_baseline_is_the_median_of_what_was_before():
     assert rows[:WINDOW] == [{}] * WINDOW
     assert rows[WINDOW] == {"rollout": 4.5}
     assert rows[WINDOW + 1] == {"rollout": 5.0}
+
+
+def losses(*values):
+    adviser = Adviser()
+    seen = (replace(CALM, step=i, loss=value) for i, value in enumerate(values))
+    return [advice.rule for each in seen for advice in adviser.look(each)]
+
+
+def test_a_loss_that_leaves_the_range_of_the_last_steps_is_told():
+    calm = [0.5 + 0.02 * (-1) ** i for i in range(WINDOW)]
+    assert losses(*calm, 0.55, 0.45) == []
+    assert losses(*calm, 1.5) == ["loss"]
+    assert losses(*calm, float("nan")) == ["loss"]
+    assert losses(*[None] * WINDOW, 1.5) == []
+    assert losses(*[0.0] * WINDOW, 0.0) == []
