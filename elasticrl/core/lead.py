@@ -137,5 +137,9 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         paces={} if new_plan else lead.paces,
         history=() if new_plan else lead.history,
         slow=() if new_plan else lead.slow,
-        backend_since=inf if scene.plan is None or not scene.plan.backend else min(lead.backend_since, now),
+        backend_since=inf
+        if scene.plan is None or not scene.plan.backend
+        else now
+        if new_plan and lead.gang != lead.generation  # it has just been probed
+        else min(lead.backend_since, now),
     )

@@ -109,15 +109,17 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     """Back to the gang's own backend only where that was tried, and worked everywhere; else on as before."""
     plan = scene.plan
     assert plan is not None
-    tried = [result.nccl for result in scene.lead.results if result.nccl is not None]
-    if tried and all(said == "ok" for said in tried):
+    tried = {result.node: result.nccl for result in scene.lead.results if result.nccl is not None}
+    broken = any(result.nccl not in {None, "ok"} for result in scene.lead.results)
+    if not broken and tried.keys() >= {seat.member.node for seat in scene.kept}:
         fresh = scene.train(
             scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
         )
         return Move(plan=replace(fresh, backend="", fallbacks=0))
     why = with_cause("NCCL is not found in order: staying on gloo", verdict)
     fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
-    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + 1), verdict=verdict)
+    # A probe without an answer is repeated after the same time: the next might have found it in order.
+    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken), verdict=verdict)
 
 
 def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:

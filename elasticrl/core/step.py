@@ -286,7 +286,7 @@ def reports(before: Lead | None, after: Lead) -> tuple[Action, ...]:
     return tuple(said)
 
 
-def found(verdict: Verdict) -> Action:
+def found(verdict: Verdict) -> Say:
     """Who, what and why, as one log event."""
     fields = {
         "fault": verdict.fault.value, "ranks": verdict.ranks, "nodes": verdict.nodes, "cause": verdict.cause,

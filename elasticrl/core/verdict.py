@@ -418,8 +418,10 @@ class Case:
         )  # fmt: skip
 
     def late(self, fact: Evidence) -> bool:
-        """Whether it came only after a wait had ended, and so is part of the tear-down."""
-        if fact.when is None or fact.kind is Kind.XID:
+        """Whether it came only after a wait had ended, and so is part of the tear-down. That a wait has ended is what a log
+        claims: nothing that was seen since is made light of for that.
+        """
+        if fact.when is None or fact.kind is Kind.XID or _witnessed(fact):
             return False
         ends = [
             wait.when

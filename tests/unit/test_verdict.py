@@ -207,6 +207,14 @@ def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:
     assert (judge([gone, lives]).fault, judge([gone, lives]).nodes) == (Fault.NETWORK, ("n03",))
 
 
+def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_part_of_its_end() -> None:
+    claimed = replace(wait(2), when=40.0, clock="core", line_no=8)
+    died = replace(ended(3, "signal 9 (SIGKILL)", when=50.0), clock="core")
+    noise = [replace(fact, when=40.0, clock="core", line_no=9) for fact in (*NOISE, logged(Sign.BAD_ACCESS, 1))]
+    verdict = judge([*noise, claimed, died], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.DEAD_RANK, (3,))
+
+
 def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader")
