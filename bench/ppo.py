@@ -1,6 +1,7 @@
 """Samples and tokens a second of a whole PPO step: elasticrl beside TRL's PPO trainer, in one run, in turn.
 
     python bench/ppo.py [--rounds 3] [--steps 8] [--worlds 1,2] [--json] [--sides elasticrl,plain,trl] [--venv DIR]
+    python bench/ppo.py --sides daemon,plain --rounds 8          (what the daemon costs)
 
 A Qwen2 of about 10 million random parameters, prompts and answers of 32 tokens, batches of 32 samples that are trained on
 twice, a reward model and a critic of the same size, float32, one thread in each worker, gloo. Both sides have the same models,
@@ -8,6 +9,9 @@ prompts, lengths, batch, micro-batch and number of updates, and whole processes 
 of each are warm-up. elasticrl's step has everything on: vaults with a copy at the neighbour, digests, the ledger.
 
 `plain` is our trainer under torchrun alone, without seats, vaults and ledger: the runtime's own cost is the difference to it.
+`daemon` is `elasticrl` under real daemons, one for each worker, with their agents and an etcd, all on this machine: each round
+gives the ratio of its median step to that of `plain` in the same round, which side goes first changes with the round, and
+shown are the ratios' median and its 95 % interval. With fewer than six rounds there is none.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -22,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +40,8 @@ TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
 PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2
 WARM_UP = 2
 PATIENCE_S = 900.0
-SIDES = ("elasticrl", "plain", "trl")
+SIDES = ("elasticrl", "daemon", "plain", "trl")
+GOAL = 1.02  # a step under daemons, by one without
 
 
 @dataclass(slots=True)
@@ -43,6 +49,7 @@ class Found:
     """Of one side with one number of workers: seconds of each step, and by phase where it tells."""
 
     steps: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)  # the median of each
     phases: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -71,12 +78,9 @@ def models(folder: Path) -> dict[str, Any]:
     }
 
 
-def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
-    """Workers on seats of their own, as an agent gives them, with vaults beside them; no daemon."""
-    sys.path.insert(0, str(ROOT / "tests" / "runtime"))
-    from gang_kit import Nodes
-
-    conf = {
+def configuration(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job as our configuration says it."""
+    return {
         "ppo": {
             "batch": job["batch"], "mini_batch": job["batch"], "micro_batch": job["micro_batch"],
             "epochs": job["epochs"], "lr": job["lr"], "critic_lr": job["lr"],
@@ -85,10 +89,16 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
         "reward": {"model": job["reward"]},
         "rollout": {"max_tokens": job["max_tokens"]},
         "data": {"path": job["prompts"], "max_prompt": PROMPT, "chat_template": False},
-        "telemetry": {"format": "json"},
         "lanes": {"digest": "sample"},
-        "timeouts": {"collective": "15m"},
     }  # fmt: skip
+
+
+def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
+    """Workers on seats of their own, as an agent gives them, with vaults beside them; no daemon."""
+    sys.path.insert(0, str(ROOT / "tests" / "runtime"))
+    from gang_kit import Nodes
+
+    conf = configuration(job) | {"telemetry": {"format": "json"}, "timeouts": {"collective": "15m"}}
     with Nodes(folder, steps=steps, lanes=LANES, program="elasticrl.ppo.__main__", conf=conf, copies=world - 1) as gang:
         gang.plan(*(f"n{number}" for number in range(world)))
         log = gang.workers["n0"].log
@@ -102,6 +112,34 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
         for phase, took in event["seconds"].items():
             found.phases.setdefault(phase, []).append(took)
     return found
+
+
+def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
+    """One daemon, agent and vault for each worker, and an etcd."""
+    from chaos.live.local import Job
+
+    folder.mkdir(parents=True)
+    history = folder / "history"
+    conf = configuration(job)
+    conf["lanes"]["count"] = LANES
+    conf |= {
+        "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
+        "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
+        "membership": {"min_nodes": world, "max_nodes": world},
+        "timeouts": {"floor": "30s"},
+        "vault": {"copies": world - 1},
+        "checkpoint": {"every": 100_000},
+    }
+    with Job(etcd=1, name="bench", conf=conf) as live:
+        live.start(*(f"n{number}" for number in range(world)))
+        ended = list(live.daemons.values())
+        live.until(lambda: all(one.poll() is not None for one in ended), PATIENCE_S, "the end of the job")
+        codes = [one.returncode for one in ended]
+        if any(codes):
+            raise SystemExit(f"the daemons ended with {codes}: see {live.folder}")
+    # A step is told when the next one has sealed it, and the last one when all ends.
+    times = [json.loads(line)["at"] for line in history.read_text().splitlines()][:-1]
+    return Found(steps=[after - before for before, after in pairwise(times)][WARM_UP - 1 :])
 
 
 def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
@@ -158,18 +196,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = models(Path(base))
         for number in range(options.rounds):
             for world in worlds:
-                for side in sides:
+                for side in sides if number % 2 == 0 else sides[::-1]:
                     folder = Path(base) / f"{number}-{side}-{world}"
+                    ours = {"elasticrl": elasticrl, "daemon": daemon}
                     one = (
-                        elasticrl(job, folder, world, options.steps)
-                        if side == "elasticrl"
+                        ours[side](job, folder, world, options.steps)
+                        if side in ours
                         else script(*scripts[side], job, folder, world, options.steps)
                     )
                     print(f"round {number + 1}: {side}, W {world}: {seconds(summary(one.steps))}", file=sys.stderr)
                     found[side, world].steps += one.steps
+                    found[side, world].rounds.append(median(one.steps))
                     for phase, took in one.phases.items():
                         found[side, world].phases.setdefault(phase, []).extend(took)
     return told(found, sides, worlds, noisy(load, os.getloadavg()[0]), as_json=options.json)
+
+
+def pairs(found: Mapping[tuple[str, int], Found], world: int) -> dict[str, Any]:
+    """A step under daemons by one without, round by round."""
+    rows = [found[side, world].rounds for side in ("daemon", "plain") if (side, world) in found]
+    ratios = [ours / theirs for ours, theirs in zip(*rows, strict=True)] if len(rows) == 2 else []
+    if not ratios:
+        return {}
+    between = interval(ratios)
+    verdict = "too noisy to tell"
+    if between is None:
+        verdict = "too few rounds to tell"
+    elif between[1] <= GOAL or between[0] > GOAL:
+        verdict = "met" if between[1] <= GOAL else "missed"
+    return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "goal": GOAL, "verdict": verdict}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Between which two of the values the median lies with 95 % at least; None if there are too few to tell."""
+    row, n = sorted(values), len(values)
+    outside = [
+        sum(comb(n, i) for i in range(k + 1)) * 2 / 2**n for k in range(n // 2)
+    ]  # below row[k] or above row[-k-1]
+    sure = [k for k, chance in enumerate(outside) if chance <= 0.05]
+    return (row[sure[-1]], row[-sure[-1] - 1]) if sure else None
 
 
 def told(
@@ -191,7 +256,11 @@ def told(
         }
         shape = {"batch": BATCH, "prompt": PROMPT, "answer": ANSWER, "micro_batch": MICRO, "epochs": EPOCHS}
         ratio = {f"{side} W{world}": value for (side, world), value in ratios.items()}
-        dump({"bench": "ppo", "results": results, "ratio": ratio, "job": shape, "noise": noise, "machine": machine()})
+        cost = {f"W{world}": pairs(found, world) for world in worlds}
+        dump(
+            {"bench": "ppo", "results": results, "ratio": ratio, "daemon": cost, "job": shape, "noise": noise,
+             "machine": machine()}
+        )  # fmt: skip
         return 0
     rows = [
         (
@@ -211,6 +280,13 @@ def told(
         for world in worlds
         if "elasticrl" in sides
     ]
+    for world in worlds:
+        if cost := pairs(found, world):
+            between = "95 % {:.3f}-{:.3f}, ".format(*cost["ratio_95"]) if cost["ratio_95"] else ""
+            notes.append(
+                f"daemon by plain, W {world}: {cost['ratio']:.3f} ({between}{len(cost['pairs'])} pairs); goal at most "
+                f"{GOAL:.2f}: {cost['verdict']}"
+            )
     show(
         f"a whole PPO step: {BATCH} samples of {PROMPT} + {ANSWER} tokens, {EPOCHS} epochs",
         ("side", "W", "samples/s", "tokens/s", "step", "of TRL's speed"),
