@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elasticrl.config import Tree
     from elasticrl.core.pairs import Result
     from elasticrl.diagnose.health import Check
 
@@ -58,7 +61,7 @@ def doctor(
     if listed is not None:
         name, ends = listed
         results = _probe(name, ends, within)
-        checks += diagnosis.probed(results, name)
+        checks += [*diagnosis.probed(results, name), *paced(results, tree)]
     verdict = judge(findings(results)) if results else None
     level = worst(checks)
     if as_json:
@@ -73,6 +76,44 @@ def doctor(
         if verdict is not None and verdict.nodes:
             typer.echo(f"The network: {verdict.cause} (confidence {verdict.confidence}). {verdict.remedy}")
     raise typer.Exit(Exit.FAILED if level is FAIL else Exit.OK)
+
+
+def paced(results: "Iterable[Result]", tree: "Tree | None" = None) -> "Iterator[Check]":
+    """Whether one way is much slower than another, and what a step's bytes take on the slowest."""
+    from elasticrl.diagnose.health import OK, WARN, Check
+
+    rates = sorted((result.mbps, result.node, result.peer) for result in results if result.mbps)
+    if not rates:
+        return
+    (slow, node, peer), fast = rates[0], rates[-1][0]
+    uneven = slow < fast / 2
+    yield Check(
+        name="pair.rate", level=WARN if uneven else OK, value=f"the slowest way, {node} to {peer}: {slow:,.0f} Mbit/s over one "
+        f"connection; the fastest {fast:,.0f}", why="A collective is as fast as its slowest way.",
+        remedy="ethtool on both (speed, duplex), cable, switch port; then ask again." if uneven else "",
+    )  # fmt: skip
+    if tree is None or not (needs := _wire(tree)):
+        return
+    seconds, cap = needs * 8 / (slow * 1e6), tree.timeouts.phase.update_s or tree.timeouts.default_phase_s
+    late = seconds > cap / 2
+    yield Check(
+        name="pair.step", level=WARN if late else OK, value=f"a step's {needs / 1e6:,.0f} MB take {seconds:.2g} s at that rate",
+        why=f"timeouts.phase.update gives an update {cap:g} s, computing included (`elasticrl plan` has the bytes, by part).",
+        remedy="A faster network, fewer updates in a step (ppo.mini_batch, ppo.epochs), or a longer phase." if late else "",
+    )  # fmt: skip
+
+
+def _wire(tree: "Tree") -> int:
+    """Bytes that a worker sends in a step; 0 where the program is another one, or the model cannot be read here."""
+    from elasticrl.ppo import estimate
+    from elasticrl.ppo.shapes import ShapeError
+
+    if tree.job.program != "elasticrl.ppo":
+        return 0
+    try:
+        return sum(line.bytes for line in estimate.read(tree).wire)
+    except (ShapeError, ValueError, OSError):
+        return 0
 
 
 def page(checks: "list[Check]", *, colour: bool = False) -> str:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,40 @@ def test_a_nccl_beside_torchs_own_is_named(tmp_path: Path) -> None:
     assert str(module / "libnccl.so.2") in check.value
     assert [c.name for c in diagnosis.other_nccl({"LD_PRELOAD": "/usr/lib/libnccl.so.2.18"})] == ["versions.nccl"]
     assert not list(diagnosis.other_nccl({"LD_LIBRARY_PATH": str(wheel), "VLLM_NCCL_SO_PATH": ""}))
+
+
+def test_a_way_that_is_much_slower_than_another_is_named() -> None:
+    ways = [PairResult(node="n0", peer=f"n{i}", mbps=rate) for i, rate in ((1, 940.0), (2, 410.0), (3, None))]
+    (uneven,) = doctor.paced(ways)
+    assert (uneven.level, uneven.value) == (
+        Level.WARN, "the slowest way, n0 to n2: 410 Mbit/s over one connection; the fastest 940",
+    )  # fmt: skip
+    assert [check.level for check in doctor.paced([replace(ways[1], mbps=600.0), ways[0]])] == [Level.OK]
+    assert not list(doctor.paced(ways[2:]))
+
+
+def test_what_a_step_sends_is_held_against_the_rate(tmp_path: Path) -> None:
+    model = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+    }
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama", **model}))
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    tree = tree_of(
+        config(
+            tmp_path, job="{name: doctored, program: elasticrl.ppo, steps: 9}", model=f"{{path: {tmp_path}/model}}",
+            data=f"{{path: {tmp_path}/data.jsonl}}", reward="{function: 'my:reward'}",
+            membership="{min_nodes: 2, max_nodes: 2}",
+        )
+    )  # fmt: skip
+    quick, slow = (list(doctor.paced([PairResult(node="a", peer="b", mbps=rate)], tree)) for rate in (1e4, 0.01))
+    assert [check.level for check in quick] == [Level.OK, Level.OK]
+    assert [(check.name, check.level) for check in slow] == [("pair.rate", Level.OK), ("pair.step", Level.WARN)]
+    assert quick[1].value.startswith("a step's ")
 
 
 def free() -> int:
