@@ -8,9 +8,12 @@ import os
 import re
 import signal
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from elasticrl.diagnose.kernel_log import Ring
 
 # Signals that a program brings upon itself. All others come from somebody else.
 BAD: Final = {
@@ -112,12 +115,9 @@ class Memory:
     def __init__(self) -> None:
         self._counter = _oom_counter()
         self._killed = self._count()
-        self._log: int | None = None
-        try:
-            self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._log, 0, os.SEEK_END)
-        except OSError:
-            pass  # an unprivileged user may not; the counter remains
+        self._log: Ring | None = None
+        with suppress(OSError):  # an unprivileged user may not; the counter remains
+            self._log = Ring(news=True)
         self._said: dict[int, str] = {}
 
     def evidence(self, pid: int, code: int | None) -> str:
@@ -142,17 +142,8 @@ class Memory:
         return int(found[1]) if found else 0
 
     def _read_log(self) -> None:
-        while self._log is not None:
-            try:
-                line = os.read(self._log, 8192).decode(errors="replace")
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                continue  # the kernel overwrote what we had not read yet
-            except OSError:
-                self._log = None
-                return
-            if found := killed_in(line):
+        for record in self._log.records() if self._log else ():
+            if found := killed_in(record):
                 self._said[found[0]] = found[1]
 
 

@@ -31,7 +31,7 @@ from elasticrl.core.state import State
 from elasticrl.core.verdict import Facts, Fault, judge, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
-from elasticrl.diagnose import doctor, environment, health, incident, scene, witness
+from elasticrl.diagnose import doctor, environment, health, incident, kernel_log, scene, witness
 from elasticrl.diagnose.tail import Tail
 
 TAIL_S = 0.2  # between looks at the workers' logs
@@ -77,7 +77,7 @@ class Inquiry:
         self._report: Report | None = None
         self._stall: tuple[object, ...] | None = None  # which one has been looked at
         self._pids: dict[int, None] = {}  # of workers, the newest last
-        self._kernel: set[str] | None = None  # lines that are known
+        self._kernel: kernel_log.Watch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._plans: dict[int, Plan] = {}
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
@@ -244,13 +244,10 @@ class Inquiry:
     def _machine(self, before: health.Counters) -> tuple[Evidence, ...]:
         now, node = time.monotonic(), self.place.node
         checks = health.look(self.place.disks, before=before, now=now)
-        _, said = health.kernel(*health.kernel_log())
-        first = self._kernel is None  # what was there before us is history
-        known = self._kernel or set()
-        fresh = [fact for fact in said if fact.line not in known]
-        self._kernel = {fact.line for fact in said}
-        ours = [replace(fact, node=node) for fact in fresh if self._concerns_us(fact)]
-        return (*health.evidence(checks, node=node), *(() if first else ours))
+        self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
+        _, said = health.kernel(self._kernel.read(), "news")
+        ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
+        return (*health.evidence(checks, node=node), *ours)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""

@@ -22,7 +22,7 @@ from typing import Final
 from elasticrl.config import Finding, Tree, reveal
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
-from elasticrl.diagnose import environment, health
+from elasticrl.diagnose import environment, health, kernel_log
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.store import StoreError, StoreSettings, Tls, open_store
 
@@ -423,5 +423,5 @@ async def examine(
     checks += health.gained(before, health.counters(time.monotonic()))
     cards, none = health.gpus()
     checks += cards or (Check(name="gpu", level=SKIP, value=none),)
-    checks.append(health.kernel(*health.kernel_log())[0])
+    checks.append(health.kernel(*kernel_log.whole())[0])
     return checks

@@ -7,8 +7,6 @@ never guessed. Counters mean nothing by themselves: those are read twice (`Count
 
 import os
 import resource
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -153,22 +151,6 @@ def cpu_times(text: str) -> dict[str, int]:
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     row = next((line.split()[1:] for line in text.splitlines() if line.startswith("cpu ")), [])
     return dict(zip(names, map(int, row), strict=False))
-
-
-def kmsg(text: str) -> str:
-    """Records of /dev/kmsg as dmesg prints them.
-
-    >>> kmsg("6,339,5140900,-;NVRM: Xid (PCI:0000:44:00): 79")
-    '[    5.140900] NVRM: Xid (PCI:0000:44:00): 79'
-    """
-    lines = []
-    for line in text.splitlines():
-        head, semicolon, message = line.partition(";")
-        fields = head.split(",")
-        if semicolon and len(fields) >= 3 and fields[2].isdigit():
-            micros = int(fields[2])
-            lines.append(f"[{micros // 1_000_000:5}.{micros % 1_000_000:06}] {message}")
-    return "\n".join(lines)
 
 
 def offset_s(asked: float, theirs: float, answered: float) -> float:
@@ -565,39 +547,6 @@ def clock(offset: float | None, of: str = "") -> Check:
         name="clock", level=level, value=f"{offset * 1000:+.0f} ms{f' at {of}' if of else ''}", why=why,
         remedy="Start chrony or systemd-timesyncd on both." if level is WARN else "",
     )  # fmt: skip
-
-
-KERNEL_LINES: Final = 1 << 20  # bytes of the newest kernel log that are read
-
-
-def kernel_log(root: Path = ROOT) -> tuple[str, str]:
-    """The kernel's log as dmesg prints it, and where it came from; or "" and why there is none.
-
-    An unprivileged daemon reads it through the journal's group; root, from the ring buffer.
-    """
-    if journal := shutil.which("journalctl"):
-        command = [journal, "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--lines=5000", "--quiet"]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=5.0)
-        except (OSError, subprocess.TimeoutExpired):
-            done = None
-        if done and done.returncode == 0 and done.stdout.strip():
-            return done.stdout.decode(errors="replace"), "journal"
-    try:
-        handle = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        return "", f"the kernel log cannot be read ({error.strerror}); add the user to the group systemd-journal"
-    records: list[bytes] = []
-    try:
-        while sum(map(len, records)) < KERNEL_LINES:
-            records.append(os.read(handle, 8192))
-            if not records[-1]:
-                break
-    except OSError:
-        pass  # EAGAIN: that was the newest; EPIPE: the ring has moved on
-    finally:
-        os.close(handle)
-    return kmsg(b"".join(records).decode(errors="replace")), "kmsg"
 
 
 def kernel(text: str, source: str) -> tuple[Check, tuple[Evidence, ...]]:

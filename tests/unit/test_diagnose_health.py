@@ -12,7 +12,7 @@ import pytest
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.verdict import Fault, judge
-from elasticrl.diagnose import health
+from elasticrl.diagnose import health, kernel_log
 from elasticrl.diagnose.health import Check, Counters, Level
 
 #: A node of a cluster: 2 TiB, cgroup v2 in a unit, one NIC that works and one HCA. Texts as the kernel writes them.
@@ -165,11 +165,11 @@ def test_the_kernels_log_tells_a_broken_gpu_from_noise() -> None:
         "6,1,1000000,-;Linux version 6.18\n SUBSYSTEM=cpu\n"
         "3,339,512200417,-;NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus\n"
     )
-    check, facts = health.kernel(health.kmsg(records), "kmsg")
+    check, facts = health.kernel(kernel_log.dmesg(records), "kmsg")
     assert check.level is Level.FAIL
     assert [fact.sign for fact in facts] == [Sign.GPU_BROKEN]
     assert judge(facts).fault is Fault.GPU_FAULT
-    assert health.kernel(health.kmsg("6,1,1,-;eth0: link is up\n"), "kmsg")[0].level is Level.OK
+    assert health.kernel(kernel_log.dmesg("6,1,1,-;eth0: link is up\n"), "kmsg")[0].level is Level.OK
     assert health.kernel("", "the kernel log cannot be read")[0].level is Level.SKIP
 
 
