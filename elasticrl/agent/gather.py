@@ -34,6 +34,8 @@ class Look:
     saved: int = 0
     manifest: str = ""
     stall: Stall | None = None
+    phase: str = ""  # of the one whose beat is the oldest
+    since: float = 0.0  # that beat
 
 
 def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float, *, plain: bool) -> Look:
@@ -45,12 +47,15 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
     worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
     newest = max(workers, key=lambda w: w.beat.saved)
+    oldest = min(workers, key=lambda w: w.beat.since).beat
     return Look(
         work=work_of(workers, generation, worst, plain=plain),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
         stall=worst,
+        phase=oldest.phase,
+        since=oldest.since,
     )
 
 

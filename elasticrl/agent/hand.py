@@ -605,6 +605,8 @@ class Hand(LocalElasticAgent):
             problem=self._problem,
             stopping=self._stopping,
             pace=self._stride.took if self._seated else (),
+            phase=here.phase if self._seated else "",
+            since=here.since if self._seated else 0.0,
         )
 
 
@@ -615,4 +617,4 @@ def news(report: Report | None, begun: int) -> Report | None:
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    return replace(report, step=int(report.step > begun), stall=stall, pace=())
+    return replace(report, step=int(report.step > begun), stall=stall, pace=(), phase="", since=0.0)

@@ -183,13 +183,15 @@ class Report:
     problem: str = ""  # why no process gets warm
     stopping: str = ""  # why the agent is about to end
     pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
+    phase: str = ""  # of the worker whose beat is the oldest
+    since: float = 0.0  # that beat, on the machine's monotonic clock
 
     def event(self, now: float) -> events.Workers:
         """As the core wants to hear it."""
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
-            bits=self.bits, pace=self.pace,
+            bits=self.bits, pace=self.pace, phase=self.phase,
         )  # fmt: skip
 
 

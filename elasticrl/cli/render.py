@@ -26,14 +26,34 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def status(picture: Mapping[str, Any], *, colour: bool | None = None) -> str:
-    """The four answers, in order: is it training, how far, who is in, what should I do."""
+def ago(seconds: float | None) -> str:
+    """An age for people.
+
+    >>> ago(0.42), ago(41.3), ago(750), ago(7300), ago(None)
+    ('0.4 s', '41 s', '12 m', '2 h', '-')
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds // 60:.0f} m"
+        if seconds < 5400
+        else f"{seconds // 3600:.0f} h"
+    )
+
+
+def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:
+    """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look."""
     on = sys.stdout.isatty() if colour is None else colour
-    state = picture["state"]
+    state, committed_s = picture["state"], picture.get("committed_s")
+    since = f", {ago(committed_s)} ago" if ages and committed_s is not None else ""
     head = (
         f"{paint(picture['job'], BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
         f"  generation {picture['generation']}"
-        f"  step {picture['step']:,} (committed {picture['committed']:,})"
+        f"  step {picture['step']:,} (committed {picture['committed']:,}{since})"
         f"  {picture['nodes']} of {picture['known']} nodes{f', needs {needs}' if (needs := picture['needs']) else ''}"
     )
     lines = [head, paint(picture["reason"], DIM, on=on)]
@@ -47,12 +67,13 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None) -> str:
             else f"{row['rank']}-{row['rank'] + row['slots'] - 1}",
             row["state"],
             f"{row['step']:,}" if row["rank"] is not None else "-",
+            *((row.get("phase") or "-", ago(row.get("beat_s"))) if ages else ()),
             "; ".join(filter(None, ("leader" if row["leader"] else "", row["note"]))),
         )
         for row in picture["rows"]
     ]
     if rows:
-        text = table(("  node", "rank", "state", "step", "note"), rows)
+        text = table(("  node", "rank", "state", "step", *(("phase", "beat") if ages else ()), "note"), rows)
         lines.append(paint(text[0], DIM, on=on))
         for row, line in zip(rows, text[1:], strict=True):
             state = row[2]

@@ -167,7 +167,7 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
     shown = ""
     while any(process.poll() is None for process in daemons):
         try:
-            text = render.status(ask(find.daemon(run_dir, job), "status", deadline_s=3.0))
+            text = render.status(ask(find.daemon(run_dir, job), "status", deadline_s=3.0), ages=False)
         except (find.NotFound, Unanswered):
             text = "starting"
         if text != shown:

@@ -58,6 +58,8 @@ class Workers(Event):
     vault: str = ""  # where this node's vault listens
     bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
+    phase: str = ""  # that of the one whose beat is the oldest
+    beat_at: float = 0.0  # that beat, by the wall clock: for display alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,8 @@ def record_of(state: State, now: float) -> Record:
             if left
             else Exit(generation=here, slot=0, step=workers.step, cause="its workers are gone", own=False)
         )
-    stale = state.view.own is None or now >= state.reported + report_every(state)
+    own = state.view.own
+    told = workers if own is None or now >= state.reported + report_every(state) else own
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
     record = Record(
@@ -112,7 +113,7 @@ def record_of(state: State, now: float) -> Record:
         work=work,
         generation=generation,
         born=workers.born if alive(workers) else 0,
-        step=workers.step if stale or state.view.own is None else state.view.own.step,
+        step=told.step,
         exit=left,
         stall=workers.stall if workers.stall and workers.stall.waiting else None,
         suspects=tuple(sorted(state.suspects.intersection(ring))) if state.suspects else (),
@@ -123,12 +124,19 @@ def record_of(state: State, now: float) -> Record:
         probe=card.probe,
         evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
         looked=state.looked,
-        pace=workers.pace if stale or state.view.own is None else state.view.own.pace,
+        pace=told.pace,
+        phase=told.phase,
+        beat_at=told.beat_at,
         advice=_advice(state),
         leaving=bool(state.leaving),
     )
-    # When something else changes, the step goes along.
-    return record if record.step == workers.step or record == state.view.own else replace(record, step=workers.step)
+    # A newer beat alone is worth no write; when something else is written, it and the step go along.
+    newer = own is not None and record.beat_at != own.beat_at
+    if record == own or (newer and own is not None and replace(record, beat_at=own.beat_at) == own):
+        return own if own is not None else record
+    return (
+        record if told is workers else replace(record, step=workers.step, phase=workers.phase, beat_at=workers.beat_at)
+    )
 
 
 def _advice(state: State) -> tuple[str, ...]:
@@ -165,9 +173,8 @@ def belong(state: State, now: float) -> Wish:
         record = record_of(state, now)
         if record != state.view.own:
             actions.append(Publish(record=record))
-        elif (
-            record.step != workers_of(state).step
-        ):  # found by seed 0: waking for a step that has not changed is spinning
+        elif (record.step, record.phase) != (workers_of(state).step, workers_of(state).phase):
+            # Found by seed 0: waking for what has not changed is spinning.
             report_at = state.reported + report_every(state)
     silent = state.leased > -inf and not lease_held(state, now)
     reason = "the store is silent: training goes on under the present plan, changes wait" if silent else ""

@@ -159,6 +159,7 @@ class Commit:
     step: int
     generation: int
     manifest: str = ""
+    written: float = 0.0  # by the wall clock of who committed it, for display alone
 
 
 class Work(StrEnum):
@@ -255,6 +256,8 @@ class Record:
     evidence: tuple[Evidence, ...] = ()  # the newest facts that this node has found, those first that can be a cause
     looked: int = 0  # the newest request to look at its workers that this node has answered
     pace: tuple[Pace, ...] = ()  # how long its workers' phases took lately, refreshed with the step
+    phase: str = ""  # what its workers are doing, refreshed with the step
+    beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
     leaving: bool = False
 

@@ -86,8 +86,12 @@ class Crew:
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
         self._bits = report.bits or self._bits
-        event = report.event(time.monotonic())
-        return replace(event, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault))
+        now = time.monotonic()
+        event = report.event(now)
+        beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
+        return replace(
+            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault)
+        )
 
     def settle(self, vault: str) -> None:
         """The node's vault listens there."""

@@ -572,6 +572,7 @@ class Daemon:
             quarantines,
             needs=self.settings.membership.min_nodes,
             here=state.reason,
+            now=time.time(),
         )
 
     async def _probe(self, action: Action) -> bool:

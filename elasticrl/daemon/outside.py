@@ -70,7 +70,8 @@ async def look(where: StoreSettings) -> dict[str, Any]:
     async with open_store(where) as store:
         view = await now(store)
     job = where.namespace.strip("/").rpartition("/")[2]
-    return asdict(picture(job, view, view.records or {}, view.quarantines or {}, needs=0, here="asked of the store"))
+    records, quarantines = view.records or {}, view.quarantines or {}
+    return asdict(picture(job, view, records, quarantines, needs=0, here="asked of the store", now=time.time()))
 
 
 async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:
@@ -113,7 +114,8 @@ def differences(before: View, view: View) -> Iterator[dict[str, Any]]:
             "world": plan.world, "resume": plan.resume, "rung": rung, "reason": plan.reason,
         }  # fmt: skip
     if commit is not None and commit != before.commit:
-        yield {"event": "checkpoint.committed", **asdict(commit)}
+        named = {"step": commit.step, "generation": commit.generation, "manifest": commit.manifest}
+        yield {"event": "checkpoint.committed", **named}
     if view.leader is not None and view.leader != before.leader:
         yield {"event": "leader.elected", "node": view.leader.node, "member": str(view.leader)}
     old, new = before.records or {}, view.records or {}

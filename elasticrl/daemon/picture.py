@@ -26,6 +26,8 @@ class Row:
     rank: int | None = None  # of its first slot
     slots: int = 1
     step: int = 0
+    phase: str = ""  # as its record says, which is refreshed now and then
+    beat_s: float | None = None  # how old the oldest beat of its workers is at most; None: not known
     note: str = ""
 
 
@@ -38,6 +40,7 @@ class Picture:
     generation: int = 0
     step: int = 0
     committed: int = 0
+    committed_s: float | None = None  # how long ago; None: not known
     nodes: int = 0
     known: int = 0
     needs: int = 1  # 0: whoever looks does not know
@@ -56,11 +59,12 @@ def picture(
     *,
     needs: int,
     here: str = "",
+    now: float = 0.0,
 ) -> Picture:
-    """The picture of what the store says."""
+    """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show."""
     plan = view.plan
     rows = tuple(
-        row(node, records.get(node), quarantines.get(node), view)
+        row(node, records.get(node), quarantines.get(node), view, now)
         for node in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
@@ -74,6 +78,7 @@ def picture(
         generation=view.generation,
         step=max((record.step for record in records.values()), default=view.committed),
         committed=view.committed,
+        committed_s=age(view.commit.written, now) if view.commit else None,
         nodes=seated,
         known=len(rows),
         needs=needs,
@@ -112,7 +117,7 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     return STATES[plan.phase]
 
 
-def row(node: str, record: Record | None, quarantine: Quarantine | None, view: View) -> Row:
+def row(node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float) -> Row:
     """One node's line."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
@@ -136,8 +141,15 @@ def row(node: str, record: Record | None, quarantine: Quarantine | None, view: V
         rank=rank,
         slots=slots,
         step=record.step,
+        phase=record.phase,
+        beat_s=age(record.beat_at, now),
         note=note,
     )
+
+
+def age(at: float, now: float) -> float | None:
+    """Seconds since then; None if either is not known."""
+    return round(max(0.0, now - at), 1) if at and now else None
 
 
 def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ The one idea: no action has a reply. What a transaction did is seen by the watch
 failure of the store here is logged and forgotten, and only the lease speaks back (`Leased`).
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from elasticrl.core import events
@@ -79,7 +80,7 @@ class Office:
                     Unchanged(key=keys.PLAN, revision=action.if_plan),
                     Unchanged(key=keys.COMMIT, revision=action.if_commit),
                 ]
-                commit = Committed(step=step, generation=generation, manifest=manifest)
+                commit = Committed(step=step, generation=generation, manifest=manifest, written=round(time.time(), 1))
                 await self._write(fences, [Put(key=keys.COMMIT, value=keys.dump(commit))])
             case Confine(quarantine=quarantine, if_leader=if_leader):
                 put = Put(key=keys.quarantine_key(quarantine.member.node), value=keys.dump(quarantine))

@@ -1,0 +1,69 @@
+"""What a node says of its phase and beat, and that this costs the store no write more."""
+
+from itertools import cycle
+
+from test_core_step import Life, leads, trains
+
+from elasticrl.core import events
+from elasticrl.core.events import Tick, Workers
+from elasticrl.core.model import Work
+from elasticrl.core.settings import Membership, Settings
+
+SETTINGS = Settings(lanes=4, membership=Membership(min_nodes=2, report_s=5.0))
+PHASES = ("rollout", "update", "sync")
+
+
+class Writer(Life):
+    """A node whose store shows it each record as soon as it is written; counts them."""
+
+    def __init__(self):
+        super().__init__("n00/1", SETTINGS)
+        self.written = []
+
+    def at(self, now, event, label=None):
+        decision = super().at(now, event, label)
+        found = [action.record for action in decision.actions if isinstance(action, events.Publish)]
+        self.written += found
+        if found:
+            self.seen(now, "own record")
+        return decision
+
+
+def writes(*, step_s=0.05, phases=PHASES, beats=True):
+    """The records that a training node writes in a minute."""
+    life = Writer()
+    leads(life)
+    trains(life, 2.6, 1, "n00", "n01")
+    life.leased(3.9)
+    life.written.clear()
+    for second, phase in zip(range(60), cycle(phases)):
+        now = 4.0 + second
+        word = Workers(
+            now=0, work=Work.TRAINING, generation=1, born=1, warm=True, endpoint="n00:29500", step=int(second / step_s),
+            phase=phase, beat_at=1000.0 + now if beats else 1000.0,
+        )  # fmt: skip
+        life.at(now, word)
+        life.leased(now + 0.3)
+        life.at(now + 0.6, Tick(now=0))
+    return life.written
+
+
+def test_a_record_says_what_its_workers_do_and_when_they_last_beat():
+    record = writes()[-1]
+    assert record.phase in PHASES
+    assert 1055.0 < record.beat_at <= 1064.0
+    assert record.step > 1000
+
+
+def test_phases_and_beats_cost_a_job_of_short_steps_no_write():
+    plain = len(writes(phases=("",), beats=False))
+    assert plain <= 60 / 5 + 2
+    assert len(writes()) == plain
+
+
+def test_of_long_steps_each_phase_is_told_at_most_as_often_as_steps_are():
+    assert len(writes(step_s=1000.0)) <= 60 / 5 + 2
+
+
+def test_a_beat_alone_is_worth_no_write():
+    assert len(writes(step_s=1000.0, phases=("rollout",))) <= 2

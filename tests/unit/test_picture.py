@@ -1,0 +1,48 @@
+"""What `elasticrl status` shows of each node and of the newest commit, and how old that is."""
+
+from elasticrl.cli import render
+from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Seat, View, Work
+from elasticrl.daemon.picture import picture
+
+N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
+
+
+def seen(*, written=960.0, beat_at=999.6, now=1000.0):
+    plan = Plan(
+        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="as told"
+    )
+    commit = Commit(step=40, generation=3, manifest="m40", written=written)
+    view = View(plan=plan, commit=commit, leader=N0)
+    said = {"work": Work.TRAINING, "generation": 3, "step": 41, "phase": "rollout"}
+    records = {"n0": Record(member=N0, beat_at=beat_at, **said), "n1": Record(member=N1, **said)}
+    return picture("ppo", view, records, {}, needs=2, now=now)
+
+
+def test_a_row_has_the_phase_of_its_workers_and_the_age_of_their_beat():
+    one, two = seen().rows
+    assert (one.phase, one.beat_s) == ("rollout", 0.4)
+    assert (two.phase, two.beat_s) == ("rollout", None)  # an older daemon does not say
+
+
+def test_the_age_of_the_commit_is_shown():
+    assert seen().committed_s == 40.0
+    assert seen(written=0.0).committed_s is None
+    assert seen(written=1003.0).committed_s == 0.0  # another machine's clock is ahead
+
+
+def test_status_shows_phase_beat_and_age():
+    from dataclasses import asdict
+
+    lines = render.status(asdict(seen()), colour=False).splitlines()
+    assert lines[0] == "ppo  TRAINING  generation 3  step 41 (committed 40, 40 s ago)  2 of 2 nodes, needs 2"
+    assert lines[2].split() == ["node", "rank", "state", "step", "phase", "beat", "note"]
+    assert lines[3].split() == ["*", "n0", "0", "training", "41", "rollout", "0.4", "s", "leader"]
+    assert lines[4].split() == ["n1", "1", "training", "41", "rollout", "-"]
+
+
+def test_what_differs_at_each_look_can_be_left_out():
+    from dataclasses import asdict
+
+    first, later = (render.status(asdict(seen(now=now)), colour=False, ages=False) for now in (1000.0, 1100.0))
+    assert first == later
+    assert "rollout" not in first
