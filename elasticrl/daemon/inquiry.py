@@ -25,9 +25,10 @@ from elasticrl.config import Tree
 from elasticrl.core import dossier
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Outcome, Phase, Plan, Stall, Work
+from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import SLOW_TIMES, Result, findings, result_of
 from elasticrl.core.state import State
+from elasticrl.core.step import found
 from elasticrl.core.verdict import Facts, Fault, judge, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
@@ -82,6 +83,8 @@ class Inquiry:
         self._plans: dict[int, Plan] = {}
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
         self._probing = 0
+        self._records: Mapping[str, Record] | None = None  # that were compared last
+        self._claimed: set[Evidence] = set()  # versions that were named already
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
         self._written: tuple[int, int, datetime] | None = (
@@ -359,6 +362,7 @@ class Inquiry:
             if plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
                 self._write(state, self._well[0] or plan.generation - 1, plan.generation, ago(STOPPED_S))
         self._correct(state)
+        self._compare_versions(state)
         training = isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None
         if training and isinstance(event, Workers) and event.generation > self._well[0]:
             self._well = (event.generation, self._well[0])
@@ -376,6 +380,24 @@ class Inquiry:
         report = self._report
         if ended is not None and ended.generation is not None and report is not None:
             self._spawn(self._look_back(report, ended.generation, time.time_ns()), "look back")
+
+    def _compare_versions(self, state: State) -> None:
+        """The leader sees what every node computes with. Who runs another torch is named, seated or not."""
+        records, plan = state.view.records, state.view.plan
+        if state.lead is None or not records or records is self._records:
+            return
+        self._records = records
+        claims = {
+            node: {"torch": torch} for node, record in sorted(records.items()) if (torch := torch_of(record.bits))
+        }
+        facts = tuple(fact for fact in doctor.differing(claims) if fact not in self._claimed) if len(claims) > 1 else ()
+        self._claimed |= set(facts)
+        seated = {seat.member.node for seat in plan.seats} if plan else set()
+        if facts:
+            self.post(Found(now=time.monotonic(), evidence=facts))
+        for fact in facts:
+            if fact.node not in seated:  # else the verdict on the gang says it
+                self.log.info("verdict.found", **found(judge([fact])).fields)
 
     def _speak_up(self, plan: Plan, state: State) -> None:
         """The plan goes on without us, as we are taken for dead: that we read this proves that it is the way to us."""
@@ -429,6 +451,8 @@ class Inquiry:
         except OSError as error:
             self.log.info("incident.lost", id=told.id, error=str(error))
             return
+        if state.lead and verdict.fault is not Fault.UNKNOWN and planned and verdict.said != planned[-1].said:
+            self.log.info("verdict.found", **found(verdict).fields)  # what came to be known after the plan
         self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
         self.log.info(
             "incident.saved",
@@ -438,6 +462,14 @@ class Inquiry:
             cost_s=told.seconds,
             path=str(path),
         )
+
+
+def torch_of(bits: str) -> str:
+    """Which torch a node's fingerprint claims; "" if it says none."""
+    with suppress(ValueError):
+        plain = json.loads(bits)
+        return str(plain.get("torch", "")) if isinstance(plain, dict) else ""
+    return ""
 
 
 def late_ways(took: Mapping[str, float]) -> frozenset[str]:
