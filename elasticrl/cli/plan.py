@@ -56,9 +56,11 @@ def plan(
 def _graph(tree: "Tree") -> str:
     from elasticrl.ppo import flow
 
-    sharded = f"every worker, {tree.model.strategy}"
-    placed = {"actor": sharded, "critic": sharded, "actor+critic": sharded}
-    placed |= {"ref": _where(tree.placement.ref.where), "reward": _where(tree.placement.reward.where)}
+    place, usual = tree.placement, tree.model.strategy
+    actor, critic = (f"every worker, {one.strategy or usual}" for one in (place.actor, place.critic))
+    both = actor if actor == critic else f"{actor} and {place.critic.strategy or usual}"
+    placed = {"actor": actor, "critic": critic, "actor+critic": both, "actor+ref": actor}
+    placed |= {"ref": _where(place.ref.where), "reward": _where(place.reward.where)}
     placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
     return flow.of(tree.ppo, tied=tree.model.value_head == "tied", overlap=tree.rollout.overlap).text(placed)
 

@@ -164,7 +164,7 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
             shape=actor,
             count=actor.count + adapters + value,
             trained=trained + value,
-            strategy=model.strategy,
+            strategy=tree.placement.actor.strategy or model.strategy,
         )
     ]
     if ppo.algorithm == "ppo" and not value:
@@ -177,7 +177,7 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
                 count=count,
                 trained=count,
                 head=False,
-                strategy=model.strategy,
+                strategy=tree.placement.critic.strategy or model.strategy,
             )
         )
     if "ref" in flow.of(ppo, tied=bool(value)) and not (model.lora.rank and model.ref_path is None):
@@ -197,6 +197,12 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
     p, t, w = role.count, role.trained, world
     if role.strategy is None:
         each = 2 if tree.model.dtype == "bfloat16" else WIDE
+        placement = {"ref": tree.placement.ref, "reward": tree.placement.reward}[role.name]
+        if placement.strategy == "fsdp":
+            part = p / w + role.shape.ends + role.shape.layer
+            return [
+                line("weights", each * part, f"{each} B x (P {p:,} / W {w} + what is around the layers and one layer)")
+            ]
         return [line("weights", each * p, f"{each} B x P {p:,} (frozen, whole on each worker)")]
     states = VERSIONS * ADAM * WIDE * t / w
     optimizer = line("optimizer", states, f"{VERSIONS} versions x {ADAM} rows x 4 B x T {t:,} / W {w}")
@@ -223,8 +229,9 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
     split = {1: (1, 1), 2: (1, w), 3: (w, w)}[stage]
     return [
         line("weights", WIDE * p / split[0], f"4 B x P {p:,} / {split[0]} (ZeRO {stage})"),
-        line("gradients", WIDE * t / split[1], f"4 B x T {t:,} / {split[1]}"),
-        line("optimizer", ADAM * WIDE * t / w, f"{ADAM} rows x 4 B x T / W {w}"),
+        line("gradients", WIDE * (t / split[1] + t / w), f"4 B x (T {t:,} / {split[1]} + T / W {w})"),
+        line("masters", WIDE * t / w, f"4 B x T / W {w}"),
+        optimizer,
     ]
 
 
@@ -293,7 +300,7 @@ def _cache(tree: Tree, actor: Shape) -> list[Line]:
 def _vault(tree: Tree, roles: list[Role], world: int) -> list[Line]:
     found = []
     for role in roles:
-        if role.strategy in ("replicated", "fsdp"):
+        if role.strategy is not None:
             size = ADAM * WIDE * role.trained / world * VAULT_FILES * (1 + tree.vault.copies)
             files = f"{VAULT_FILES} files x (own + {tree.vault.copies} copies)"
             formula = f"{ADAM} rows x 4 B x T {role.trained:,} / W {world} x {files}"
@@ -332,11 +339,15 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
             )
         else:
             passes = -(-tree.lanes.count // world) * _parts(tree) * u
-            size = passes * WIDE * t * (world - 1) / world
-            formula = f"{passes} passes x 4 B x T {t:,} x (W - 1) / W"
-            found.append(Line(role=role.name, what="all_to_all", bytes=int(size), formula=formula))
-            formula = f"{passes} passes x 2 (forward, backward) x 4 B x P {role.count:,} x (W - 1) / W"
-            gathered = int(2 * passes * WIDE * role.count * (world - 1) / world)
+            # ZeRO 1 reduces once an update, and neither it nor ZeRO 2 gathers for a pass.
+            stage, what = (tree.model.zero_stage, "reduce") if role.strategy == "deepspeed" else (3, "all_to_all")
+            times = f"{u} updates" if stage == 1 else f"{passes} passes"
+            size = (u if stage == 1 else passes) * WIDE * t * (world - 1) / world
+            formula = f"{times} x 4 B x T {t:,} x (W - 1) / W"
+            found.append(Line(role=role.name, what=what, bytes=int(size), formula=formula))
+            times = f"{passes} passes x 2 (forward, backward)" if stage == 3 else f"{u} updates"
+            formula = f"{times} x 4 B x P {role.count:,} x (W - 1) / W"
+            gathered = int((2 * passes if stage == 3 else u) * WIDE * role.count * (world - 1) / world)
             found.append(Line(role=role.name, what="all_gather", bytes=gathered, formula=formula))
         if tree.vault.copies and world > 1:
             kept = u + (1 if "reward" in flow.of(tree.ppo) else 0)
