@@ -311,6 +311,9 @@ EVEN = frozenset({"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "ALLGATHER", "COA
                   "REDUCE_SCATTER", "ALLREDUCE_COALESCED", "REDUCE", "BARRIER"})  # fmt: skip
 _EVEN = frozenset(name.replace("_", "") for name in EVEN)  # recorders write all_reduce
 
+WATCHDOGS = frozenset({
+    Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
+})  # fmt: skip
 #: Ends and silences that have nothing to do with how much room a disk has.
 PLAIN = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED})
 
@@ -382,7 +385,15 @@ class Case:
         """Ranks that hard facts speak against."""
         hard = (f for f in self.evidence if f.kind in HARD and f.source and f.sign in MEANINGS)
         named = frozenset(rank for f in hard for rank in ((f.rank,) if f.rank is not None else f.ranks))
-        return named | frozenset(self.away) | frozenset(self.parted.odd if self.parted else ())
+        return named | self.aborted | frozenset(self.away) | frozenset(self.parted.odd if self.parted else ())
+
+    @cached_property
+    def aborted(self) -> frozenset[int]:
+        """Ranks that were seen to end by abort(), and not because their watchdog had waited for others."""
+        told = frozenset(
+            f.rank for f in self.evidence if f.sign is Sign.ABORTED and _witnessed(f) and f.rank is not None
+        )
+        return told - {f.rank for f in self.evidence if f.kind in WATCHDOGS}
 
     @cached_property
     def parted(self) -> "Parted | None":
@@ -820,8 +831,8 @@ def _missing(case: Case) -> Verdict | None:
 
 def _aborted(case: Case) -> Verdict | None:
     """One rank, or few, ended by abort(), and nothing says why: it ended first, whatever it was that it could not stand."""
-    told = [f for f in case.evidence if f.sign is Sign.ABORTED and f.kind is Kind.EXIT and _witnessed(f)]
-    ranks = tuple(sorted({fact.rank for fact in told if fact.rank is not None}))
+    ranks = tuple(sorted(case.aborted))
+    told = [f for f in case.evidence if f.sign is Sign.ABORTED and f.rank in case.aborted]
     if not ranks or (case.facts.world and 2 * len(ranks) > case.facts.world):
         return None
     return Verdict(
@@ -918,7 +929,7 @@ def _starved(case: Case) -> Verdict | None:
 
 #: In the order in which they are asked; the first that answers decides.
 RULES: tuple[Callable[[Case], Verdict | None], ...] = (
-    _deep, _probed, _disagreed, _seen, _elsewhere, _declared, _lagged, _never_worked, _aborted, _inside, _followed,
+    _deep, _probed, _disagreed, _seen, _elsewhere, _aborted, _declared, _lagged, _never_worked, _inside, _followed,
     _missing, _starved,
 )  # fmt: skip
 

@@ -47,6 +47,7 @@ STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a 
 TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
+ABORT = "signal 6 "  # as an exit's cause says it
 PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 PROCESS = re.compile(r"[Kk]illed process (\d+)")
@@ -376,10 +377,11 @@ class Inquiry:
 
         It is asked for after the fact, so that no recovery waits for it; what is entered after the plan came is left out.
         """
-        ended = next((f for f in plan.verdict.because if f.sign in PARTING), None) if plan.verdict else None
-        report = self._report
-        if ended is not None and ended.generation is not None and report is not None:
-            self._spawn(self._look_back(report, ended.generation, time.time_ns()), "look back")
+        because = plan.verdict.because if plan.verdict else ()
+        ended = ABORT in plan.reason or any(fact.sign in PARTING for fact in because)
+        broken, report = max((number for number in self._plans if number < plan.generation), default=0), self._report
+        if ended and broken and report is not None:
+            self._spawn(self._look_back(report, broken, time.time_ns()), "look back")
 
     def _compare_versions(self, state: State) -> None:
         """The leader sees what every node computes with. Who runs another torch is named, seated or not."""

@@ -215,6 +215,16 @@ def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_p
     assert (verdict.fault, verdict.ranks) == (Fault.DEAD_RANK, (3,))
 
 
+def test_who_is_seen_to_abort_is_named_and_not_who_complains_in_its_log() -> None:
+    noise = [replace(fact, line_no=9) for fact in (*NOISE, logged(Sign.BAD_ACCESS, 1), logged(Sign.LINK, 1))]
+    verdict = judge([*noise, ended(3, "signal 6 (SIGABRT)")], EIGHT)
+    assert (verdict.fault, verdict.ranks, verdict.confidence) == (Fault.DEAD_RANK, (3,), Confidence.LOW)
+    waited = [replace(wait(r), line_no=4) for r in range(8)]
+    link = logged(Sign.LINK, 5, kind=Kind.NCCL_WARN, line_no=3)
+    all_aborted = [ended(r, "signal 6 (SIGABRT)") for r in range(8)]
+    assert judge([link, *waited, *all_aborted], EIGHT).fault is Fault.NETWORK, "as watchdogs do, when they have waited"
+
+
 def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader")
