@@ -384,3 +384,15 @@ def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_p
     assert (apart.phase, apart.world) == (Phase.TRAIN, 4)
     assert apart.verdict is not None
     assert "fallen apart" in apart.verdict.cause
+
+
+def test_a_node_whose_replica_diverged_is_kept_out_if_the_operator_says_so_and_enough_are_left() -> None:
+    bits = Exit(generation=1, slot=0, step=5, cause="exit code 1: Diverged: memory corrupts data", own=True)
+    for word, seats in (("quarantine", ["n00", "n02"]), ("report", ["n00", "n01", "n02"])):
+        life = leader({"divergence": word})
+        life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=bits, warm=True))
+        written = proposed(life)
+        assert written is not None
+        assert [seat.member.node for seat in written.seats] == seats
+        assert written.verdict is not None
+        assert (written.verdict.fault, written.verdict.ranks) == (Fault.DIVERGENCE, (1,))
