@@ -14,6 +14,7 @@ from elasticrl.core.verdict import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
 KEPT_S = 60.0
 KEPT = 200  # of this node, or of all together at the leader
 TOLD = 16  # of this node, in its record
+HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
 NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
 
 Facts = tuple[Evidence, ...]
@@ -35,20 +36,29 @@ def file(known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float =
     if again:  # where a rank is now; where it was before would be put beside where others are now
         known = tuple(fact for fact in known if fact.kind not in SNAPSHOTS or _place(fact) not in again)
         have = {identity(fact) for fact in known}
+    over = {_check(fact) for fact in fresh if fact.source == HEALTH and identity(bounded(fact)) not in have}
+    left = tuple(fact for fact in known if fact.source != HEALTH or _check(fact) not in over) if over else known
+    withdrawn = len(left) < len(known)  # a disk that was full has room again, or the other way round
+    if withdrawn:
+        known, have = left, {identity(fact) for fact in left}
     found = []
     for fact in fresh:
-        if (
-            fact.sign in NOISE and fact.kind is not Kind.PROBE
-        ):  # that a way works tells which end of a broken one is at fault
+        # That a way works tells which end of a broken one is at fault; that a machine is well again takes back what was said.
+        if fact.sign in NOISE and fact.kind is not Kind.PROBE and fact.source != HEALTH:
             continue
         cut = bounded(fact)
         if identity(cut) not in have:
             have.add(identity(cut))
             found.append(replace(cut, when=now, clock="core"))
-    stale = bool(again) or any((fact.when or 0.0) < now - kept_s for fact in known)
+    stale = bool(again) or withdrawn or any((fact.when or 0.0) < now - kept_s for fact in known)
     if not found and not stale:
         return known
     return (*(fact for fact in known if (fact.when or 0.0) >= now - kept_s), *found)[-KEPT:]
+
+
+def _check(fact: Evidence) -> Hashable:
+    """Of what a fact of a machine's health speaks: the name of the check is before the colon."""
+    return fact.kind, fact.node, fact.detail.partition(":")[0]
 
 
 def _place(fact: Evidence) -> Hashable:

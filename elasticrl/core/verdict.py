@@ -448,9 +448,16 @@ class Case:
         """
         if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
             return False
-        if fact.kind in HARD or fact.rank is None or not self.accused:
+        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
             return True
-        return fact.rank in self.accused or not MEANINGS[fact.sign].soft
+        return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
+
+    @cached_property
+    def silenced(self) -> frozenset[str]:
+        """Nodes that were seen to go, with all that is on them."""
+        return frozenset(
+            f.node for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and f.node and _witnessed(f)
+        )
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where ranks run, as far as that is known."""

@@ -84,6 +84,7 @@ class Inquiry:
         self._plans: dict[int, Plan] = {}
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
         self._probing = 0
+        self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that were named already
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan

@@ -71,6 +71,20 @@ def test_where_a_rank_was_before_is_not_put_beside_where_others_are_now() -> Non
     assert [(f.rank, f.sign) for f in known] == [(0, Sign.WAITED), (1, Sign.WAITED)]
 
 
+def test_a_machine_that_is_in_order_again_is_not_held_to_have_been_the_cause() -> None:
+    full = fact(
+        Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, source="health", detail="checkpoint.space: 0 GiB"
+    )
+    well = replace(full, sign=Sign.HEALTHY, detail="checkpoint.space: in order again")
+    known = dossier.file(dossier.file((), [full], 1.0), [well], 5.0)
+    assert [f.sign for f in known] == [Sign.HEALTHY]
+    assert dossier.file(known, [well], 6.0) is known
+    assert [f.sign for f in dossier.told(known, 3)] == [Sign.HEALTHY], "whoever was told of it is told of this, too"
+    assert [f.sign for f in dossier.file(known, [full], 7.0)] == [Sign.DISK_FULL]
+    other = replace(well, node="n02")
+    assert [f.sign for f in dossier.file(dossier.file((), [full], 1.0), [other], 5.0)] == [Sign.DISK_FULL, Sign.HEALTHY]
+
+
 def test_a_record_carries_few_facts_and_of_them_the_causes() -> None:
     waits = [fact(Sign.WAITED, rank) for rank in range(40)]
     cause = fact(Sign.GPU_MEMORY, 41, kind=Kind.EXCEPTION)

@@ -202,6 +202,10 @@ def test_who_is_seen_to_keep_up_with_the_others_is_not_believed_to_have_broken_w
 
 def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", source="leader", when=50.0, clock="core")
+    noise = [
+        replace(fact, line_no=9, node="n00", when=49.5, clock="core") for fact in (*NOISE, logged(Sign.BAD_ACCESS, 1))
+    ]
+    assert (judge([*noise, gone]).fault, judge([*noise, gone]).nodes) == (Fault.DEAD_NODE, ("n03",))
     lives = replace(gone, sign=Sign.UNHEARD, source="daemon", when=51.0)
     assert (judge([gone]).fault, judge([gone]).nodes) == (Fault.DEAD_NODE, ("n03",))
     assert (judge([gone, lives]).fault, judge([gone, lives]).nodes) == (Fault.NETWORK, ("n03",))
