@@ -10,17 +10,21 @@ script in each page, and a browser that runs it.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from itertools import pairwise
 from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Polygon, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from elasticrl.report.story import STAGES, Age, Story
+from elasticrl.report.story import SLOW, STAGES, Age, Story
 from elasticrl.report.text import human
 
 #: name -> the stand-in that is drawn with; the page's style says what it looks like.
@@ -40,6 +44,7 @@ STYLE: Final[Any] = {
 }  # fmt: skip
 WIDE, PHONE = 9.4, 4.3  # inches; 72 units of the drawing each
 ROWS: Final = 24  # nodes or ranks that are drawn; more would be a texture
+TOLD: Final = 250  # bars of a drawing that have a tooltip
 POINTS: Final = 400  # of a curve; of more, each stretch's mean
 
 Draw = Callable[[Figure, Story, bool], None]  # True: for a phone
@@ -95,25 +100,25 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
     """Nodes by rows, what they did by colour, generations as lines."""
     axes = figure.subplots()
     nodes = story.nodes[:ROWS]
-    for row, node in enumerate(nodes):
-        for span in (span for span in story.spans if span.node == node):
-            bar = axes.barh(
-                row,
-                span.end - span.start,
-                left=span.start - story.begin,
-                height=0.62,
-                color=COLOURS[span.state],
-                linewidth=0,
+    rows = {node: row for row, node in enumerate(nodes)}
+    bars(
+        axes,
+        [
+            Bar(
+                row=rows[span.node], left=span.start - story.begin, width=span.end - span.start, height=0.62,
+                colour=COLOURS[span.state], said=f"{span.node} {span.state} for {human(span.end - span.start)}",
             )
-            bar[0].set_gid(tip(f"{node} {span.state} for {human(span.end - span.start)}"))
+            for span in story.spans if span.node in rows
+        ],
+    )  # fmt: skip
     axes.set_yticks(range(len(nodes)), nodes)
     axes.set_ylim(len(nodes) - 0.45, -0.95)
+    clock(axes, story)  # before the marks, whose numbers are as far apart as the axis allows
     marks(
         axes,
         [(each.at - story.begin, f"{each.number}", each.fault, each.reason) for each in story.generations],
         at=-0.6,
     )
-    clock(axes, story)
     present = [
         state
         for state in ("training", "starting", "recovering", "waiting", "done")
@@ -125,6 +130,45 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
     )
     if len(story.nodes) > ROWS:
         axes.set_title(f"the first {ROWS} of {len(story.nodes)} nodes", loc="left", fontsize=8, color=COLOURS["soft"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A rectangle on a row.
+
+    Example: Bar(row=0, left=1.0, width=2.5, height=0.6, colour="#020201", said="n0 training for 2.5 s")
+    """
+
+    row: int
+    left: float
+    width: float
+    height: float
+    colour: str
+    said: str
+    alpha: float = 1.0
+
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        """In the axes' own units."""
+        low, high, right = self.row - self.height / 2, self.row + self.height / 2, self.left + self.width
+        return [(self.left, low), (right, low), (right, high), (self.left, high)]
+
+
+def bars(axes: Axes, found: Sequence[Bar]) -> None:
+    """All of them as one collection but those that somebody may point at, the longest and darkest, which say what they are: a
+    day of faults is thousands, and each that is an object of its own costs milliseconds.
+    """
+    ranked = sorted(found, key=lambda bar: -bar.width * bar.alpha)
+    for bar in ranked[:TOLD]:
+        shape = Polygon(bar.corners, facecolor=to_rgba(bar.colour, bar.alpha), linewidth=0)
+        shape.set_gid(tip(bar.said))
+        axes.add_patch(shape)
+    rest = ranked[TOLD:]
+    if rest:
+        colours = [to_rgba(bar.colour, bar.alpha) for bar in rest]
+        axes.add_collection(
+            PolyCollection([bar.corners for bar in rest], facecolors=colours, linewidths=0), autolim=False
+        )
 
 
 def marks(axes: Axes, places: Sequence[tuple[float, str, bool, str]], at: float | None = None) -> None:
@@ -263,7 +307,7 @@ def stragglers(figure: Figure, story: Story, phone: bool) -> None:
     ranks = sorted(found.ranks, key=lambda rank: -max((v or 1.0) for v in found.cells[rank]))[:ROWS]
     ranks.sort()
     top = max(2.0, found.worst)
-    for row, rank in enumerate(ranks):
+    for row in range(len(ranks)):
         axes.barh(
             row,
             found.edges[-1] - found.edges[0],
@@ -273,21 +317,19 @@ def stragglers(figure: Figure, story: Story, phone: bool) -> None:
             alpha=0.35,
             linewidth=0,
         )
-        for column, value in enumerate(found.cells[rank]):
-            if value is None or value < 1.05:
-                continue
-            level = min(1.0, 0.15 + 0.85 * (value - 1.0) / (top - 1.0))
-            left, right = found.edges[column], found.edges[column + 1]
-            bar = axes.barh(
-                row,
-                right - left,
-                left=left - story.begin,
-                height=0.9,
-                color=COLOURS["fault"],
-                alpha=round(level, 2),
-                linewidth=0,
+    bars(
+        axes,
+        [
+            Bar(
+                row=row, left=left - story.begin, width=right - left, height=0.9, colour=COLOURS["fault"],
+                alpha=round(min(1.0, 0.15 + 0.85 * (value - 1.0) / (top - 1.0)), 2),
+                said=f"rank {rank} on {found.nodes[rank]}: {value:.2f} times the others' median",
             )
-            bar[0].set_gid(tip(f"rank {rank} on {found.nodes[rank]}: {value:.2f} times the others' median"))
+            for row, rank in enumerate(ranks)
+            for (left, right), value in zip(pairwise(found.edges), found.cells[rank], strict=True)
+            if value is not None and value >= SLOW
+        ],
+    )  # fmt: skip
     axes.set_yticks(range(len(ranks)), [f"{rank}" if phone else f"{rank} ({found.nodes[rank]})" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_ylabel("rank")

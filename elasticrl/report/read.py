@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
+from sys import intern
 from typing import Any, Final
 
 from elasticrl.diagnose.incident import Incident, found
@@ -24,8 +26,9 @@ from elasticrl.runtime.data.audit import Audit, audit
 from elasticrl.runtime.data.ledger import FOLDER as LEDGER
 from elasticrl.runtime.vault.errors import StateError
 
+LOOKED_AT: Final = 20  # of a file's JSON lines, to know what it is
 BIGGEST: Final = 512 * 1024 * 1024  # bytes of a file that is looked at
-SAID: Final = re.compile(r"^\[Step (\d+)\] (.*)$", re.MULTILINE)  # what the trainer prints of a step
+SAID: Final = re.compile(r"\[Step (\d+)\] (.*)")  # what the trainer prints of a step
 TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
 FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
 ATTEMPT: Final = re.compile(r"attempt_(\d+)")
@@ -96,9 +99,7 @@ class Left:
 
 def read(folder: Path) -> Left:
     """Everything below a folder."""
-    paths = [
-        path for path in sorted(folder.rglob("*")) if path.suffix in {".log", ".jsonl", ".json"} and path.is_file()
-    ]
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in {".log", ".jsonl"} and path.is_file()]
     gathered = _Gathered()
     for path in paths:
         if path.stat().st_size <= BIGGEST and not {DIGESTS, LEDGER, "trace", "etcd", "incidents"} & set(
@@ -151,31 +152,45 @@ class _Gathered:
 
 
 def _one(path: Path, into: _Gathered) -> None:
-    """A file, by what its first JSON line says; one without any may be a worker's output."""
+    """A file, by what its first JSON lines say; one without any may be a worker's output. Line by line: a log may be long."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            objects = _objects(stream)
+            first = list(islice(objects, LOOKED_AT))
+            if not _known(path, first, chain(first, objects), into):
+                _output(path, into)
     except OSError as error:
         into.unread.append(f"{path.name}: {error.strerror}")
-        return
-    lines = list(_objects(text)) if path.suffix != ".json" else []
-    if any("event" in line and "at" in line for line in lines[:20]):
+
+
+def _known(path: Path, first: Sequence[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]], into: _Gathered) -> bool:
+    """A file of JSON lines, if it is one that we know."""
+    if any("event" in line and "at" in line for line in first):
         into.logs.append(path)
         into.happenings += [event for line in lines if (event := happening(line))]
-    elif lines and {"step", "rank", "seconds"} <= lines[0].keys():
+    elif first and {"step", "rank", "seconds"} <= first[0].keys():
         into.took += [row for line in lines if (row := took(line))]
-    elif lines and {"step", "reward"} <= lines[0].keys():
+    elif first and {"step", "reward"} <= first[0].keys():
         into.notes[path] = [told for line in lines if (told := note(line))]
-    elif steps := [pair for line in lines if (pair := step_event(line))]:
+    else:
+        steps = [pair for line in lines if (pair := step_event(line))]
         into.said += [times for times, _ in steps]
         into.printed += [facts for _, facts in steps]
-    elif path.suffix == ".log" and (attempt := ATTEMPT.search(str(path))):
-        for times, facts in printed(text, int(attempt[1])):
-            into.said.append(times)
-            into.printed.append(facts)
+        return bool(steps)
+    return True
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
+def _output(path: Path, into: _Gathered) -> None:
+    """What a worker printed for people."""
+    if path.suffix == ".log" and (attempt := ATTEMPT.search(str(path))):
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            for times, facts in printed(stream, int(attempt[1])):
+                into.said.append(times)
+                into.printed.append(facts)
+
+
+def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         if line.startswith("{"):
             try:
                 plain = json.loads(line)
@@ -199,13 +214,17 @@ def took(line: Mapping[str, Any]) -> Took | None:
     """A line of steps.jsonl."""
     try:
         return Took(
-            at=float(line["at"]), node=str(line["node"]), rank=int(line["rank"]), step=int(line["step"]),
-            generation=int(line["generation"]), seconds={str(k): float(v) for k, v in line["seconds"].items()},
-            waited={str(k): float(v) for k, v in line.get("waited", {}).items()}, steps=max(1, int(line.get("steps", 1))),
-            bytes=int(line.get("bytes", 0)),
+            at=float(line["at"]), node=intern(str(line["node"])), rank=int(line["rank"]), step=int(line["step"]),
+            generation=int(line["generation"]), seconds=_seconds(line["seconds"]), waited=_seconds(line.get("waited", {})),
+            steps=max(1, int(line.get("steps", 1))), bytes=int(line.get("bytes", 0)),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
+
+
+def _seconds(given: Mapping[str, Any]) -> dict[str, float]:
+    """By phase; the names of a hundred thousand lines are kept once."""
+    return {intern(str(name)): float(value) for name, value in given.items()}
 
 
 def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
@@ -233,14 +252,15 @@ def note(line: Mapping[str, Any]) -> Note | None:
         return None
 
 
-def printed(text: str, generation: int) -> Iterator[tuple[Took, Note]]:
+def printed(lines: Iterable[str], generation: int) -> Iterator[tuple[Took, Note]]:
     """What the trainer printed of its steps: `[Step 57] rollout: 9ms | update: 541ms | reward 0.692 kl 8.135`.
 
-    >>> [(times, facts)] = printed("[Step 57] rollout: 9ms | update: 541ms | reward 0.692 kl 8.135", 3)
+    >>> [(times, facts)] = printed(["[Step 57] rollout: 9ms | update: 541ms | reward 0.692 kl 8.135"], 3)
     >>> dict(times.seconds), dict(facts.facts)
     ({'rollout': 0.009, 'update': 0.541}, {'reward': 0.692, 'kl': 8.135})
     """
-    for step, rest in SAID.findall(text):
+    for said in filter(None, map(SAID.match, lines)):
+        step, rest = said.groups()
         seconds = {name: float(ms) / 1000 for name, ms in TIME.findall(rest)}
         facts = {name: float(value) for name, value in FACT.findall(rest)}
         yield (

@@ -143,7 +143,8 @@ def tell(left: Left) -> Story:
     times = [each.at for each in happenings] + [each.at for each in left.took]
     begin, end = (min(times), max(times)) if times else (0.0, 0.0)
     generations = _generations(left)
-    spans = tuple(span for node in nodes for span in _spans(node, left, end))
+    own, signs = _by_node(left)
+    spans = tuple(span for node in nodes for span in _spans(node, own[node], sorted(signs[node]), end))
     trained, since, until = _trained(spans, generations)
     phases, phases_of = _phases(left)
     curve = tuple({note.step: note for note in left.notes if note.facts}.values())
@@ -199,12 +200,21 @@ def _generations(left: Left) -> tuple[Generation, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _spans(node: str, left: Left, end: float) -> list[Span]:
+def _by_node(left: Left) -> tuple[Mapping[str, list[Happening]], Mapping[str, list[float]]]:
+    """Each node's own log, and when it showed signs of life."""
+    own: dict[str, list[Happening]] = defaultdict(list)
+    signs: dict[str, list[float]] = defaultdict(list)
+    for each in left.happenings:
+        own[each.node].append(each)
+        if each.name in LIVELY:
+            signs[each.node].append(each.at)
+    for line in left.took:
+        signs[line.node].append(line.at)
+    return own, signs
+
+
+def _spans(node: str, own: Sequence[Happening], signs: Sequence[float], end: float) -> list[Span]:
     """What a node did, from its own log. Where that breaks off and begins again, it was away."""
-    own = [each for each in left.happenings if each.node == node]
-    signs = sorted(
-        [each.at for each in own if each.name in LIVELY] + [line.at for line in left.took if line.node == node]
-    )
     found: list[Span] = []
     state, since, trained = "", 0.0, False
 
@@ -249,10 +259,13 @@ def _trained(spans: Sequence[Span], generations: Sequence[Generation]) -> tuple[
     if not training:
         return 0.0, None, 0.0
     edges = sorted({edge for span in training for edge in (span.start, span.end)} | {each.at for each in generations})
+    starts, ends = sorted(span.start for span in training), sorted(span.end for span in training)
     total, since, until = 0.0, None, 0.0
     for start, stop in pairwise(edges):
         plan = next((each for each in reversed(generations) if each.at <= start), None)
-        here = sum(span.start <= start and span.end >= stop for span in training)
+        here = bisect_right(starts, start) - bisect_right(
+            ends, start
+        )  # begun, and not over before `stop`, as that is an edge
         if here and (plan is None or here >= plan.members):
             total += stop - start
             since = start if since is None else since

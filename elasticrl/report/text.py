@@ -44,6 +44,9 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
     if story.goodput is not None:
         found.append(("goodput", f"{story.goodput:.1%}", "of the time since it first trained, the whole gang trained"))
     found.append(("faults", str(len(story.faults)), "new generations that answered one"))
+    if story.faults and story.since is not None and story.until > story.since:
+        apart = (story.until - story.since) / len(story.faults)
+        found.append(("between faults", human(apart), "on average, from the first training to the last"))
     if story.recoveries:
         times = [each.total_s for each in story.recoveries]
         found.append(("recovery", human(median(times)), f"median; longest {human(max(times))}"))

@@ -17,10 +17,10 @@ from elasticrl.core.model import Exit
 from elasticrl.core.verdict import judge
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
-from elasticrl.report.charts import COLOURS
+from elasticrl.report.charts import COLOURS, TOLD
 from elasticrl.report.page import DARK, LIGHT, page
 from elasticrl.report.read import Left, Took, read
-from elasticrl.report.story import Story, heat, tell
+from elasticrl.report.story import Span, Story, heat, tell
 from elasticrl.report.text import human, text
 
 NASTY = "n1/1: <script>alert(1)</script> & died; 2 of 3 nodes train"
@@ -204,12 +204,39 @@ def test_every_colour_of_a_drawing_is_one_of_both_themes(run: Path) -> None:
     assert not set(COLOURS.values()) & set(re.findall(r"#[0-9a-f]{6}", drawn)), "a stand-in was left"
 
 
+def test_of_thousands_of_spans_all_are_drawn_and_the_longest_say_what_they_are(run: Path) -> None:
+    story = story_of(run)
+    short = [
+        Span(node="n0", start=story.begin + i / 500, end=story.begin + (i + 0.5) / 500, state="waiting")
+        for i in range(2000)
+    ]
+    plans = [replace(story.generations[0], number=i, at=story.begin + i / 20) for i in range(200)]
+    made = page(replace(story, spans=(*story.spans, *short), generations=tuple(plans)))
+    wide = made[made.index('aria-label="what each node did when"') :].split("</svg>")[0]
+    spans = [said for said in re.findall(r"<title>([^<]*)", wide) if not said.startswith("generation")]
+    assert len(spans) == TOLD
+    assert sum(said.startswith("n2 training") for said in spans) == 2
+    assert 10 < wide.count("7.5px") <= 29, "numbers of generations have room"
+    drawn = wide.count("var(--waiting)")
+    assert drawn >= len(short), "what has no tooltip is drawn all the same"
+
+
+def test_a_file_is_read_as_a_stream_and_a_torn_end_is_passed_over(run: Path) -> None:
+    path = run / "log" / "n0" / "steps.jsonl"
+    with path.open("a") as file:
+        file.write("\n" + '{"at": 1795293290.0, "node": "n0", "rank": 0, "st')
+    left = read(run)
+    assert sum(line.node == "n0" for line in left.took) == 10
+    assert left.took[0].seconds.keys() == {"rollout", "update"}
+
+
 def test_the_words_say_the_same(run: Path) -> None:
     told = text(story_of(run))
     for said in (
         "10 steps on 3 nodes, one fault",
         "reform",
         "0.7 s",
+        "between faults",
         "a rank died",
         "SLOW RANKS",
         "by their own work",
