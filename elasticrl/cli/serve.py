@@ -18,6 +18,9 @@ from elasticrl.cli.main import Exit
 VAULT_S = 5.0  # for a vault of this run to end
 REFUSED_TO_START = 78  # as sysexits.h; systemd does not restart it
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
+Adopt = Annotated[
+    bool, typer.Option("--adopt", help="If the store has lost the job, go on from its newest good checkpoint.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.")]
 
 
@@ -31,6 +34,7 @@ def daemon(
     config: Config,
     overrides: Overrides = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="End the workers with the daemon.")] = False,
+    adopt: Adopt = False,
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
     from elasticrl.config import ConfigError, load
@@ -42,13 +46,14 @@ def daemon(
         raise typer.Exit(REFUSED_TO_START) from None
     if foreground:
         die_with_parent()
-    raise typer.Exit(serve(tree, keep=not foreground, reload=lambda: load(config, overrides or ())))
+    raise typer.Exit(serve(tree, keep=not foreground, adopt=adopt, reload=lambda: load(config, overrides or ())))
 
 
-def serve(tree: Any, *, keep: bool, reload: Callable[[], Any] | None = None) -> int:
+def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], Any] | None = None) -> int:
     """Run a daemon in this process."""
     import gc
 
+    from elasticrl.cli.kept import checkpoints
     from elasticrl.daemon.history import History
     from elasticrl.daemon.life import Taken
     from elasticrl.daemon.main import Daemon
@@ -62,6 +67,7 @@ def serve(tree: Any, *, keep: bool, reload: Callable[[], Any] | None = None) -> 
     try:
         node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)
+        node.kept, node.adopt = checkpoints(tree), adopt
         node.crew.log = node.vault.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
         return asyncio.run(node.run())
@@ -110,6 +116,7 @@ def run(
         list[str] | None,
         typer.Option("--allow", help="What may differ from the checkpoint's run: lanes, batch, data, job, parts."),
     ] = None,
+    adopt: Adopt = False,
 ) -> None:
     """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing behind."""
     from elasticrl.config import ConfigError, load
@@ -124,6 +131,11 @@ def run(
         raise typer.Exit(Exit.REFUSED) from None
     etcd = start_store(tree) if tree.store.embedded else None
     endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
+    if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
+        if etcd is not None:
+            stop_store(tree)
+        typer.echo(why, err=True)
+        raise typer.Exit(Exit.REFUSED)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
     logs.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
@@ -231,6 +243,28 @@ def start_store(tree: Any) -> Any:
     except StoreError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
+
+
+def lost(tree: Any, endpoints: tuple[str, ...], *, adopt: bool) -> str:
+    """Why this store is not the job's; empty if it is, or is now. (Its daemons would say so too, but in their logs.)"""
+    from elasticrl.cli.kept import checkpoints
+    from elasticrl.daemon.adopt import Lost, settle
+    from elasticrl.daemon.main import settings_of
+    from elasticrl.store import StoreError, open_store
+
+    async def look() -> str:
+        async with open_store(settings_of(tree, endpoints)) as store:
+            kept = await settle(store, checkpoints(tree), adopt=adopt)
+        if kept is not None:
+            typer.echo(f"the store had lost the job: going on from {kept.name} at {kept.place}")
+        return ""
+
+    try:
+        return asyncio.run(look())
+    except Lost as error:
+        return str(error)
+    except StoreError:
+        return ""  # the daemons wait for it, and ask again
 
 
 def stop_store(tree: Any) -> None:

@@ -30,6 +30,7 @@ from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
 from elasticrl.daemon import control, web
+from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
@@ -59,6 +60,7 @@ RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what r
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 FINGERPRINT = "elasticrl.runtime.bits"
+REFUSED = 78  # exit code, as sysexits.h has it; systemd does not restart it
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 
@@ -69,6 +71,8 @@ class Daemon:
         self, tree: Tree, *, log: Any, history: History, keep: bool = True, reload: Callable[[], Tree] | None = None
     ) -> None:
         self.tree = tree
+        self.kept: Look = lambda _: None  # looks for the job's checkpoints
+        self.adopt = False  # go on from them if the store has lost the job
         self._reload = reload or (lambda: tree)  # reads the configuration again
         self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
         self.settings: Settings = to_core(tree)
@@ -186,6 +190,12 @@ class Daemon:
             vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
+            try:
+                kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
+            except Lost as lost:
+                return await self._refuse(lost, adopted=adopted)
+            if kept is not None:
+                self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
             if not adopted and await asyncio.to_thread(self.notify.booting):
                 ended = await self._patiently(lambda: how_it_ended(store))
                 if ended is not None:
@@ -241,12 +251,23 @@ class Daemon:
         self.notify.ready(
             "the job has ended"
         )  # so that systemd starts the agent's unit, which we then end, and sees no fault
+        await self._withdraw(reason)
+        return code
+
+    async def _refuse(self, lost: Lost, *, adopted: bool) -> int:
+        """The store is not this job's. What runs here already runs on: its memory is newer than any checkpoint."""
+        self.log.info("daemon.refused", reason=str(lost))
+        if not adopted:
+            await self._withdraw("the store has lost the job")
+        return REFUSED
+
+    async def _withdraw(self, reason: str) -> None:
+        """Nothing has begun: end what was started for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(AGENT_S):
                 await self.crew.first.wait()
         await self.crew.quit(reason, QUIT_S)
         await self._stop_store()
-        return code
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
         """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""

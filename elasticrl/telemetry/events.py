@@ -227,6 +227,11 @@ EVENTS: tuple[Declared, ...] = (
         fields={"endpoint": "", "adopted": "it was running already"},
     ),
     Declared(
+        name="store.adopted",
+        meaning="The store had lost the job, and an operator has it go on from its newest good checkpoint.",
+        fields={"step": "", "manifest": "", "place": "where the checkpoints are"},
+    ),
+    Declared(
         name="agent.started",
         meaning="The agent process of this node runs.",
         fields={"pid": "", "adopted": "it was running already"},
