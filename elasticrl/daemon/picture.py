@@ -76,7 +76,7 @@ def picture(
         job=job,
         state=state,
         generation=view.generation,
-        step=max((record.step for record in records.values()), default=view.committed),
+        step=max((view.committed, *(record.step for record in records.values()))),  # records are refreshed now and then
         committed=view.committed,
         committed_s=age(view.commit.written, now) if view.commit else None,
         nodes=seated,
