@@ -296,7 +296,8 @@ class Checkpoint(Section):
     dir: Text = "/var/lib/elasticrl/checkpoints"
     """A directory, or the URL of any fsspec file system. The job's name is appended."""
     shared: bool = True
-    """true: all nodes see the same directory. false: each node writes its own disk, and a restore fetches from peers."""
+    """true: all nodes see the same directory. false: each node has a
+    disk of its own, which several nodes cannot restore from yet."""
     every: Count = 100
     """Steps between disk checkpoints. Less loses less when all memory is lost, at more writing."""
     keep_last: Count = 3

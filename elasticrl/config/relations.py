@@ -388,6 +388,14 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
+        keys=("checkpoint.shared", "membership.max_nodes"),
+        rule="should be true with several nodes: what each writes to a disk of its own is not put together again yet",
+        broken=lambda t: not t.checkpoint.shared and t.membership.max_nodes > 1,
+        values=lambda t: f"false with up to {t.membership.max_nodes} nodes",
+        remedy="Set shared: true, and dir to a place that all nodes see.",
+        level="warning",
+    ),
+    Relation(
         keys=("checkpoint.every", "vault.every"),
         rule="must be a multiple of vault.every, because disk checkpoints are written from snapshots",
         broken=lambda t: t.checkpoint.every % t.vault.every != 0,

@@ -219,14 +219,14 @@ def _filesystem(tree: Tree, mount: health.Mount) -> Check:
         remedy = (
             "Mount it `hard`: with `soft` a slow server corrupts what is written."
             if soft
-            else "A network file system stalls all nodes when its server does; prefer local disks (checkpoint.shared: false)."
+            else "A network file system stalls saves when its server does: watch the commit's age."
         )
     elif mount.kind == "overlay":
         level, remedy = WARN, "This is a container's own layer, which goes with it: mount a volume."
     elif tree.checkpoint.shared and tree.membership.max_nodes > 1 and tree.node.interface != "lo":
         level, remedy = (
             WARN,
-            "checkpoint.shared says that all nodes see it, and this is a local file system: set it to false.",
+            "checkpoint.shared says that all nodes see it, and this is a local file system: name one that they share.",
         )
     else:
         level = OK

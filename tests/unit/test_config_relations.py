@@ -252,6 +252,14 @@ CASES = [
         "Set copies: 1",
     ),
     Case(
+        "checkpoint.shared",
+        "true with several nodes",
+        ["checkpoint.shared=false", "membership.max_nodes=2"],
+        "false with up to 2 nodes",
+        ["checkpoint.shared=true"],
+        "Set shared: true",
+    ),
+    Case(
         "checkpoint.every",
         "multiple of vault.every",
         ["vault.every=3"],
