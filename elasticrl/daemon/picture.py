@@ -160,7 +160,8 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         if row.state == "quarantined"
     ]
     present = sum(row.state not in {"gone", "quarantined"} for row in rows)
-    if not training and present < needs:
+    over = view.plan is not None and view.plan.phase is Phase.STOP
+    if not (training or over) and present < needs:
         said.append(f"{needs - present} more nodes are needed: start elasticrl on them.")
     if view.intent == "pause":
         said.append("The job is paused. Go on: elasticrl resume.")

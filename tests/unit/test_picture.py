@@ -46,3 +46,9 @@ def test_what_differs_at_each_look_can_be_left_out():
     first, later = (render.status(asdict(seen(now=now)), colour=False, ages=False) for now in (1000.0, 1100.0))
     assert first == later
     assert "rollout" not in first
+
+
+def test_a_job_that_is_over_needs_no_more_nodes():
+    plan = Plan(generation=4, phase=Phase.STOP, exit_code=0, reason="all 41 steps are made")
+    assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
+    assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl on them.",)
