@@ -453,6 +453,12 @@ class Case:
         return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
 
     @cached_property
+    def missed(self) -> frozenset[int]:
+        """Ranks of which the recorders of the others show that they did not come."""
+        absent = (f for f in self.evidence if f.kind is Kind.RECORDER and f.sign is Sign.ABSENT)
+        return frozenset(f.rank for f in absent if f.rank is not None)
+
+    @cached_property
     def silenced(self) -> frozenset[str]:
         """Nodes that were seen to go, with all that is on them."""
         return frozenset(
@@ -499,10 +505,16 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
 
 def _verdict(case: Case, first: Evidence) -> Verdict:
     meaning = MEANINGS[first.sign]
-    blamed = meaning.fault is not Fault.UNKNOWN
+    # Of two that brought different sizes gloo ends the one that brought less: it may be any of the two.
+    either = first.kind is Kind.GLOO_ERROR and first.sign is Sign.MISMATCH and first.rank not in case.missed
+    blamed = meaning.fault is not Fault.UNKNOWN and not either
     alike = [fact for fact in case.causes if fact.sign is first.sign and not _after(fact, first, NEAR_S)]
     ranks, nodes = _culprits(first, alike)
-    who = _names(ranks, nodes) or ("one rank" if first.sign is not Sign.VERSIONS else "one node")
+    who = (
+        f"{_names(ranks, nodes)} or a peer"
+        if either and ranks
+        else _names(ranks, nodes) or ("one rank" if first.sign is not Sign.VERSIONS else "one node")
+    )
     victims = sorted(case.waiting - set(ranks))
     cause = f"{who} {meaning.words}{_detail(first)}"
     if meaning.fault is Fault.HOST_HANG and first.kind is not Kind.STACK:

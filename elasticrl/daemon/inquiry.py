@@ -252,7 +252,14 @@ class Inquiry:
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
-        return (*health.evidence(checks, node=node), *ours)
+        bad = {fact.detail.partition(":")[0]: fact for fact in health.evidence(checks, node=node)}
+        well = [
+            replace(fact, sign=Sign.HEALTHY, detail=f"{name}: in order again")
+            for name, fact in self._bad.items()
+            if name not in bad
+        ]
+        self._bad = bad
+        return (*bad.values(), *well, *ours)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""

@@ -189,6 +189,12 @@ def test_across_nodes_ranks_are_compared_by_their_last_collectives(
     assert (verdict.fault is Fault.DESYNC) == bool(ranks)
 
 
+def test_whom_gloo_ends_for_bringing_less_is_not_named_before_others_have_shown_what_they_brought() -> None:
+    verdict = judge([SHORT, ended(1, "signal 6 (SIGABRT)")], EIGHT)
+    assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.DESYNC, (), ())
+    assert "rank 1 or a peer entered" in verdict.cause
+
+
 def test_who_is_seen_to_keep_up_with_the_others_is_not_believed_to_have_broken_whatever_its_log_says() -> None:
     waiting = [
         Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in (0, 1)
