@@ -2,10 +2,14 @@
 
 import json
 import os
+import sys
+import time
 from pathlib import Path
 
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it is a program of its own under a daemon
 
 import elasticrl
 from chaos.live.job import ROWS, Warmup, data, fresh, rule
@@ -39,3 +43,8 @@ def main() -> None:
                     }
                     with Path(os.environ["ZERO_LOSSES"]).open("a") as file:
                         file.write(json.dumps(line) + "\n")
+            time.sleep(float(os.environ.get("ZERO_PAUSE_S", "0")))
+
+
+if __name__ == "__main__":
+    main()
