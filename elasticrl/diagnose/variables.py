@@ -142,8 +142,8 @@ REMOVED: Final[Mapping[str, tuple[str, str]]] = {
 #: name -> what to do instead
 NEVER: Final[Mapping[str, str]] = {
     "NCCL_TIMEOUT": "Neither NCCL nor torch reads it. A timeout is given to init_process_group(timeout=) or new_group(timeout=); here: "
-    "timeouts.collective_s in the config. (NCCL_IB_TIMEOUT is something else, an exponent.)",
-    "NCCL_TIMEOUT_MS": "Neither NCCL nor torch reads it. A timeout is given to init_process_group(timeout=); here: timeouts.collective_s.",
+    "timeouts.collective in the configuration. (NCCL_IB_TIMEOUT is something else, an exponent.)",
+    "NCCL_TIMEOUT_MS": "Neither NCCL nor torch reads it. A timeout is given to init_process_group(timeout=); here: timeouts.collective.",
     "NCCL_MAX_RINGS": "The old name was NCCL_MAX_NRINGS; today NCCL_MAX_CTAS. It sets how many channels are used, not buffers.",
     "NCCL_MIN_RINGS": "The old name was NCCL_MIN_NRINGS; today NCCL_MIN_CTAS.",
     "NCCL_DETERMINISTIC": "It is no variable of NCCL. NCCL_ALGO=Ring makes the order of sums fixed for a given set of ranks.",
@@ -151,6 +151,6 @@ NEVER: Final[Mapping[str, str]] = {
     "NCCL_IB_ENABLE": "It never existed. NCCL_NET=IB makes NCCL fail instead of falling back to sockets.",
     "NCCL_P2P_ENABLE": "It never existed. P2P is on by default; NCCL_P2P_DISABLE=1 turns it off, NCCL_P2P_LEVEL limits it.",
     "NCCL_SHM_ENABLE": "It never existed. Shared memory is on by default; NCCL_SHM_DISABLE=1 turns it off.",
-    "TORCH_NCCL_TIMEOUT": "It never existed. A timeout is given to init_process_group(timeout=); here: timeouts.collective_s.",
+    "TORCH_NCCL_TIMEOUT": "It never existed. A timeout is given to init_process_group(timeout=); here: timeouts.collective.",
     "GLOO_TIMEOUT": "It never existed. A timeout is given to init_process_group(timeout=) or new_group(timeout=).",
 }  # fmt: skip

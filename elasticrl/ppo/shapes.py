@@ -180,7 +180,7 @@ def read(folder: str) -> Shape:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ShapeError(
-            f"{path} does not exist. A name on a hub is not looked up here: name a local folder (model.path=FOLDER), "
+            f"{path} does not exist. A name on a hub is not looked up here: name a local folder (model.path=FOLDER, reward.model=FOLDER), "
             "of which config.json is enough."
         )
     try:

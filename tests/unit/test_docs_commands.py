@@ -4,6 +4,7 @@ Two kinds of places are read. In a block marked `sh`, each command must parse as
 `FILE` stand for something, the verb and each option must exist. Configuration keys and files are looked up too.
 """
 
+import json
 import os
 import re
 import shlex
@@ -25,7 +26,12 @@ from elasticrl.telemetry.events import BY_NAME
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "configs").rglob("*.md")))
+    for page in (
+        ROOT / "README.md",
+        ROOT / "bench" / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "configs").rglob("*.md")),
+    )
     if page.name != "NEXT.md"  # what is not there yet
 ]
 #: What costs nothing and changes nothing, so it is run as it stands, at the top of the repository.
@@ -126,6 +132,37 @@ def test_the_cheap_ones_do_what_they_say(command: Command) -> None:
         env={name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_plan_shows_what_the_quick_start_says_it_does(tmp_path: Path) -> None:
+    (planned,) = [command.words for command in SHELL if command.words[0] == "plan"]
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
+    models = [f"model.path={tmp_path}", f"reward.model={tmp_path}"]  # the sample's lie on a disk that is not here
+    command = [sys.executable, "-m", "elasticrl.cli.main", *planned, *models]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(word in done.stdout for word in ("memory that stays", "bytes that it sends", "phase budgets"))
+
+
+def test_every_bench_that_is_named_is_there_with_its_options() -> None:
+    named = {
+        (page.name, *found)
+        for page in PAGES
+        for found in re.findall(r"`python (bench/\w+\.py)([^`]*)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) >= 6
+    for page, program, rest in named:
+        assert (ROOT / program).exists(), f"{page}: {program}"
+        source = (ROOT / program).read_text(encoding="utf-8")
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert f'"{option}"' in source, f"{page}: {program} has no {option}"
 
 
 def test_each_command_that_is_mentioned_has_its_verb_and_options() -> None:
