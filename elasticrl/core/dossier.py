@@ -93,7 +93,8 @@ def concerning(facts: Facts, generations: range, seated: Collection[str]) -> Fac
     against, if there are such: a full disk elsewhere has killed nobody here. `seated` are the nodes of the gang.
     """
     ours = [fact for fact in facts if fact.generation in generations and fact.sign is not Sign.SLOW]
-    at_fault = {fact.node for fact in ours if fact.sign in MEANINGS and fact.node is not None}
+    seen = (fact for fact in ours if fact.line_no is None)  # what a log claims may be an innocent's noise
+    at_fault = {fact.node for fact in seen if fact.sign in MEANINGS and fact.node is not None}
     among = at_fault or seated
     loose = [fact for fact in facts if fact.generation is None and (fact.node is None or fact.node in among)]
     chosen = {id(fact) for fact in (*ours, *loose)}

@@ -448,6 +448,71 @@ class Case:
         """
         if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
             return False
+        if (
+            self.parted is not None
+            and not _witnessed(fact)
+            and fact.rank is not None
+            and fact.rank not in self.parted.odd
+        ):
+            return not MEANINGS[fact.sign].soft  # though it may have been the one that gloo ended
+        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
+            return True
+        return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
+
+    @cached_property
+    def missed(self) -> frozenset[int]:
+        """Ranks of which the recorders of the others show that they did not come."""
+        absent = (f for f in self.evidence if f.kind is Kind.RECORDER and f.sign is Sign.ABSENT)
+        return frozenset(f.rank for f in absent if f.rank is not None)
+
+    @cached_property
+    def silenced(self) -> frozenset[str]:
+        """Nodes that were seen to go, or to be out of order."""
+        told = (f for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and _witnessed(f))
+        ill = (f for f in self.evidence if f.source == "health" and f.sign in MEANINGS)
+        return frozenset(f.node for f in (*told, *ill) if f.node)
+
+    def survived(self, fact: Evidence) -> bool:
+        """Whether its rank went on working after it: it waited later than this, in a wait that began after this."""
+        if not MEANINGS[fact.sign].soft or fact.rank is None:
+            return False
+        if not _witnessed(fact) and fact.rank in self.seen_waiting:
+            return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
+        if fact.when is None:
+            return False
+        return any(
+            wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock
+            and wait.when - (wait.elapsed_ms or 0) / 1000 > fact.when + LATE_S
+            for wait in self.waits
+        )  # fmt: skip
+
+    def late(self, fact: Evidence) -> bool:
+        """Whether it came only after a wait had ended, and so is part of the tear-down. That a wait has ended is what a log
+        claims: nothing that was seen since is made light of for that.
+        """
+        if fact.when is None or fact.kind is Kind.XID or _witnessed(fact):
+            return False
+        ends = [
+            wait.when
+            for wait in self.waits
+            if wait.when is not None and wait.clock == fact.clock and wait.kind not in GOING_ON
+        ]
+        return bool(ends) and fact.when > min(ends) + LATE_S
+
+    def believed(self, fact: Evidence) -> bool:
+        """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy.
+
+        Of two that brought different sizes gloo ends the one that brought less, who may be any of the two: recorders know.
+        """
+        if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
+            return False
+        if (
+            self.parted is not None
+            and not _witnessed(fact)
+            and fact.rank is not None
+            and fact.rank not in self.parted.odd
+        ):
+            return not MEANINGS[fact.sign].soft  # though it may have been the one that gloo ended
         if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
             return True
         return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
@@ -533,6 +598,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     others = [
         f for f in case.evidence if f.sign in MEANINGS and f.sign is not first.sign and MEANINGS[f.sign].depth == 0
     ]
+    ends = [f for f in case.evidence if f.kind is Kind.EXIT and f.rank in ranks and f is not first and f not in alike]
     doubts = [f"seen too, but later, survived or less sure: {other}" for other in others[:3]]
     confidence = meaning.confidence
     if others and any(f in case.causes and not _after(f, first, NEAR_S) for f in others):
@@ -541,7 +607,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
         fault=meaning.fault, ranks=ranks if blamed else (), nodes=nodes if blamed else (), cause=cause,
         confidence=confidence,
         remedy=meaning.remedy,
-        because=(first, *[fact for fact in alike if fact is not first][:3], *case.waits[:2]),
+        because=(first, *[fact for fact in alike if fact is not first][:3], *ends[:1], *case.waits[:2]),
         against=(meaning.contradicted_by, *doubts),
     )  # fmt: skip
 

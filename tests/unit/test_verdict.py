@@ -195,6 +195,15 @@ def test_whom_gloo_ends_for_bringing_less_is_not_named_before_others_have_shown_
     assert "rank 1 or a peer entered" in verdict.cause
 
 
+def test_what_recorders_prove_is_not_undone_by_what_the_one_whom_gloo_ended_had_printed_before() -> None:
+    noise = [replace(fact, line_no=9, generation=3) for fact in NOISE]
+    died = replace(ended(1, "signal 6 (SIGABRT)"), generation=3)
+    before = judge([*noise, died], EIGHT)
+    assert Sign.ABORTED in {fact.sign for fact in before.because}, "by which the others' recorders are asked for"
+    after = judge([*noise, died, SHORT, entered(0, SMALL), entered(2, LARGE)], EIGHT)
+    assert (after.fault, after.ranks) == (Fault.DESYNC, (2,))
+
+
 def test_who_is_seen_to_keep_up_with_the_others_is_not_believed_to_have_broken_whatever_its_log_says() -> None:
     waiting = [
         Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in (0, 1)
@@ -241,6 +250,8 @@ def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     assert judge([full, gone]).fault is Fault.DEAD_NODE
     assert judge([full, probe("n00", "n03", Sign.MTU), probe("n01", "n03", Sign.MTU)]).fault is Fault.NETWORK
     assert judge([full, ended(6, "signal 9 (SIGKILL)")]).fault is Fault.DEAD_RANK
+    noise = [replace(fact, line_no=9, node="n00") for fact in NOISE]
+    assert (judge([*noise, full]).fault, judge([*noise, full]).nodes) == (Fault.DISK, ("n03",))
     assert judge([full, ended(6, "exit code 1: OSError", own=True)]).fault is Fault.DISK
 
 
