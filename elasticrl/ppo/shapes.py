@@ -180,8 +180,8 @@ def read(folder: str) -> Shape:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ShapeError(
-            f"{path} does not exist. A name on a hub is not looked up here: name a local folder (model.path=FOLDER, reward.model=FOLDER), "
-            "of which config.json is enough."
+            f"{path} does not exist. A name on a hub is not looked up here: name a local folder "
+            "(model.path=FOLDER; likewise model.critic_path and reward.model), of which config.json is enough."
         )
     try:
         return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))

@@ -144,7 +144,8 @@ def test_plan_shows_what_the_quick_start_says_it_does(tmp_path: Path) -> None:
         "vocab_size": 512,
     }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
-    models = [f"model.path={tmp_path}", f"reward.model={tmp_path}"]  # the sample's lie on a disk that is not here
+    # The sample's lie on a disk that is not here.
+    models = [f"{key}={tmp_path}" for key in ("model.path", "model.critic_path", "reward.model")]
     command = [sys.executable, "-m", "elasticrl.cli.main", *planned, *models]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
