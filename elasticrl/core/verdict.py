@@ -472,64 +472,6 @@ class Case:
         ill = (f for f in self.evidence if f.source == "health" and f.sign in MEANINGS)
         return frozenset(f.node for f in (*told, *ill) if f.node)
 
-    def survived(self, fact: Evidence) -> bool:
-        """Whether its rank went on working after it: it waited later than this, in a wait that began after this."""
-        if not MEANINGS[fact.sign].soft or fact.rank is None:
-            return False
-        if not _witnessed(fact) and fact.rank in self.seen_waiting:
-            return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
-        if fact.when is None:
-            return False
-        return any(
-            wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock
-            and wait.when - (wait.elapsed_ms or 0) / 1000 > fact.when + LATE_S
-            for wait in self.waits
-        )  # fmt: skip
-
-    def late(self, fact: Evidence) -> bool:
-        """Whether it came only after a wait had ended, and so is part of the tear-down. That a wait has ended is what a log
-        claims: nothing that was seen since is made light of for that.
-        """
-        if fact.when is None or fact.kind is Kind.XID or _witnessed(fact):
-            return False
-        ends = [
-            wait.when
-            for wait in self.waits
-            if wait.when is not None and wait.clock == fact.clock and wait.kind not in GOING_ON
-        ]
-        return bool(ends) and fact.when > min(ends) + LATE_S
-
-    def believed(self, fact: Evidence) -> bool:
-        """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy.
-
-        Of two that brought different sizes gloo ends the one that brought less, who may be any of the two: recorders know.
-        """
-        if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
-            return False
-        if (
-            self.parted is not None
-            and not _witnessed(fact)
-            and fact.rank is not None
-            and fact.rank not in self.parted.odd
-        ):
-            return not MEANINGS[fact.sign].soft  # though it may have been the one that gloo ended
-        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
-            return True
-        return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
-
-    @cached_property
-    def missed(self) -> frozenset[int]:
-        """Ranks of which the recorders of the others show that they did not come."""
-        absent = (f for f in self.evidence if f.kind is Kind.RECORDER and f.sign is Sign.ABSENT)
-        return frozenset(f.rank for f in absent if f.rank is not None)
-
-    @cached_property
-    def silenced(self) -> frozenset[str]:
-        """Nodes that were seen to go, with all that is on them."""
-        return frozenset(
-            f.node for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and f.node and _witnessed(f)
-        )
-
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where ranks run, as far as that is known."""
         seen = {fact.rank: fact.node for fact in self.evidence if fact.rank is not None and fact.node}
