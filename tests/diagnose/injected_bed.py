@@ -219,6 +219,33 @@ class Bed:
             raise AssertionError(f"{node}'s cable could not be replaced")
         return back
 
+    def connections(self, a: str, b: str) -> list[str]:
+        """Matches for the connections that the workers of two nodes have now, and for no later ones."""
+        found = []
+        here, there = self.box(a), self.box(b)
+        for line in Path(f"/proc/{self.worker(a)}/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split()
+            (_, mine), (address, its) = (field.split(":") for field in fields[1:3])
+            if fields[3] == "01" and address == bytes(reversed([*map(int, there.address.split("."))])).hex().upper():
+                out, back = (
+                    f"tcp sport {int(mine, 16)} tcp dport {int(its, 16)}",
+                    f"tcp sport {int(its, 16)} tcp dport {int(mine, 16)}",
+                )
+                found += [
+                    f"iifname {here.wire} oifname {there.wire} {out}",
+                    f"iifname {there.wire} oifname {here.wire} {back}",
+                ]
+        return found
+
+    def digests(self) -> dict[int, set[str]]:
+        """Those that the ranks told for each step: one, if bits are bits."""
+        found: dict[int, set[str]] = {}
+        for path in self.orders.glob("*.digests"):
+            for line in path.read_text().splitlines():
+                step, _, digest = line.partition(" ")
+                found.setdefault(int(step), set()).add(digest)
+        return found
+
     def restart(self, node: str, *overrides: str) -> None:
         """The whole node, daemon and all."""
         pids = self.box(node).pids()

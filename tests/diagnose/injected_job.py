@@ -48,6 +48,7 @@ class Orders:
 
     def __init__(self, folder: Path) -> None:
         self.order = folder / f"{os.environ.get('ELASTICRL_NODE', '')}.order"
+        self.digests = self.order.with_suffix(".digests")
         self.noise = self.order.with_suffix(".noise")
         threading.Thread(target=self._shout, daemon=True).start()
 
@@ -153,6 +154,9 @@ def main() -> None:
             if int(step) % 5 == 0:
                 with run.phase("save"):
                     save_model(orders)
+            if run.sealed_digest:
+                with orders.digests.open("a") as told:
+                    told.write(f"{run.sealed} {run.sealed_digest}\n")
             with contextlib.suppress(OSError):
                 (args.folder / f"{os.environ.get('ELASTICRL_NODE', '')}.step").write_text(
                     f"{run.sealed} {run.generation} {run.rank} {run.world} {os.getpid()}"
