@@ -1008,7 +1008,7 @@ def _shape_words(fact: Evidence) -> str:
 
 def _witnessed(fact: Evidence) -> bool:
     """Whether somebody of ours saw it, rather than that a log claims it."""
-    return fact.kind in HARD and fact.line_no is None
+    return (fact.kind in HARD or fact.source == "health") and fact.line_no is None
 
 
 def _earliest(facts: Iterable[Evidence]) -> Evidence:

@@ -92,6 +92,7 @@ class Inquiry:
         self._written: tuple[int, int, datetime] | None = (
             None  # the newest incident: its gang, what it led to, since when
         )
+        self._led = False  # the job, when that was asked last
         self._known: dossier.Facts = ()  # what the leader knew when that was looked at last
         self._paused_at = -math.inf  # when this process was last seen to have stood still
         self._silent: frozenset[str] = frozenset()  # whom we did not hear, when that last changed
@@ -431,6 +432,9 @@ class Inquiry:
 
     def _correct(self, state: State) -> None:
         """A node that was taken for dead has come back and says that it had lived: the incident is told anew."""
+        led, self._led = self._led, state.lead is not None
+        if state.lead is not None and not led:
+            self._known = state.lead.facts  # what the leader before has told
         if state.lead is None or self._written is None or state.lead.facts is self._known:
             return
         broken, generation, since = self._written

@@ -251,7 +251,9 @@ def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     assert judge([full, probe("n00", "n03", Sign.MTU), probe("n01", "n03", Sign.MTU)]).fault is Fault.NETWORK
     assert judge([full, ended(6, "signal 9 (SIGKILL)")]).fault is Fault.DEAD_RANK
     noise = [replace(fact, line_no=9, node="n00") for fact in NOISE]
-    assert (judge([*noise, full]).fault, judge([*noise, full]).nodes) == (Fault.DISK, ("n03",))
+    noise = [*noise, replace(wait(1), when=10.0, clock="core", line_no=8)]
+    later = replace(full, when=50.0, clock="core")
+    assert (judge([*noise, later]).fault, judge([*noise, later]).nodes) == (Fault.DISK, ("n03",))
     assert judge([full, ended(6, "exit code 1: OSError", own=True)]).fault is Fault.DISK
 
 
