@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.cli import render
 from elasticrl.telemetry import events, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,35 @@ def test_every_event_that_is_logged_is_declared_and_every_declared_one_is_logged
     unknown = {name: places for name, places in written.items() if name not in events.BY_NAME}
     assert not unknown
     assert set(events.BY_NAME) - set(written) == set()
+
+
+def row(node: str, rank: int | None, state: str, **more: object) -> dict[str, object]:
+    plain = {
+        "node": node,
+        "rank": rank,
+        "slots": 1,
+        "state": state,
+        "step": 1284,
+        "phase": None,
+        "beat_s": None,
+        "note": "",
+    }
+    return {**plain, "leader": False, **more}
+
+
+def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
+    reason = "n03/1 is not heard by n02 and n04"
+    picture = {
+        "job": "ppo-7b", "state": "TRAINING", "generation": 14, "step": 1284, "committed": 1280, "committed_s": 41.0,
+        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 of 8 nodes train",
+        "rows": [
+            row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
+            row("n01", 1, "training", phase="rollout", beat_s=0.6),
+            row("n03", None, "quarantined", beat_s=750.0, note=reason),
+        ],
+        "advice": ["n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03."],
+    }  # fmt: skip
+    assert render.status(picture, colour=False) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
