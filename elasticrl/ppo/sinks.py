@@ -98,7 +98,8 @@ class History:
     def write(self, event: Event) -> None:
         """Steps alone."""
         if event.name == "ppo.step":
-            at = {"at": time.monotonic(), "step": event.step}
+            # Monotonic for durations; the wall clock is for whoever lays other curves beside these.
+            at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
             gang = {name: event.fields[name] for name in ("generation", "world")}
             found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
             with self._path.open("a", encoding="utf-8") as file:

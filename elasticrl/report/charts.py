@@ -47,6 +47,8 @@ ROWS: Final = 24  # nodes or ranks that are drawn; more would be a texture
 TOLD: Final = 250  # bars of a drawing that have a tooltip
 POINTS: Final = 400  # of a curve; of more, each stretch's mean
 
+CURVES: Final = ("reward", "kl", "loss")
+
 Draw = Callable[[Figure, Story, bool], None]  # True: for a phone
 
 
@@ -339,7 +341,7 @@ def stragglers(figure: Figure, story: Story, phone: bool) -> None:
 
 def curve(figure: Figure, story: Story, _phone: bool) -> None:
     """Reward, KL and loss over steps."""
-    names = [name for name in ("reward", "kl", "loss") if any(name in note.facts for note in story.curve)]
+    names = [name for name in CURVES if any(name in note.facts for note in story.curve)]
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for i, (name, axes) in enumerate(zip(names, panels, strict=True)):
         told = [(float(note.step), note.facts[name]) for note in story.curve if name in note.facts]
@@ -354,6 +356,26 @@ def curve(figure: Figure, story: Story, _phone: bool) -> None:
             [(each.step - 0.5, str(each.number), each.fault, each.reason) for each in story.generations[1:]],
         )
     step_axis(panels[-1])
+
+
+def timed(story: Story) -> list[tuple[float, float]]:
+    """The first of the curves, by seconds since the beginning, as far as its history has the time of day."""
+    name = next((name for name in CURVES if any(name in note.facts for note in story.curve)), "")
+    rows = [
+        (note.at - story.begin, note.facts[name]) for note in story.curve if note.at is not None and name in note.facts
+    ]
+    return [(x, y) for x, y in rows if 0 <= x <= story.end - story.begin]
+
+
+def pace(figure: Figure, story: Story, _phone: bool) -> None:
+    """Reward over time."""
+    axes = figure.subplots()
+    told = timed(story)
+    axes.plot(*thinned([x for x, _ in told], [y for _, y in told]), color=COLOURS["s0"])
+    axes.set_ylabel(next(name for name in CURVES if any(name in note.facts for note in story.curve)))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    clock(axes, story)
+    marks(axes, [(each.at - story.begin, str(each.number), each.fault, each.reason) for each in story.generations[1:]])
 
 
 def ages(figure: Figure, story: Story, _phone: bool) -> None:
@@ -384,6 +406,7 @@ ALT: Final[Mapping[str, str]] = {
     "phases": "seconds of each step by phase",
     "stragglers": "ranks that were slower than the others",
     "curve": "reward, KL and loss by step",
+    "pace": "reward over time",
     "ages": "age of the newest checkpoint and of the newest sealed step",
 }
 
@@ -399,6 +422,7 @@ def drawings(story: Story) -> dict[str, str]:
         ("phases", phases, len(story.phases) > 1, lambda phone: 2.7 + 0.3 * phone),
         ("stragglers", stragglers, story.heat is not None, lambda _: 0.75 + 0.26 * ranks),
         ("curve", curve, len(story.curve) > 1, lambda _: 0.4 + 1.25 * facts),
+        ("pace", pace, len(timed(story)) > 1, lambda _: 1.8),
         ("ages", ages, panels > 0, lambda _: 0.4 + 1.1 * panels),
     ]
     return {name: svg(name, draw, story, height, ALT[name]) for name, draw, there, height in plans if there}

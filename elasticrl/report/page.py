@@ -36,6 +36,7 @@ TITLED: Final = {
     "phases": ("Where a step's time goes", "Seconds of each step by phase"),
     "stragglers": ("Slow ranks", "A rank's own work beside the others' median, waits taken off."),
     "curve": ("What it learned", "A line at a fault, dotted at other changes of the plan: the curve should not notice either."),
+    "pace": ("When it learned it", "The same over time: it stands still where a fault cost something."),
     "ages": ("What a fault would have cost", "How old the newest checkpoint on disk, and the newest step in memory, were."),
 }  # fmt: skip
 

@@ -72,11 +72,15 @@ class Took:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What the trainer noted of a step. Example: Note(step=3, generation=1, facts={"reward": 0.4, "kl": 0.1})"""
+    """What the trainer noted of a step.
+
+    Example: Note(step=3, generation=1, facts={"reward": 0.4, "kl": 0.1}, at=1763764533.58)
+    """
 
     step: int
     generation: int
     facts: Mapping[str, float]
+    at: float | None = None  # seconds since 1970, where it was written down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +251,8 @@ def note(line: Mapping[str, Any]) -> Note | None:
     """A line of the trainer's history."""
     try:
         facts = {name: float(line[name]) for name in ("reward", "kl", "loss") if line.get(name) is not None}
-        return Note(step=int(line["step"]), generation=int(line.get("generation", 0)), facts=facts)
+        at = float(line["wall"]) if "wall" in line else None
+        return Note(step=int(line["step"]), generation=int(line.get("generation", 0)), facts=facts, at=at)
     except (KeyError, ValueError, TypeError):
         return None
 

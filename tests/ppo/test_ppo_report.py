@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -137,6 +138,7 @@ def test_each_sink_takes_what_it_can_show(tmp_path, monkeypatch):
     ]
     history = [json.loads(line) for line in (tmp_path / "history").read_text().splitlines()]
     assert [(line["step"], line["generation"], line["reward"]) for line in history] == [(0, 3, 0.7), (1, 3, 0.7)]
+    assert all(abs(line["wall"] - time.time()) < 60 for line in history), "the time of day, beside the monotonic one"
     curves = EventAccumulator(str(tmp_path / "curves")).Reload()
     rows = [(row.step, round(row.value, 3)) for row in curves.Scalars("step/reward")]
     assert rows == [(0, 0.7), (1, 0.7)]

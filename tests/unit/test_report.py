@@ -17,7 +17,7 @@ from elasticrl.core.model import Exit
 from elasticrl.core.verdict import judge
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
-from elasticrl.report.charts import COLOURS, TOLD
+from elasticrl.report.charts import COLOURS, TOLD, timed
 from elasticrl.report.page import DARK, LIGHT, page
 from elasticrl.report.read import Left, Took, read
 from elasticrl.report.story import Span, Story, heat, tell
@@ -202,6 +202,18 @@ def test_every_colour_of_a_drawing_is_one_of_both_themes(run: Path) -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", made, flags=re.DOTALL))
     assert not [value for value in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawn) if value != "#ffffff"]
     assert not set(COLOURS.values()) & set(re.findall(r"#[0-9a-f]{6}", drawn)), "a stand-in was left"
+
+
+def test_a_history_with_the_time_of_day_is_drawn_over_time_too(run: Path) -> None:
+    history = [{"at": 1.0 + s, "wall": story_of(run).begin + 2.0 + s, "step": s, "reward": s / 10} for s in range(10)]
+    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
+    story = story_of(run)
+    found = timed(story)
+    assert len(found) == 10
+    assert found[0] == (pytest.approx(2.0, abs=0.01), 0.0)
+    assert "When it learned it" in page(story)
+    elsewhere = replace(story, curve=tuple(replace(note, at=1.0) for note in story.curve))
+    assert timed(elsewhere) == [], "the history of another day is no part of this picture"
 
 
 def test_of_thousands_of_spans_all_are_drawn_and_the_longest_say_what_they_are(run: Path) -> None:
