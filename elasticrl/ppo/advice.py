@@ -81,7 +81,7 @@ def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
         rule="rollout",
         numbers={"rollout_s": rollout, "update_s": update},
         text=f"rollout takes {_ms(rollout)}, update {_ms(update)}: the trainers wait for samples; use rollout.engine: vllm, "
-        "more rollout.nodes, or rollout.overlap",
+        "or rollout.overlap",
     )
 
 
