@@ -440,7 +440,9 @@ class Run:
                 self._beat.training()
             except GangError as error:
                 self._cut_by(error)
-                if self._gang is None and isinstance(error, Broken):  # an interface that is not there; nobody else would say it
+                if self._gang is None and isinstance(
+                    error, Broken
+                ):  # an interface that is not there; nobody else would say it
                     self._say(f"generation {place.generation} was not formed: {error}")
             except VaultError as error:  # a vault that was to be read died too: the next plan knows
                 self._refused += 1
