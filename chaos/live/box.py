@@ -17,8 +17,8 @@ BOOT_S = 20.0
 CONTROLLERS = ("memory", "cpu", "freezer")
 CGROUPS = Path("/sys/fs/cgroup")
 
-# PID 1 reaps whoever is orphaned: bash waits for all its children while it sleeps. /sys shows the network of who has mounted it:
-# with the host's, each node would see its peers' cables flap.
+# PID 1 reaps whoever is orphaned: bash waits for all its children while it sleeps. /sys shows the network of who has mounted
+# it: with the host's, each node would see its peers' cables flap.
 INIT = """
 echo "$1" > /proc/sys/kernel/hostname
 mount -t tmpfs -o mode=755 tmpfs /run && mount -t tmpfs -o mode=1777 tmpfs /dev/shm || exit 1
