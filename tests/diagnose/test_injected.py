@@ -124,7 +124,7 @@ ROWS = (
     Row(name="sleep in save", strike=order("save"), fault=Fault.HOST_HANG),
     Row(name="skips a collective", strike=order("skip"), fault=Fault.DESYNC),
     Row(name="another shape, smaller", strike=order("short"), fault=Fault.DESYNC),
-    Row(name="another shape, larger", strike=order("wide"), fault=Fault.DESYNC, chosen=True),
+    Row(name="another shape, larger", strike=order("wide"), fault=Fault.DESYNC),
     Row(name="another operation", strike=order("other"), fault=Fault.DESYNC),
     Row(name="host memory in a cgroup", strike=no_memory, fault=Fault.OOM_HOST, chosen=True),
     Row(name="a full disk", strike=no_room, fault=Fault.DISK, rank=False),
