@@ -1,0 +1,24 @@
+"""The group's timeout is the configuration's, not the one that its forming had: elsewhere such a key was read and reached nothing."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt
+
+
+def test_a_collective_that_a_rank_never_enters_ends_with_the_timeout_that_was_set_after_forming() -> None:
+    store, forming = dist.HashStore(), timedelta(seconds=60)
+    flag = Interrupt()
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: ElasticGroup(store, rank, 2, forming, (flag, Interrupt())[rank]), range(2)))
+    groups[0].set_timeout(timedelta(seconds=1))
+    begin = time.monotonic()
+    with pytest.raises(Broken, match="Timed out"):
+        groups[0].allreduce([torch.ones(1)]).wait()  # rank 1 never comes
+    assert 0.9 < time.monotonic() - begin < 30.0
+    assert flag.meter.timeouts == 1  # what `ppo.comm` counts
