@@ -19,6 +19,7 @@ from elasticrl.agent.wire import Worker
 
 NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks; a phase shorter than this may be counted to the one before it
+IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
 
 
@@ -90,7 +91,7 @@ class StepLog:
             if lines:
                 with suppress(OSError):
                     self._write(lines)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if self._pages else IDLE_S)
 
     def look(self, now: float) -> list[Line]:
         """All workers once."""
