@@ -1,4 +1,4 @@
-"""The group's timeout is the configuration's, not the one that its forming had: elsewhere such a key was read and reached nothing."""
+"""The group's timeout is the configuration's, not that of its forming: elsewhere such a key was read and reached nothing."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
