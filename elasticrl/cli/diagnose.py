@@ -50,7 +50,8 @@ def diagnose(
         _live(run_dir, job, as_json=as_json)
         return
     from elasticrl.cli.main import Exit
-    from elasticrl.core.verdict import Facts, judge
+    from elasticrl.core.judge import judge
+    from elasticrl.core.verdict import Facts
     from elasticrl.diagnose import report
     from elasticrl.diagnose.logs import read
 

@@ -44,8 +44,8 @@ def doctor(
     """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
     from elasticrl.cli.main import Exit
     from elasticrl.config import read
+    from elasticrl.core.judge import judge
     from elasticrl.core.pairs import findings
-    from elasticrl.core.verdict import judge
     from elasticrl.diagnose import doctor as diagnosis
     from elasticrl.diagnose.health import FAIL, worst
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from elasticrl.core.evidence import Evidence, Kind, Sign, bounded
-from elasticrl.core.verdict import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
+from elasticrl.core.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
 
 KEPT_S = 60.0
 KEPT = 200  # of this node, or of all together at the leader

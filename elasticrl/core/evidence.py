@@ -1,7 +1,7 @@
 """Evidence: one fact about a fault, whoever saw it. A log line, a worker's exit, a silent beat, a probe, a recorder's entry.
 
 The one idea: a fact says two things apart from each other. Its `kind` is where it was seen; its `sign` is what it speaks
-for. The sources (`elasticrl.diagnose`, the agent, the detector) know texts and counters and choose the sign; `verdict`
+for. The sources (`elasticrl.diagnose`, the agent, the detector) know texts and counters and choose the sign; the judge
 knows what signs mean and never looks at a text. So a new log format is a row in a table, and no rule changes.
 """
 
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 class Sign(StrEnum):
-    """What a fact speaks for. `verdict.MEANINGS` says what each is worth."""
+    """What a fact speaks for. `meanings.MEANINGS` says what each is worth."""
 
     NOISE = "noise"  # looks like a fault, and is printed on healthy starts too
     TOLD = "told"  # somebody was told to stop, to dump, to go down

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from elasticrl.core import dossier, straggler
 from elasticrl.core.evidence import Evidence, bounded, of_exit
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Work
 from elasticrl.core.policy import Act, Answer, Scope, answer
 from elasticrl.core.scene import Scene
 from elasticrl.core.state import Finding, Lead
-from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict, judge
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 
 
 def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:

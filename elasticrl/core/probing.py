@@ -10,6 +10,7 @@ from dataclasses import replace
 from elasticrl.core import dossier
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.findings import answer_to, with_cause
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
 from elasticrl.core.policy import Act, Answer
@@ -18,7 +19,7 @@ from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.strikes import strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
-from elasticrl.core.verdict import Facts, Fault, Verdict, judge
+from elasticrl.core.verdict import Facts, Fault, Verdict
 
 
 def unsure(scene: Scene) -> Move | None:

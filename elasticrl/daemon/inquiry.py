@@ -25,11 +25,12 @@ from elasticrl.config import Tree
 from elasticrl.core import dossier
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import SLOW_TIMES, Result, findings, result_of
 from elasticrl.core.state import State
 from elasticrl.core.step import found
-from elasticrl.core.verdict import Facts, Fault, judge, surest
+from elasticrl.core.verdict import Facts, Fault, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
 from elasticrl.diagnose import doctor, environment, health, incident, kernel_log, scene, witness

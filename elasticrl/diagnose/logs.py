@@ -3,7 +3,7 @@
 The one idea: almost no line of a log matters, so three sieves follow each other. A handful of substrings is searched in
 whole chunks of bytes, at memory speed; the few lines found, with their neighbours, are mended into records (what a terminal
 wrapped, what Ray and srun prefixed); only records meet the table of `texts`. Nothing here decides what a line means for
-the job: that is `core.verdict`.
+the job: that is `core.judge`.
 """
 
 import gzip

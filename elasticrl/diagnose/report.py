@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.verdict import WAITS, Fault, Verdict
+from elasticrl.core.meanings import WAITS
+from elasticrl.core.verdict import Fault, Verdict
 from elasticrl.diagnose.logs import Reading
 
 WIDTH = 110

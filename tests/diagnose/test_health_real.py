@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core.evidence import Sign
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import doctor, health
 from elasticrl.diagnose.health import Check, Level
 

@@ -12,7 +12,8 @@ import pytest
 from diagnose_net import Net, cannot, network, probe
 
 from elasticrl.core.evidence import Evidence, Sign
-from elasticrl.core.verdict import Confidence, Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Confidence, Fault
 from elasticrl.diagnose.probe import Task, task_of
 
 pytestmark = pytest.mark.timeout(240)

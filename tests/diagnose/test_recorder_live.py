@@ -11,7 +11,8 @@ import pytest
 from diagnose_gang import gang, until
 
 from elasticrl.core.evidence import Evidence, Sign
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import stacks
 from elasticrl.diagnose.logs import Parser
 from elasticrl.diagnose.recorder import Entry, collect, compare, entries

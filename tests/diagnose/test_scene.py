@@ -6,7 +6,8 @@ import pytest
 from diagnose_gang import gang, until
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.verdict import Facts, Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Facts, Fault
 from elasticrl.diagnose import scene, stacks
 
 

@@ -11,7 +11,8 @@ import pytest
 from diagnose_gang import gang, until
 
 from elasticrl.core.evidence import Sign
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import stacks, witness
 from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
 

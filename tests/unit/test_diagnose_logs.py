@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.verdict import Confidence, Facts, Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Confidence, Facts, Fault
 from elasticrl.diagnose.logs import Parser, node_of, parse, rank_of, read
 
 HERE = Path(__file__).parent.parent

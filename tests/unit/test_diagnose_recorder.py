@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticrl.core.evidence import Evidence, Sign
-from elasticrl.core.verdict import Facts, Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Facts, Fault
 from elasticrl.diagnose.recorder import Entry, compare, entries, load
 
 REAL = Path(__file__).parent.parent / "data" / "recorder"

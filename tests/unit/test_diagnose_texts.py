@@ -5,7 +5,8 @@
 import pytest
 
 from elasticrl.core.evidence import Sign
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Fault
 from elasticrl.diagnose.logs import parse
 from elasticrl.diagnose.texts import TEXTS
 

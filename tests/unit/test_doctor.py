@@ -15,8 +15,9 @@ from typer.testing import CliRunner, Result
 
 from elasticrl.cli import doctor
 from elasticrl.config import Tree, read
+from elasticrl.core.judge import judge
 from elasticrl.core.pairs import Result as PairResult
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import doctor as diagnosis
 from elasticrl.diagnose.health import Check, Level
 from elasticrl.store.cluster import LocalCluster

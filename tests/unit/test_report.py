@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from elasticrl.agent.beats import Snapshot
 from elasticrl.cli.main import build
 from elasticrl.core.evidence import of_exit
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Exit
-from elasticrl.core.verdict import judge
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
 from elasticrl.report.charts import COLOURS, TOLD, timed

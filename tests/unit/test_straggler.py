@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from elasticrl.core import straggler
+from elasticrl.core.judge import judge
 from elasticrl.core.straggler import Step, slow
-from elasticrl.core.verdict import Fault, judge
+from elasticrl.core.verdict import Fault
 
 PHASES = {"rollout": 3.0, "update": 1.0, "reward": 0.004}
 

@@ -1,0 +1,213 @@
+"""The case before the judge: all evidence, sorted once into what it can be. The rules only read it.
+
+The one idea: a fact is worth what the facts around it leave of it. What was survived, what came after the end, and what a log
+claims against somebody who is seen at work, is no cause.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.meanings import GOING_ON, HARD, MEANINGS, PLAIN, SNAPSHOTS, TROUBLE, WAITS, WATCHDOGS
+from elasticrl.core.parting import Parted, part
+from elasticrl.core.verdict import Facts
+
+LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
+
+
+@dataclass(frozen=True)  # no slots: what follows is computed once
+class Case:
+    """The evidence, sorted into what it can be."""
+
+    evidence: tuple[Evidence, ...]
+    facts: Facts
+
+    @cached_property
+    def serious(self) -> tuple[Evidence, ...]:
+        """All but noise."""
+        return tuple(fact for fact in self.evidence if fact.sign not in {Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
+
+    @cached_property
+    def waits(self) -> tuple[Evidence, ...]:
+        """What the victims say."""
+        return tuple(fact for fact in self.evidence if fact.sign in WAITS)
+
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that waited."""
+        named = {rank for fact in self.evidence if fact.sign is Sign.WAITED for rank in fact.ranks}
+        return frozenset(named | {fact.rank for fact in self.waits if fact.rank is not None})
+
+    @cached_property
+    def causes(self) -> tuple[Evidence, ...]:
+        """What can be a cause, without what was survived and what came after the end."""
+        return tuple(
+            f
+            for f in self.evidence
+            if f.sign in MEANINGS
+            and not self.survived(f)
+            and not self.late(f)
+            and self.believed(f)
+            and not (self.plain and f.source == "health" and f.kind in {Kind.DISK, Kind.LIMIT})
+        )
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether it was seen how the gang was broken, in a way that no full disk or limit of a machine explains."""
+        ways = any(f.kind is Kind.PROBE and any(f.sign in signs for signs, _ in TROUBLE) for f in self.evidence)
+        return ways or self.parted is not None or any(witnessed(f) and f.sign in PLAIN for f in self.evidence)
+
+    @cached_property
+    def accused(self) -> frozenset[int]:
+        """Ranks that hard facts speak against."""
+        hard = (f for f in self.evidence if f.kind in HARD and f.source and f.sign in MEANINGS)
+        named = frozenset(rank for f in hard for rank in ((f.rank,) if f.rank is not None else f.ranks))
+        return named | self.aborted | frozenset(self.away) | frozenset(self.parted.odd if self.parted else ())
+
+    @cached_property
+    def aborted(self) -> frozenset[int]:
+        """Ranks that were seen to end by abort(), and not because their watchdog had waited for others."""
+        told = frozenset(
+            f.rank for f in self.evidence if f.sign is Sign.ABORTED and witnessed(f) and f.rank is not None
+        )
+        return told - {f.rank for f in self.evidence if f.kind in WATCHDOGS}
+
+    @cached_property
+    def parted(self) -> Parted | None:
+        """Where the recorders of the ranks differ, if they do."""
+        return part(self.evidence)
+
+    @cached_property
+    def seen_waiting(self) -> frozenset[int]:
+        """Ranks that were seen in a collective, whatever their logs say."""
+        return frozenset(f.rank for f in self.waits if f.kind in GOING_ON and witnessed(f) and f.rank is not None)
+
+    @cached_property
+    def away(self) -> Mapping[int, Evidence]:
+        """Who was seen outside of collectives while most others were seen in one. When most are elsewhere, that a few wait
+        proves nothing about anybody.
+        """
+        found = {f.rank: f for f in self.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None}
+        there = {f.rank for f in self.waits if f.kind in SNAPSHOTS and f.rank is not None} - set(found)
+        return found if found and there and len(found) <= len(there) else {}
+
+    @cached_property
+    def groups(self) -> Mapping[str, list[Evidence]]:
+        """Waits by process group. What bears no group is compared only if no rank shows two numbers at once ("" then)."""
+        named: dict[str, list[Evidence]] = {}
+        placed = (*self.waits, *(fact for fact in self.evidence if fact.sign is Sign.BEHIND))
+        for fact in placed:
+            if fact.group:
+                named.setdefault(fact.group, []).append(fact)
+        groups: dict[str, list[Evidence]] = {}
+        loose: list[Evidence] = []
+        for fact in placed:
+            if fact.rank is None:
+                continue
+            group = fact.group or _group_of(fact, named)
+            if group:
+                groups.setdefault(group, []).append(fact)
+            if not fact.group and fact.seq is not None:
+                loose.append(fact)
+        per_rank: dict[int | None, set[int | None]] = {}
+        for fact in loose:
+            per_rank.setdefault(fact.rank, set()).add(fact.seq)
+        # Ranks whose lines found different groups must not meet again under "".
+        apart = {_group_of(fact, named) for fact in loose} - {None}
+        if len(apart) <= 1 and all(len(seqs) == 1 for seqs in per_rank.values()):
+            groups.setdefault("", []).extend(loose)
+        return groups
+
+    def survived(self, fact: Evidence) -> bool:
+        """Whether its rank went on working after it: it waited later than this, in a wait that began after this."""
+        if not MEANINGS[fact.sign].soft or fact.rank is None:
+            return False
+        if not witnessed(fact) and fact.rank in self.seen_waiting:
+            return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
+        if fact.when is None:
+            return False
+        return any(
+            wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock
+            and wait.when - (wait.elapsed_ms or 0) / 1000 > fact.when + LATE_S
+            for wait in self.waits
+        )  # fmt: skip
+
+    def late(self, fact: Evidence) -> bool:
+        """Whether it came only after a wait had ended, and so is part of the tear-down. That a wait has ended is what a log
+        claims: nothing that was seen since is made light of for that.
+        """
+        if fact.when is None or fact.kind is Kind.XID or witnessed(fact):
+            return False
+        ends = [
+            wait.when
+            for wait in self.waits
+            if wait.when is not None and wait.clock == fact.clock and wait.kind not in GOING_ON
+        ]
+        return bool(ends) and fact.when > min(ends) + LATE_S
+
+    def believed(self, fact: Evidence) -> bool:
+        """A log's claim counts less where hard facts name somebody else: an innocent rank may be noisy.
+
+        Of two that brought different sizes gloo ends the one that brought less, who may be any of the two: recorders know.
+        """
+        if fact.kind is Kind.GLOO_ERROR and fact.sign is Sign.MISMATCH and self.parted is not None:
+            return False
+        if (
+            self.parted is not None
+            and not witnessed(fact)
+            and fact.rank is not None
+            and fact.rank not in self.parted.odd
+        ):
+            return not MEANINGS[fact.sign].soft  # though it may have been the one that gloo ended
+        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
+            return True
+        return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
+
+    @cached_property
+    def missed(self) -> frozenset[int]:
+        """Ranks of which the recorders of the others show that they did not come."""
+        absent = (f for f in self.evidence if f.kind is Kind.RECORDER and f.sign is Sign.ABSENT)
+        return frozenset(f.rank for f in absent if f.rank is not None)
+
+    @cached_property
+    def silenced(self) -> frozenset[str]:
+        """Nodes that were seen to go, or to be out of order."""
+        told = (f for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and witnessed(f))
+        ill = (f for f in self.evidence if f.source == "health" and f.sign in MEANINGS)
+        return frozenset(f.node for f in (*told, *ill) if f.node)
+
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Where ranks run, as far as that is known."""
+        seen = {fact.rank: fact.node for fact in self.evidence if fact.rank is not None and fact.node}
+        return tuple(sorted({node for rank in ranks if (node := self.facts.nodes.get(rank) or seen.get(rank))}))
+
+
+def _group_of(fact: Evidence, named: Mapping[str, list[Evidence]]) -> str | None:
+    """The group that the same rank's status line names for this very work."""
+    for group, facts in named.items():
+        for other in facts:
+            same = other.seq == fact.seq or (other.last_completed is not None and other.last_completed + 1 == fact.seq)
+            if other.rank == fact.rank and fact.seq is not None and same:
+                return group
+    return None
+
+
+def witnessed(fact: Evidence) -> bool:
+    """Whether somebody of ours saw it, rather than that a log claims it."""
+    return (fact.kind in HARD or fact.source == "health") and fact.line_no is None
+
+
+def earliest(facts: Iterable[Evidence]) -> Evidence:
+    """By the clock where all have the same one, else in the order found."""
+    listed = list(facts)
+    if len({fact.clock for fact in listed}) == 1 and all(fact.when is not None for fact in listed):
+        return min(listed, key=lambda fact: fact.when or 0.0)
+    return listed[0]
+
+
+def after(fact: Evidence, other: Evidence, seconds: float) -> bool:
+    """Whether a fact is known to be later than another one by more than this."""
+    if fact.when is None or other.when is None or fact.clock != other.clock:
+        return False
+    return fact.when > other.when + seconds
