@@ -140,13 +140,17 @@ def record_of(state: State, now: float) -> Record:
 
 
 def _advice(state: State) -> tuple[str, ...]:
-    """What the leader would tell an operator: a finding that it does nothing about, and who is slow."""
+    """What the leader would tell an operator: a finding that it does nothing about, or may do nothing about; who is slow."""
     lead = state.lead
     if lead is None:
         return ()
     finding = lead.finding
-    reported = finding is not None and finding.answer.act is Act.REPORT and finding.verdict.fault is not Fault.UNKNOWN
-    said = [f"{finding.verdict.said}. {finding.verdict.remedy}"] if finding is not None and reported else []
+    said = []
+    if finding is not None and finding.verdict.fault is not Fault.UNKNOWN:
+        if finding.capped:
+            said.append(f"{finding.verdict.said}. {finding.capped}. {finding.verdict.remedy}")
+        elif finding.answer.act is Act.REPORT:
+            said.append(f"{finding.verdict.said}. {finding.verdict.remedy}")
     return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 
 

@@ -54,7 +54,7 @@ def _condemned(scene: Scene) -> dict[Member, str]:
     finding, plan = scene.lead.finding, scene.plan
     if finding is None or plan is None or finding.answer.act is not Act.QUARANTINE:
         return {}
-    if finding.verdict.confidence is not Confidence.HIGH or finding.verdict.fault is Fault.DEAD_NODE:
+    if not finding.condemns:
         return {}
     members = {seat.member: finding.verdict.said for seat in plan.seats if seat.member.node in finding.verdict.nodes}
     return {quarantine.member: quarantine.reason for quarantine in confinements(scene, members)}

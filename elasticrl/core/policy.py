@@ -49,6 +49,7 @@ class Answer:
     ranks: tuple[int, ...] = ()
     reason: str = ""
     milder: str = field(default="", compare=False)  # why it is not what the policy says
+    capped: bool = field(default=False, compare=False)  # because of a cap: the evidence would have carried it
 
 
 def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answer:
@@ -56,7 +57,8 @@ def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answe
     wanted = policy.get(verdict.fault, Act.RESTART)
     act, milder = _allowed(wanted, verdict, scope)
     said = f"{verdict.cause}: {DONE[act]}" + (f" ({milder})" if milder else "")
-    return Answer(act=act, nodes=verdict.nodes, ranks=verdict.ranks, reason=said, milder=milder)
+    capped = wanted is Act.QUARANTINE and act is Act.REPLACE and bool(verdict.nodes)
+    return Answer(act=act, nodes=verdict.nodes, ranks=verdict.ranks, reason=said, milder=milder, capped=capped)
 
 
 DONE: Mapping[Act, str] = {
@@ -93,8 +95,8 @@ def _too_many(nodes: tuple[str, ...], scope: Scope) -> str:
         return "no node is named"
     left = scope.known - len(scope.held) - len(new)
     if left < scope.min_nodes:
-        return f"{left} nodes would be left of {scope.min_nodes} that are needed"
+        return f"{left} nodes would be left of {scope.min_nodes} that are needed (membership.min_nodes)"
     most = int(scope.share * scope.known)
     if max(len(scope.held), scope.recent) + len(new) > most:
-        return f"no more than {most} nodes may be out at once or in an hour"
+        return f"no more than {most} nodes may be out at once or in an hour (health.quarantine_share)"
     return ""

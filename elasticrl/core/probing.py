@@ -89,7 +89,8 @@ def probing(scene: Scene) -> Move | None:
     step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
     strike = strike_of(plan.strike, "a stall with every node in reach", step)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
-    why = with_cause("the probes find every node in reach", verdict) + "; starting all workers afresh"
+    cap = f" ({done.milder})" if done is not None and done.capped else ""
+    why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"
     move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
     return replace(move, verdict=verdict)
 

@@ -10,7 +10,7 @@ from elasticrl.core.model import Member, Pace, Record, View
 from elasticrl.core.pairs import Result
 from elasticrl.core.policy import Answer
 from elasticrl.core.settings import Settings
-from elasticrl.core.verdict import Verdict
+from elasticrl.core.verdict import Confidence, Fault, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,18 @@ class Finding:
     of: Facts
     verdict: Verdict
     answer: Answer
+
+    @property
+    def condemns(self) -> bool:
+        """Is it proof against a node that is up? That one is kept out though its gang trains, where policy and caps let it."""
+        return self.verdict.confidence is Confidence.HIGH and self.verdict.fault is not Fault.DEAD_NODE
+
+    @property
+    def capped(self) -> str:
+        """Who is not kept out though it should be, and which cap keeps us from it; "" if none does."""
+        if not self.answer.capped or not self.condemns:
+            return ""
+        return f"{', '.join(self.answer.nodes)} is not kept out: {self.answer.milder}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from elasticrl.core.events import (
     Leased,
     LookAt,
     Probed,
+    Propose,
     Publish,
     Say,
     Seen,
@@ -261,22 +262,34 @@ def notes(before: State, after: State) -> tuple[Action, ...]:
             said.append(found(plan.verdict))
     if (before.lead is None) != (after.lead is None):
         said.append(Say(event="leader.elected" if after.lead else "leader.resigned", fields={"member": str(after.me)}))
-    said += reports(before.lead, after.lead) if after.lead else ()
+    said += reports(before.lead, after.lead, answered=_answered(after)) if after.lead else ()
     if after.reason != before.reason and after.reason:
         said.append(Say(event="node.state", fields={"reason": after.reason}))
     return tuple(said)
 
 
-def reports(before: Lead | None, after: Lead) -> tuple[Action, ...]:
-    """What the leader has found out, and does nothing about but to say it. (All else is said with the plan that it led to.)"""
+def _answered(state: State) -> bool:
+    """Is a plan on its way with which the verdict will be said?"""
+    sent = state.sent.get(Propose.__name__)
+    return sent is not None and isinstance(sent[0], Propose) and sent[0].plan.verdict is not None
+
+
+def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action, ...]:
+    """What the leader has found out, and does nothing about but to say it, or may do nothing about, and which cap forbids it.
+    (All else is said with the plan that it led to.)
+    """
     said = []
     finding, last = after.finding, before.finding if before else None
-    if finding is not None and finding.answer.act is Act.REPORT and finding.verdict.fault is not Fault.UNKNOWN:
+    reported = finding is not None and (finding.answer.act is Act.REPORT or (bool(finding.capped) and not answered))
+    if finding is not None and reported and finding.verdict.fault is not Fault.UNKNOWN:
         told = last is not None and (last.verdict.fault, last.verdict.said) == (
             finding.verdict.fault,
             finding.verdict.said,
         )
         said += [] if told else [found(finding.verdict)]
+    if finding is not None and finding.capped and (last is None or last.capped != finding.capped):
+        fields = {"generation": after.generation, "fault": finding.verdict.fault.value, "nodes": finding.answer.nodes}
+        said.append(Say(event="policy.capped", fields={**fields, "reason": finding.capped}))
     known = {(fact.rank, fact.node) for fact in before.slow} if before else set()
     said += [
         Say(event="straggler.found", fields={"rank": fact.rank, "node_slow": fact.node or "", "reason": fact.detail})

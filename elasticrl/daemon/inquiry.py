@@ -93,6 +93,7 @@ class Inquiry:
         self._written: tuple[int, int, datetime] | None = (
             None  # the newest incident: its gang, what it led to, since when
         )
+        self._capped = ""  # what a cap keeps us from, when that was looked at last
         self._led = False  # the job, when that was asked last
         self._known: dossier.Facts = ()  # what the leader knew when that was looked at last
         self._paused_at = -math.inf  # when this process was last seen to have stood still
@@ -373,6 +374,7 @@ class Inquiry:
             if plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
                 self._write(state, self._well[0] or plan.generation - 1, plan.generation, ago(STOPPED_S))
         self._correct(state)
+        self._note_cap(state)
         self._compare_versions(state)
         training = isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None
         if training and isinstance(event, Workers) and event.generation > self._well[0]:
@@ -426,6 +428,21 @@ class Inquiry:
             kind=Kind.NODE, sign=Sign.UNHEARD, node=self.place.node, detail=said, source="daemon", generation=before
         )
         self.post(Found(now=time.monotonic(), evidence=(fact,)))
+
+    def _note_cap(self, state: State) -> None:
+        """What a cap keeps the leader from doing is an incident, too: no recovery will end by which it would be told."""
+        plan, finding = state.view.plan, state.lead.finding if state.lead else None
+        capped = finding.capped if finding else ""
+        if capped == self._capped or plan is None:
+            return
+        self._capped = capped
+        if capped:
+            self._spawn(self._keep_capped(plan.generation, ago(EARLIER_S)), "incident")
+
+    async def _keep_capped(self, generation: int, since: datetime) -> None:
+        await asyncio.sleep(LATER_S)
+        if self.state().view.generation == generation:  # else the recovery's own incident tells it
+            self._write(self.state(), generation, generation + 1, since)
 
     async def _later(self, broken: int, done: Done) -> None:
         await asyncio.sleep(LATER_S)

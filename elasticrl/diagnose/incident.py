@@ -38,12 +38,13 @@ TOLD: Final[Mapping[str, str]] = {
     "plan.adopted": "generation {generation} ({phase}, rung {rung}): {reason}",
     "workers.changed": "workers are {work} (generation {generation}, step {step})",
     "verdict.found": "{fault}, with {confidence} confidence: {cause}",
+    "policy.capped": "{reason}",
     "scene.taken": "asked where they are: {said}",
     "probe.done": "tested the way to others: {said}",
     "recovery.done": "the first step of generation {generation} was sealed, {total_s} s after the first sign",
 }
-#: Those that are something which was done about it.
-DONE: Final = frozenset({"plan.adopted", "control.asked"})
+#: Those that are something which was done about it, or was not and why.
+DONE: Final = frozenset({"plan.adopted", "policy.capped", "control.asked"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,17 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="policy.capped",
+        meaning="A node is proven unfit and policy says to keep it out, and a cap forbids it: it stays until a person acts.",
+        level="warning",
+        fields={
+            "generation": "",
+            "fault": "the class",
+            "nodes": "at fault",
+            "reason": "who stays, and which cap it is",
+        },
+    ),
+    Declared(
         name="straggler.found",
         meaning="A rank has been slower than its gang in each of the last reports; nothing is done about it.",
         level="warning",

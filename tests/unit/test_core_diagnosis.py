@@ -260,6 +260,44 @@ def test_not_without_the_operators_word_and_never_below_min_nodes() -> None:
     assert proposed(life) is None
 
 
+def capped(life: Life, now: float) -> list[Say]:
+    """A GPU of n01 is found broken; what the leader says then."""
+    own = replace(life.view.records["n01"], evidence=(BROKEN,))
+    life.view = replace(life.view, records={**life.view.records, "n01": own}, revision=life.view.revision + 1)
+    done = life.at(now, events.Seen(now=0, view=life.view))
+    return [action for action in done.actions if isinstance(action, Say)]
+
+
+@pytest.mark.parametrize("cap", ["membership.min_nodes", "health.quarantine_share"])
+def test_a_cap_that_keeps_a_broken_node_in_is_said_once_with_the_finding_and_stands_in_the_advice(cap: str) -> None:
+    life = leader({"gpu_fault": "quarantine"})
+    if cap == "membership.min_nodes":
+        life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=3)))
+    else:
+        life.state = life.state.but(lead=replace(life.state.lead, put_out=(1.1,)))  # somebody else, within the hour
+    said = {action.event: action.fields for action in capped(life, 2.0)}
+    assert proposed(life) is None
+    assert said["verdict.found"]["fault"] == "gpu_fault"
+    assert said["policy.capped"]["nodes"] == ("n01",)
+    assert said["policy.capped"]["reason"].startswith("n01 is not kept out: policy says quarantine, and ")
+    assert cap in said["policy.capped"]["reason"]
+    assert not [a for a in life.at(3.0, Tick(now=0)).actions if isinstance(a, Say) and a.event in said]
+    assert cap in life.view.own.advice[0]
+
+
+def test_a_cap_is_said_though_a_plan_tells_the_verdict_and_not_where_none_is_in_the_way() -> None:
+    bits = Exit(generation=1, slot=0, step=5, cause="exit code 1: Diverged: memory corrupts data", own=True)
+    failed = record("n01", work=Work.FAILED, generation=1, exit=bits, warm=True)
+    for least, expected in ((3, ["policy.capped"]), (2, [])):
+        life = leader({"divergence": "quarantine"})
+        life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=least)))
+        life.view = replace(life.view, records={**life.view.records, "n01": failed}, revision=life.view.revision + 1)
+        done = life.at(2.0, events.Seen(now=0, view=life.view))
+        told = {"policy.capped", "verdict.found"}
+        assert [a.event for a in done.actions if isinstance(a, Say) and a.event in told] == expected
+        assert proposed(life).verdict.fault is Fault.DIVERGENCE
+
+
 def test_what_is_only_reported_changes_nothing_and_is_said_once() -> None:
     life = leader({"disk": "report"})
     full = fact(Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, detail="checkpoint.space: 0.0 GiB free")
@@ -357,6 +395,10 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     assert written.verdict is not None
     assert written.verdict.nodes == ("n02",)
     assert len(probed(leader({"network": "report"}), 3.0, 2, found).seats) == 3
+    life = leader({"network": "quarantine"}, health=Health(quarantine_share=0.1))
+    kept = probed(life, 3.0, 2, found)
+    assert len(kept.seats) == 3
+    assert "health.quarantine_share" in kept.reason
 
 
 def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_put_out() -> None:

@@ -1,16 +1,30 @@
 """The small parts of a node's live inquiry, without a daemon."""
 
+import asyncio
+import io
 import socket
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+from test_core_diagnosis import capped, leader
+
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
+from elasticrl.config import Tree
+from elasticrl.config.cluster import Job
+from elasticrl.core.events import Tick
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.model import Phase
+from elasticrl.core.settings import Health
 from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
+from elasticrl.daemon import inquiry
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import Reserved, of_its_gang, results_of
+from elasticrl.daemon.inquiry import Inquiry, Place, Reserved, of_its_gang, results_of
+from elasticrl.diagnose import incident
 from elasticrl.diagnose.tail import Tail
+from elasticrl.telemetry.log import set_up
 
 
 def test_a_logs_line_speaks_of_the_gang_whose_log_it_is() -> None:
@@ -98,3 +112,37 @@ def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were
     assert [(pace.slot, pace.phase, pace.seconds) for pace in later.took] == [(0, "update", 0.2)]
     assert later.after(seen(14, 1.9), 2.5, 1.0) is later, "no step was made"
     assert later.after(seen(3, 0.1, pid=8), 3.0, 1.0).took == (), "another process"
+
+
+@pytest.mark.parametrize("recovers", [False, True], ids=["it stays so", "a plan follows"])
+def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
+) -> None:
+    monkeypatch.setattr(inquiry, "LATER_S", 0.1)
+    life, history, screen = (
+        leader({"gpu_fault": "quarantine"}, health=Health(quarantine_share=0.1)),
+        History(),
+        io.StringIO(),
+    )
+    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+
+    async def found() -> None:
+        log = set_up(screen, pretty=False, tap=history)
+        node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
+        node.state = lambda: life.state
+        for action in capped(life, 2.0):
+            log.info(action.event, **action.fields)
+        node.decided(Tick(now=2.0), life.state, None)
+        if recovers:
+            plan = replace(life.view.plan, generation=2, phase=Phase.HOLD)
+            life.seen(2.05, "another plan", plan=plan, plan_revision=20)
+        await asyncio.sleep(0.4)
+
+    asyncio.run(found())
+    kept, unread = incident.found([incident.folder_of(tmp_path, "j", "n00")])
+    assert not unread
+    assert "bug" not in screen.getvalue()
+    assert len(kept) == (0 if recovers else 1)
+    if kept:
+        assert (kept[0].verdict.fault, kept[0].verdict.nodes, kept[0].generation) == (Fault.GPU_FAULT, ("n01",), 1)
+        assert "n01 is not kept out: policy says quarantine, and no more than 0 nodes" in incident.page(kept[0])
