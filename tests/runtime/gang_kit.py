@@ -243,6 +243,7 @@ class Nodes:
             return all(self.workers[node].beat.state is State.DONE for node in self.plan_now)
 
         self.until(done, "the end of the job", within_s)
+        self.commit()  # who saved last waits for that
         for node in self.plan_now:
             worker = self.workers[node]
             worker.tell(Halt(generation=self.generation, save=False, within_s=10.0, reason="finished"))
