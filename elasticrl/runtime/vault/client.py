@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -239,20 +239,19 @@ class Vault:
 
     def _announce(self) -> None:
         """Tell the server of the newest sealed file. A thread of its own: a server that hangs must not hold up a snapshot."""
-        control = Control(self.control.path, deadline_s=self._deadline_s)
-        while (name := self._sealed.get()) is not None:
-            with suppress(queue.Empty):
-                while True:
-                    later = self._sealed.get_nowait()
-                    if later is None:
-                        return
-                    name = later
-            try:
-                control.ask("sealed", file=name)
-                self.notice = ""
-            except VaultError as error:
-                self.notice = str(error)  # a server that comes back finds the file by itself
-        control.close()
+        with closing(Control(self.control.path, deadline_s=self._deadline_s)) as control:
+            while (name := self._sealed.get()) is not None:
+                with suppress(queue.Empty):
+                    while True:
+                        later = self._sealed.get_nowait()
+                        if later is None:
+                            return
+                        name = later
+                try:
+                    control.ask("sealed", file=name)
+                    self.notice = ""
+                except VaultError as error:
+                    self.notice = str(error)  # a server that comes back finds the file by itself
 
     def _targets(self, slot: Slot, table: Table, shape: Shape) -> tuple[torch.Tensor, ...]:
         """Tensors over the slot's memory, kept as long as neither the mapping nor the table changes."""
