@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from elasticrl.core.evidence import Evidence
@@ -141,12 +141,15 @@ class Plan:
 
     def first_rank(self, member: Member) -> int:
         """The rank of a seat's first slot."""
-        rank = 0
-        for seat in self.seats:
-            if seat.member == member:
-                return rank
-            rank += seat.slots
-        raise KeyError(f"{member} has no seat in generation {self.generation}")
+        try:
+            return self._first_ranks[member]
+        except KeyError:
+            raise KeyError(f"{member} has no seat in generation {self.generation}") from None
+
+    @cached_property
+    def _first_ranks(self) -> Mapping[Member, int]:
+        before = accumulate((seat.slots for seat in self.seats), initial=0)
+        return {seat.member: rank for seat, rank in zip(self.seats, before, strict=False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
