@@ -26,10 +26,9 @@ from elasticrl.core.events import (
 )
 from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import Exit, Outcome, Phase, Plan, Record, Seat, Work
-from elasticrl.core.pairs import turns
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
-from elasticrl.core.suspect import neighbours, probe_links, probe_targets
+from elasticrl.core.suspect import neighbours, probe_targets, probe_turns
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
@@ -265,7 +264,7 @@ def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
         targets: Mapping[str, str] = {s.member.node: s.beat for s in plan.ring if s.member.node in others}
     else:
         targets = probe_targets(plan, me)
-        links = tuple(pair for turn in turns(probe_links(plan)) for pair in turn if me in pair)
+        links = probe_turns(plan, me)
     places = {seat.member.node: seat.probe for seat in plan.ring if seat.probe}
     known = {node: places[node] for node in (*targets, me) if node in places}
     own = tuple(pair for pair in links if set(pair) <= known.keys())
