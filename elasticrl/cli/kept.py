@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from elasticrl.daemon.adopt import Kept, Look, Lost
+from elasticrl.core.adopt import Kept
+from elasticrl.daemon.adopt import Look, Lost
 
 
 def checkpoints(tree: Any) -> Look:

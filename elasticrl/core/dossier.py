@@ -10,12 +10,16 @@ from dataclasses import replace
 
 from elasticrl.core.evidence import Evidence, Kind, Sign, bounded
 from elasticrl.core.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
+from elasticrl.core.model import Member, Plan
+from elasticrl.core.verdict import Fault
 
 KEPT_S = 60.0
 KEPT = 200  # of this node, or of all together at the leader
 TOLD = 16  # of this node, in its record
 HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
 NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
+ABORT = "signal 6 "  # as an exit's cause says it
+PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 
 Facts = tuple[Evidence, ...]
 
@@ -124,3 +128,25 @@ def by_rank(seats: Iterable[tuple[str, int]]) -> Mapping[int, str]:
     """
     nodes = [node for node, slots in seats for _ in range(slots)]
     return dict(enumerate(nodes))
+
+
+def parted(plan: Plan) -> bool:
+    """Did the gang before this plan end as gloo ends who was sent more than it expects?"""
+    because = plan.verdict.because if plan.verdict else ()
+    return ABORT in plan.reason or any(fact.sign in PARTING for fact in because)
+
+
+def unheard(me: Member, before: Plan, plan: Plan, silent: Collection[str]) -> Evidence | None:
+    """What a node has to say that a plan leaves out as dead: that it reads the plan proves that it is the way to it.
+
+    `silent` are those whom it does not hear itself.
+    """
+    verdict = plan.verdict
+    wronged = verdict is not None and verdict.fault is Fault.DEAD_NODE and me.node in verdict.nodes
+    if not wronged or me not in before.seat_of or me in plan.seat_of:
+        return None
+    lost = ", ".join(sorted({seat.member.node for seat in before.seats} & set(silent) - {me.node}))
+    said = f"it does not hear {lost} either" if lost else ""
+    return Evidence(
+        kind=Kind.NODE, sign=Sign.UNHEARD, node=me.node, detail=said, source="daemon", generation=before.generation
+    )

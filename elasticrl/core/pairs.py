@@ -19,6 +19,7 @@ Pair = tuple[str, str]
 
 LOSS = 0.05  # a share of lost packets from which TCP becomes useless for collectives
 SLOW_MS = 20.0  # no path inside of a cluster takes this long, unless something is wrong with it ...
+LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time
 SLOW_TIMES = 10.0  # ... or all of them do; so it must also be this many times the fastest
 
 
@@ -71,6 +72,16 @@ def turns(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
         rounds[place].append((a, b))
         busy[place] |= {a, b}
     return tuple(map(tuple, rounds))
+
+
+def late_ways(took: Mapping[str, float]) -> frozenset[str]:
+    """Neighbours that are far away although others are near. (To whom all are far, he is far himself: they say so.)
+
+    >>> sorted(late_ways({"n1": 0.4, "n2": 0.0003}))
+    ['n1']
+    """
+    usual = min(took.values(), default=0.0) if len(took) > 1 else 0.0
+    return frozenset(node for node, seconds in took.items() if seconds > LATE_S and seconds > SLOW_TIMES * usual)
 
 
 def confirm(nodes: Iterable[str], results: Sequence["Result"]) -> tuple[Pair, ...]:

@@ -27,7 +27,7 @@ from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
-from elasticrl.core.pairs import SLOW_TIMES, Result, findings, result_of
+from elasticrl.core.pairs import Result, findings, late_ways, result_of
 from elasticrl.core.state import State
 from elasticrl.core.step import found
 from elasticrl.core.verdict import Facts, Fault, surest
@@ -42,14 +42,11 @@ ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
-LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
-ABORT = "signal 6 "  # as an exit's cause says it
-PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 PROCESS = re.compile(r"[Kk]illed process (\d+)")
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
@@ -91,7 +88,7 @@ class Inquiry:
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
         self._written: tuple[int, int, datetime] | None = (
-            None  # the newest incident: its gang, what it led to, since when
+            None  # the newest incident: its gang, what came of it, since when
         )
         self._capped = ""  # what a cap keeps us from, when that was looked at last
         self._led = False  # the job, when that was asked last
@@ -389,10 +386,8 @@ class Inquiry:
 
         It is asked for after the fact, so that no recovery waits for it; what is entered after the plan came is left out.
         """
-        because = plan.verdict.because if plan.verdict else ()
-        ended = ABORT in plan.reason or any(fact.sign in PARTING for fact in because)
         broken, report = max((number for number in self._plans if number < plan.generation), default=0), self._report
-        if ended and broken and report is not None:
+        if dossier.parted(plan) and broken and report is not None:
             self._spawn(self._look_back(report, broken, time.time_ns()), "look back")
 
     def _compare_versions(self, state: State) -> None:
@@ -415,19 +410,11 @@ class Inquiry:
 
     def _speak_up(self, plan: Plan, state: State) -> None:
         """The plan goes on without us, as we are taken for dead: that we read this proves that it is the way to us."""
-        verdict, before = plan.verdict, max((number for number in self._plans if number < plan.generation), default=0)
-        wronged = verdict is not None and verdict.fault is Fault.DEAD_NODE and self.place.node in verdict.nodes
-        if not wronged or not before or state.me not in self._plans[before].seat_of or state.me in plan.seat_of:
-            return
-        if time.monotonic() < self._paused_at + PAUSED_S:
-            return  # they were right to hear nothing: this node stood still
-        others = {seat.member.node for seat in self._plans[before].seats} - {self.place.node}
-        lost = ", ".join(sorted(self._silent & others))
-        said = f"it does not hear {lost} either" if lost else ""
-        fact = Evidence(
-            kind=Kind.NODE, sign=Sign.UNHEARD, node=self.place.node, detail=said, source="daemon", generation=before
-        )
-        self.post(Found(now=time.monotonic(), evidence=(fact,)))
+        before = self._plans.get(max((number for number in self._plans if number < plan.generation), default=0))
+        paused = time.monotonic() < self._paused_at + PAUSED_S  # then they were right to hear nothing
+        fact = dossier.unheard(state.me, before, plan, self._silent) if before is not None and not paused else None
+        if fact is not None:
+            self.post(Found(now=time.monotonic(), evidence=(fact,)))
 
     def _note_cap(self, state: State) -> None:
         """What a cap keeps the leader from doing is an incident, too: no recovery will end by which it would be told."""
@@ -502,16 +489,6 @@ def torch_of(bits: str) -> str:
         plain = json.loads(bits)
         return str(plain.get("torch", "")) if isinstance(plain, dict) else ""
     return ""
-
-
-def late_ways(took: Mapping[str, float]) -> frozenset[str]:
-    """Neighbours that are far away although others are near. (To whom all are far, he is far himself: they say so.)
-
-    >>> sorted(late_ways({"n1": 0.4, "n2": 0.0003}))
-    ['n1']
-    """
-    usual = min(took.values(), default=0.0) if len(took) > 1 else 0.0
-    return frozenset(node for node, seconds in took.items() if seconds > LATE_S and seconds > SLOW_TIMES * usual)
 
 
 def ago(seconds: float) -> datetime:

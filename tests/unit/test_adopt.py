@@ -6,9 +6,10 @@ import pytest
 from test_core_step import Life, record
 
 from elasticrl.core import events
+from elasticrl.core.adopt import AHEAD, Kept
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.model import Commit, Phase, Plan, View
-from elasticrl.daemon.adopt import AHEAD, Kept, Lost, settle
+from elasticrl.daemon.adopt import Lost, settle
 from elasticrl.shell import keys
 from elasticrl.store import Put
 from elasticrl.store.memory import MemoryServer, MemoryStore
