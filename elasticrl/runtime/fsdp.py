@@ -101,16 +101,6 @@ class Fsdp(Strategy):
         self._drop()
 
     @property
-    def shard(self) -> Shard:
-        """This rank's part of the state."""
-        return self._shard
-
-    @property
-    def wire(self) -> torch.device:
-        """Where the model is."""
-        return self._device
-
-    @property
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update, ghosts among them."""
         return self.deal.turns(self.rank, ghosts=True)

@@ -112,16 +112,6 @@ class Replicated(Strategy):
         self._drop()
 
     @property
-    def shard(self) -> Shard:
-        """This rank's part of the state."""
-        return self._shard
-
-    @property
-    def wire(self) -> torch.device:
-        """Where the model is."""
-        return self._device
-
-    @property
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update."""
         return self.deal.turns(self.rank, ghosts=False)  # a forward pass here needs nobody else: no ghosts

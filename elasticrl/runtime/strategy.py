@@ -63,6 +63,9 @@ class Reduced:
 class Strategy(ABC):
     """The common part. `group` is None for a world of one."""
 
+    _shard: Shard  # both are known once the subclass has the model
+    _device: torch.device
+
     def __init__(self, deal: Deal, rank: int, group: dist.ProcessGroup | None, point: Point) -> None:
         assert (group is None and deal.world == 1) or (group is not None and group.size() == deal.world), deal
         self.deal, self.rank, self.group, self.point = deal, rank, group, point
@@ -72,14 +75,14 @@ class Strategy(ABC):
         self._reduced: Reduced | None = None
 
     @property
-    @abstractmethod
     def shard(self) -> Shard:
         """This rank's part of the state."""
+        return self._shard
 
     @property
     def wire(self) -> torch.device:
-        """Where numbers are exchanged: not on the host, if only the state was moved there."""
-        return self.shard.grad.device
+        """Where numbers are exchanged: with the model, and not on the host if only the state was moved there."""
+        return self._device
 
     @property
     @abstractmethod
