@@ -87,16 +87,6 @@ class Zero(Strategy):
         self._ghosts: list[RemovableHandle] = []
 
     @property
-    def shard(self) -> Shard:
-        """This rank's part of the state."""
-        return self._shard
-
-    @property
-    def wire(self) -> torch.device:
-        """Where numbers are exchanged: not on the host, if only the state was moved there."""
-        return self._device
-
-    @property
     def turns(self) -> tuple[Turn, ...]:
         """The passes this rank makes in each update. From stage 2 on every backward pass is a collective: ghosts fill up."""
         return self.deal.turns(self.rank, ghosts=self._stage > 1)
@@ -108,7 +98,7 @@ class Zero(Strategy):
         self._zero.clear_backward_seen_flag()
         self._engine._backward_prologue()
         if turn.ghost:
-            self._ghosts = [param.register_hook(torch.zeros_like) for param in self._params]  # type: ignore[no-untyped-call]
+            self._ghosts = [param.register_hook(torch.zeros_like) for param in self._params]  # type: ignore[no-untyped-call] # torch has no types for it
         return tally
 
     def close(self) -> None:
@@ -163,7 +153,7 @@ class _Step(torch.optim.Optimizer):
         self._take = take
 
     @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override] # torch types two ways to call it; DeepSpeed has one
         """The next version is made already."""
         del closure
         self._take()
@@ -302,7 +292,7 @@ def _by_row(zero: Any, named: Sequence[tuple[str, torch.nn.Parameter]], world: i
 def _by_parameter(_zero: Any, named: Sequence[tuple[str, torch.nn.Parameter]], world: int) -> Iterable[_Part]:
     """Stage 3 cuts every parameter into equal parts, the last ones shorter or empty."""
     for name, param in named:
-        shape, part = tuple(param.ds_shape), param.ds_tensor.ds_numel  # type: ignore[attr-defined]
+        shape, part = tuple(param.ds_shape), param.ds_tensor.ds_numel  # type: ignore[attr-defined] # DeepSpeed put them there
         for rank in range(world):
             start, stop = min(rank * part, prod(shape)), min((rank + 1) * part, prod(shape))
             if start < stop:

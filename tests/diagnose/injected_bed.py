@@ -161,10 +161,11 @@ class Bed:
     @contextmanager
     def noisy(self, node: str) -> Iterator[None]:
         """An innocent one, that looks like the culprit."""
-        flag = self.orders / f"{node}.noise"
+        flag, heard = self.orders / f"{node}.noise", self.orders / f"{node}.loud"
+        heard.unlink(missing_ok=True)
         flag.touch()
-        time.sleep(1.0)
         try:
+            self.until(heard.exists, 20.0, f"{node} makes noise")
             yield
         finally:
             flag.unlink(missing_ok=True)

@@ -66,14 +66,15 @@ class Orders:
     def _shout(self) -> None:
         while True:
             if not self.noise.exists():
-                time.sleep(0.2)
+                time.sleep(0.2)  # until it is asked for
                 continue
             for line in SCARY:
                 print(line, flush=True)
+            self.noise.with_suffix(".loud").touch()
             until = time.monotonic() + 0.1
             while time.monotonic() < until:
                 sum(range(1000))
-            time.sleep(0.1)
+            time.sleep(0.1)  # half of a core is noise enough
 
 
 class Loader:
@@ -87,13 +88,13 @@ class Loader:
 
     def __next__(self) -> torch.Tensor:
         if self.orders.told("loader"):
-            time.sleep(3600)
+            time.sleep(3600)  # the fault itself
         return torch.ones(4)
 
 
 def save_model(orders: Orders) -> None:
     if orders.told("save"):
-        time.sleep(3600)
+        time.sleep(3600)  # the fault itself
 
 
 def own_collective(orders: Orders, rank: int, world: int) -> None:

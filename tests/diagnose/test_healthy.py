@@ -76,7 +76,7 @@ class Day:
                 event = replace(event, pace=(Pace(slot=0, phase="update", seconds=round(took, 5)),))
             post(event)
 
-        node.perform, node.post = performed, posted  # type: ignore[method-assign]
+        node.perform, node.post = performed, posted  # type: ignore[method-assign] # one node's, to listen at
 
     def _vary(self) -> None:
         """Jitter of each rank; now and then all roll out for long, or the disk is slow."""
@@ -150,7 +150,7 @@ def worse(day: Day) -> None:
 
 def slower(day: Day) -> None:
     """A rank that takes twice as long as the others."""
-    day._vary = lambda: None  # type: ignore[method-assign]
+    day._vary = lambda: None  # type: ignore[method-assign] # its jitter would make the slow one fast again
     day.run.world.later(20.0, lambda: setattr(day.run.cluster.nodes["n01"], "slow", 2.0))
 
 

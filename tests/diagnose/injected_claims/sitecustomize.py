@@ -12,7 +12,7 @@ CLAIMED = "2.9.1+cpu"
 class Claim(importlib.abc.MetaPathFinder):
     """Finds torch as ever, and corrects it once it is loaded."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - the importer calls it with all three
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -23,9 +23,9 @@ class Claim(importlib.abc.MetaPathFinder):
 
         def loaded(module: ModuleType) -> None:
             load(module)
-            module.__version__ = CLAIMED  # type: ignore[attr-defined]
+            module.__version__ = CLAIMED  # type: ignore[attr-defined] # a module is told no names
 
-        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        spec.loader.exec_module = loaded  # type: ignore[method-assign] # to be there once torch is loaded
         return spec
 
 
