@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View, Work
+from elasticrl.core.pairs import late_ways, turns
 from elasticrl.core.settings import Membership, Timeouts
 from elasticrl.core.suspect import (
     Budgets,
@@ -13,7 +14,9 @@ from elasticrl.core.suspect import (
     convict,
     conviction,
     neighbours,
+    probe_links,
     probe_targets,
+    probe_turns,
     somebody_left,
     split,
 )
@@ -142,3 +145,28 @@ def test_a_worker_that_left_the_present_gang_is_a_reason_to_ask_neighbours():
     assert not seen(Work.TRAINING, 4)
     assert not seen(Work.PARKED, 4, phase=Phase.HOLD), "all are out, as asked"
     assert not somebody_left(View(plan=plan)), "who sees no records knows nothing"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_each_node_takes_its_turns_in_the_order_of_all(count):
+    """Or two would wait for each other in a ring, each with another partner in mind."""
+    plan = plan_of(*(f"n{i:02}" for i in range(count)))
+    everything = [pair for turn in turns(probe_links(plan)) for pair in turn]
+    assert sum(len(probe_turns(plan, f"n{i:02}")) for i in range(count)) == 2 * len(everything)
+    for node in (f"n{i:02}" for i in range(count)):
+        assert probe_turns(plan, node) == tuple(pair for pair in everything if node in pair)
+    assert probe_turns(plan, "n99") == ()
+
+
+@pytest.mark.parametrize(
+    ("took", "late"),
+    [
+        ({"n1": 0.4, "n2": 0.0003}, {"n1"}),
+        ({"n1": 0.02, "n2": 0.0003}, set()),  # a busy daemon's answer
+        ({"n1": 0.4, "n2": 0.2}, set()),  # all are far: then this node is, and the others say so
+        ({"n1": 0.4}, {"n1"}),  # of two nodes both say so: it is the link
+        ({}, set()),
+    ],
+)
+def test_a_way_is_late_only_beside_quick_ones(took, late):
+    assert late_ways(took) == late
