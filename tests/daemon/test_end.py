@@ -6,8 +6,8 @@ import pytest
 
 from chaos.live.local import Job
 from elasticrl.cli.find import answers
+from elasticrl.core.adopt import AHEAD
 from elasticrl.core.model import Plan
-from elasticrl.daemon.adopt import AHEAD
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.shell import keys
