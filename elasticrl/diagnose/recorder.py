@@ -115,7 +115,7 @@ def collect(
     deadline = time.monotonic() + within_s
     # Tells this answer from one to an earlier question; that to a later one, somebody else's, will do.
     token = f"{time.monotonic_ns():016x}{secrets.token_hex(4)}"
-    waiting = {rank: pid for rank, pid in sorted(workers.items()) if _ask(folder, pid, token)}
+    waiting = {rank: pid for rank, pid in sorted(workers.items()) if ask(folder, pid, token)}
     found: dict[int, tuple[Entry, ...]] = {}
     while waiting and time.monotonic() < deadline:
         for rank, pid in list(waiting.items()):
@@ -131,7 +131,7 @@ LOOK_S: Final = 0.01  # between looks for answers
 LARGEST: Final = 64 << 20  # bytes of an answer: 2,000 entries are 1 MB
 
 
-def _ask(folder: Path, pid: int, token: str) -> bool:
+def ask(folder: Path, pid: int, token: str) -> bool:
     """Put the question into the worker's pipe. Opened so, a pipe without a reader is an error, and a full one too."""
     try:
         pipe = os.open(witness.ask_file(folder, pid), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

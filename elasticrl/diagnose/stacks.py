@@ -51,7 +51,6 @@ class Stack:
 
     pid: int
     frames: tuple[Frame, ...] = ()  # of the main thread, innermost first
-    threads: int = 1
     how: str = ""  # what took it: faulthandler, py-spy
     absent: str = ""
     state: str = ""  # the kernel's letter, if there are no frames: T stopped, D in the kernel, "" gone
@@ -148,20 +147,18 @@ def _telling(what: str, frames: Sequence[Frame], matched: Frame) -> Frame:
     return matched
 
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)")
+_HEAD: Final = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.{0,1000})", line (?P<line>\d{1,9}|\?\?\?) in (?P<name>.{0,500})$')
 
 
-def parse(text: str) -> tuple[tuple[Frame, ...], ...]:
-    """Each thread's frames in faulthandler's text, innermost first. CPython lists the main thread last."""
-    threads: list[list[Frame]] = []
-    for line in text.splitlines():
-        if _THREAD.match(line):
-            threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            number = int(found["line"]) if found["line"].isdigit() else 0
-            threads[-1].append(Frame(file=found["file"], line=number, name=found["name"]))
-    return tuple(map(tuple, threads))
+def parse(text: str) -> tuple[Frame, ...]:
+    """The frames in faulthandler's text of one thread, innermost first; of two answers in a row, those of the newer one."""
+    _, _, newest = text.rpartition(_HEAD)
+    return tuple(
+        Frame(file=found["file"], line=int(found["line"]) if found["line"].isdigit() else 0, name=found["name"])
+        for line in newest.splitlines()
+        if (found := _FRAME.match(line))
+    )
 
 
 def collect(folder: Path, workers: Mapping[int, int], *, within_s: float, spy: str | None = None) -> dict[int, Stack]:
@@ -186,7 +183,7 @@ def _ask(folder: Path, pid: int) -> int | None:
         if size > TRIM:
             os.truncate(file, 0)
             size = 0
-        os.kill(pid, witness.SIGNAL)
+        witness.signal_main(pid)
     except OSError:
         return None
     return size
@@ -221,13 +218,13 @@ def _tail(file: Path, start: int) -> str:
 
 
 def _stack(pid: int, text: str, spy: str, deadline: float) -> Stack:
-    if threads := parse(text):
-        return Stack(pid=pid, frames=threads[-1], threads=len(threads), how="faulthandler")
+    if frames := parse(text):
+        return Stack(pid=pid, frames=frames, how="faulthandler")
     now = state(pid)
     if now in {"", "Z", "X"}:
         return Stack(pid=pid, absent="the process is gone")
-    if spy and (seen := _spied(spy, pid, deadline)):
-        return Stack(pid=pid, frames=seen[0], threads=len(seen), how="py-spy", state=now)
+    if spy and (frames := _spied(spy, pid, deadline)):
+        return Stack(pid=pid, frames=frames, how="py-spy", state=now)
     why = {"T": "the process is stopped", "t": "a debugger holds the process"}.get(now)
     if now == "D":
         why = f"the process is in the kernel and does not come back{_wchan(pid)}"
@@ -236,8 +233,8 @@ def _stack(pid: int, text: str, spy: str, deadline: float) -> Stack:
     return Stack(pid=pid, absent=why, state=now)
 
 
-def _spied(spy: str, pid: int, deadline: float) -> list[tuple[Frame, ...]]:
-    """py-spy's view, main thread first. It reads another process's memory, so it may not be allowed to."""
+def _spied(spy: str, pid: int, deadline: float) -> tuple[Frame, ...]:
+    """py-spy's view of the main thread. It reads another process's memory, so it may not be allowed to."""
     within_s = max(1.0, min(SPY_S, deadline - time.monotonic()))
     try:
         done = subprocess.run(
@@ -245,10 +242,11 @@ def _spied(spy: str, pid: int, deadline: float) -> list[tuple[Frame, ...]]:
         )
         threads = json.loads(done.stdout) if done.returncode == 0 else []
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return []
+        return ()
     listed = [thread for thread in threads if isinstance(thread, dict)] if isinstance(threads, list) else []
     listed.sort(key=lambda thread: thread.get("thread_name") != "MainThread")
-    return [frames for thread in listed if (frames := tuple(map(_spied_frame, thread.get("frames") or ())))]
+    stacks = (tuple(map(_spied_frame, thread.get("frames") or ())) for thread in listed)
+    return next(filter(None, stacks), ())
 
 
 def _spied_frame(raw: Mapping[str, Any]) -> Frame:

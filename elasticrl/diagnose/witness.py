@@ -10,6 +10,7 @@ costs the asker a deadline and nothing else.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import os
@@ -68,7 +69,8 @@ class Witness:
             path.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._stack = os.open(stack_file(self.folder, self.pid), flags, 0o600)
-        faulthandler.register(SIGNAL, self._stack, all_threads=True, chain=False)
+        # The interrupted thread alone: to walk the frames of others, which go on running, ends the process now and then.
+        faulthandler.register(SIGNAL, self._stack, all_threads=False, chain=False)
         os.mkfifo(ask_file(self.folder, self.pid), 0o600)
         # For reading and writing: then it has no end when an asker closes it.
         self._ask = os.open(ask_file(self.folder, self.pid), os.O_RDWR | os.O_CLOEXEC)
@@ -129,6 +131,16 @@ def stand(folder: Path) -> Witness:
     witness = Witness(folder)
     witness.stand()
     return witness
+
+
+def signal_main(pid: int) -> None:
+    """Interrupt a process's main thread. `kill` would let the kernel choose a thread, and a busy main thread may not be it."""
+    if _libc.tgkill(pid, pid, SIGNAL) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def listens(pid: int) -> bool:

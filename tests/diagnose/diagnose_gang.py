@@ -33,9 +33,9 @@ def gang(folder: Path, *whats: str, within_s: float = 90.0) -> Iterator[dict[int
             process.stdout.close()
 
 
-def until(true: Callable[[], bool], within_s: float, what: str) -> None:
+def until(true: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:
     """Wait for a condition, not for a time."""
     deadline = time.monotonic() + within_s
     while not true():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what if isinstance(what, str) else what()}"
+        time.sleep(0.0005)

@@ -34,7 +34,7 @@ def test_nodes_that_see_only_their_own_rank_find_the_culprit_together(
             there = {fact.rank for fact in facts if fact.kind is Kind.STACK and word in fact.detail}
             return waiting == set(workers) - set(ranks) and there == set(ranks)
 
-        until(stuck, 30.0, f"all but {ranks} wait in collective 4, and {ranks} is {word}: {facts}")
+        until(stuck, 30.0, lambda: f"all but {ranks} wait in collective 4, and {ranks} is {word}: {facts}")
         both = scene.collect(tmp_path, workers, within_s=10.0)
     verdict = judge(facts, Facts(world=3))
     assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.HOST_HANG, ranks, tuple(f"n{r:02}" for r in ranks))

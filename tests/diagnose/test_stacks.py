@@ -13,7 +13,7 @@ from diagnose_gang import gang, until
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose import stacks, witness
+from elasticrl.diagnose import recorder, stacks, witness
 from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
 
 
@@ -25,7 +25,7 @@ def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> di
         seen.update(collect(folder, workers, within_s=10.0, spy=""))
         return {rank: place(stack.frames).what for rank, stack in seen.items()} == expected
 
-    until(there, 20.0, f"ranks are at {expected}; seen {seen}")
+    until(there, 20.0, lambda: f"ranks are at {expected}; seen {seen}")
     return seen
 
 
@@ -74,6 +74,39 @@ def test_a_process_that_holds_the_gil_in_native_code_still_shows_its_stack(tmp_p
             return any(frame.name == "burn" for frame in frames)
 
         until(burning, 10.0, "the expression is being matched")
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_worker_lives_through_thousands_of_questions(tmp_path: Path) -> None:
+    """To walk the frames of a thread that goes on running, here the one that reads the recorder, ends the process."""
+    code = (
+        "import sys, time; from pathlib import Path; from elasticrl.diagnose import witness\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at\n"
+        answers = witness.stack_file(tmp_path, process.pid).open()
+        with answers:
+            for asked in range(3000):
+                assert recorder.ask(tmp_path, process.pid, f"{asked:08x}")
+                witness.signal_main(process.pid)
+                answer = ""
+
+                def whole() -> bool:
+                    nonlocal answer
+                    answer += answers.read()
+                    return answer.endswith("in <module>\n") or process.poll() is not None
+
+                until(whole, 5.0, "it answers")
+                assert process.poll() is None, f"question {asked + 1} ended it"
+                assert [frame.name for frame in parse(answer)] == ["<module>"]
     finally:
         process.kill()
         process.wait()
@@ -157,7 +190,7 @@ def test_who_is_elsewhere_is_named_only_if_the_others_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n\n", "Thread 0x1\n", '  File "a", line 1 in b', "x" * 100_000, "Thread 0xzz:\n"]
+    "text", ["", "\n\n", "Thread 0x1\n", "Stack (most recent call first):\n", "x" * 100_000, "Thread 0xzz:\n"]
 )
 def test_what_is_no_stack_has_no_frames(text: str) -> None:
     assert not any(parse(text))
