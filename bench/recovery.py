@@ -76,15 +76,15 @@ class Cost:
 class Elastic:
     """elasticrl, with a warm spare process on each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, step_ms: float = STEP_MS, save_every: int = 100_000) -> None:
         conf = {
             "job": {"program": str(PROGRAM), "seed": 7},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
             "lanes": {"count": 6},
-            "checkpoint": {"every": 100_000},
+            "checkpoint": {"every": save_every},
         }
         self.job = Job(
-            etcd=1, name="bench", conf=conf, script_args=("--step-ms", str(STEP_MS), "--faults", "{folder}/fault")
+            etcd=1, name="bench", conf=conf, script_args=("--step-ms", str(step_ms), "--faults", "{folder}/fault")
         )
 
     def __enter__(self) -> Self:
@@ -109,13 +109,17 @@ class Elastic:
         return self.cost(3, lambda: os.kill(self.job.worker("n1"), signal.SIGSTOP))
 
     def hang(self) -> Cost:
+        self.hung()
+        return self.cost(3, lambda: None)
+
+    def hung(self) -> None:
+        """The training thread of rank 1 sleeps from now on."""
         newest = max(line.step for line in self.job.sealed())
         fault = self.job.folder / "fault"
         fresh = fault.with_suffix(".new")
         fresh.write_text(json.dumps({"step": newest, "rank": 1, "do": "hang", "at": "lane"}))
         fresh.rename(fault)
         self.job.until(lambda: not fault.exists(), 10.0, "the fault strikes")
-        return self.cost(3, lambda: None)
 
     def node(self) -> Cost:
         pids = self.pids("n2")
@@ -250,16 +254,8 @@ class Torchrun:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, node: str) -> None:
-        settings = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" if self.best else ""
-        env = {**os.environ, "NODE": node, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        if self.best:
-            env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        host = ["--rdzv-conf", settings] if settings else []
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=localhost:{self.port}", "--rdzv-id=bench", "--max-restarts=100", "--local-addr=localhost", *host,
-            str(Path(__file__).with_name("torchrun_script.py")), str(self.folder), str(STEP_MS / 1000),
-        ]  # fmt: skip
+        script = [str(Path(__file__).with_name("torchrun_script.py")), str(self.folder), str(STEP_MS / 1000)]
+        command, env = torchrun(self.port, script, best=self.best), torchrun_env(node, best=self.best)
         with (self.folder / f"{node}.log").open("ab") as log:
             self.agents[node] = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -311,6 +307,22 @@ class Torchrun:
         at = time.monotonic()
         self.start(self.victim())
         return Cost(took_s=self.until_steps(3, at) - at)
+
+
+def torchrun(port: int, script: list[str], *, best: bool) -> list[str]:
+    """The command of one node's agent."""
+    settings = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" if best else ""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=bench", "--max-restarts=100", "--local-addr=localhost",
+        *(["--rdzv-conf", settings] if settings else []), *script,
+    ]  # fmt: skip
+
+
+def torchrun_env(node: str, *, best: bool) -> dict[str, str]:
+    """Of a node's agent and its worker."""
+    env = {**os.environ, "NODE": node, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return env | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if best else {})
 
 
 def free_port() -> int:
