@@ -103,14 +103,24 @@ class Pace:
     seen: Mapping[int, Snapshot] = field(default_factory=dict)
 
     def learn(self, workers: Iterable[Beating]) -> "Pace":
-        """A phase that was left between two looks took about as long as from its beginning to the next one's."""
+        """A phase that was left between two looks took about as long as from its beginning to the next one's.
+
+        One that a broken gang ended says how long the fault took, and what is left of a reform after its first collective
+        nothing of how long a reform takes: nothing is learned of either.
+        """
         budgets, seen = self.budgets, dict(self.seen)
         for worker in workers:
             before, beat = seen.get(worker.slot), worker.beat
-            if before and before.pid == beat.pid and before.since < beat.since and before.state is State.TRAINING:
+            if before and before.since < beat.since and before.phase != "reform" and _trained_on(before, beat):
                 budgets = budgets.learn(before.phase, beat.since - before.since)
             seen[worker.slot] = beat
         return Pace(budgets=budgets, seen=seen)
+
+
+def _trained_on(before: Snapshot, after: Snapshot) -> bool:
+    """Is it the same process, in the same gang?"""
+    same = before.pid == after.pid and before.generation == after.generation
+    return same and before.state is State.TRAINING and after.state in (State.TRAINING, State.DONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -537,7 +537,7 @@ class Run:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
         elif not self._now.update:  # what was restored is digested too: it must be what it was
             self._digest, self._restored = self._digests(), self._now.step
-        self._tell_sealed(self._now.step)
+        self._tell_sealed(self._now.step, None)
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
@@ -829,14 +829,12 @@ class Run:
         self._ending = self._ending or heard.ending
         self._check_replicas(heard.odd)
         if keeper.kept is None and self._restored is not None:
-            self.sealed_digest = heard.digest
+            self._tell_sealed(self._restored, heard.digest)
             keeper.chronicled(self._restored, heard.digest)
             self._restored = None
         kept = keeper.sealed(heard.digest)
-        if kept is not None and kept.whole:
-            self.sealed_digest = heard.digest
-            if not heard.late:  # else it is not yet beyond the reach of a fault
-                self._tell_sealed(kept.steps)
+        if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
+            self._tell_sealed(kept.steps, heard.digest)
 
     def _check_replicas(self, odd: Sequence[int]) -> None:
         if not odd:
@@ -899,8 +897,9 @@ class Run:
         if told is not None:
             keeper.committed(told.manifest, generation=told.generation)
 
-    def _tell_sealed(self, steps: int) -> None:
-        self.sealed = max(self.sealed, steps)
+    def _tell_sealed(self, steps: int, digest: str | None) -> None:
+        if steps > self.sealed or (steps == self.sealed and digest is not None):
+            self.sealed, self.sealed_digest = steps, digest
         self._beat.sealed(steps)
 
     def _check(self) -> None:

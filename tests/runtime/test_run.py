@@ -139,6 +139,27 @@ def test_a_rank_whose_memory_corrupts_is_named_and_ends(tmp_path: Path, undistur
         assert digests(nodes.run_dir) == undisturbed
 
 
+def test_a_step_that_is_said_to_be_sealed_is_said_with_its_own_digest(tmp_path: Path, undisturbed):
+    history = tmp_path / "history"
+    with Nodes(tmp_path, steps=STEPS, step_ms=10.0, args=("--history", str(history))) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_new(3)
+        for _ in range(3):  # then the first step after what was restored is broken too, before anybody has voted on it
+            nodes.fault(step=0, rank=2, do="kill", at="update")
+            nodes.workers["n2"].process.join(60)
+            nodes.kill_worker("n2")
+            nodes.fault(step=0, rank=2, do="kill", at="update")
+            nodes.plan("n0", "n1", "n2")
+        nodes.workers["n2"].process.join(60)
+        nodes.kill_worker("n2")
+        nodes.plan("n0", "n1", "n2")
+        nodes.until_done()
+        assert digests(nodes.run_dir) == undisturbed
+    said = [line.split() for line in history.read_text().splitlines()]
+    assert len(said) >= STEPS
+    assert not [words for words in said if words[-1] not in ("-", undisturbed[int(words[4])])]
+
+
 def test_torchs_own_optimizer_and_scheduler_go_on_where_they_were(tmp_path: Path):
     def run(folder: Path, *present: str, kill: bool) -> dict[int, str]:
         copies = min(1, len(present) - 1)

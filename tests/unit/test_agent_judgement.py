@@ -136,6 +136,19 @@ def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
     assert other.budgets == pace.budgets
 
 
+@pytest.mark.parametrize("state", [State.PARKED, State.JOINING])
+def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
+    # Else each hang made the next one's victims wait ten times as long.
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)])
+    assert pace.learn([beating(since=105.0, phase="parked", state=state)]).budgets == BUDGETS
+    assert pace.learn([beating(since=105.0, phase="reform", state=State.TRAINING, generation=15)]).budgets == BUDGETS
+
+
+def test_the_moment_between_a_reform_and_the_first_step_is_not_how_long_a_reform_takes() -> None:
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0, phase="reform")]).learn([beating(since=90.01)])
+    assert pace.budgets.budget("reform") == BUDGETS.budget("reform")
+
+
 def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     spec = Spec(job="j", node="n", program=("-m", "x"), log_dir="/tmp/x", timeouts=Timeouts(phase_s={"save": 9.0}))
     (tmp_path / "spec").write_text(dump(spec))
