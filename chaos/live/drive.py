@@ -40,7 +40,7 @@ QUIET_S = 1.0  # of training before a scenario's first fault
 START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
 WELL_STEPS = 3
 STOP_S = 90.0
-LEFT_S = 40.0  # a vault lingers for a while after its node was drained
+LEFT_S = 20.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
 IN_THE_JOB = ("before ", "during ", "after ")
 
 
@@ -404,7 +404,8 @@ class Drive:
     def _proofs(self) -> None:
         """Each by itself: what is wrong with one says nothing of the others."""
         with suppress(Late):
-            self.until(lambda: not any(self.gang.processes().values()), LEFT_S, "no process is left")
+            within_s = LEFT_S * load_factor()
+            self.until(lambda: not any(self.gang.processes().values()), within_s, "no process is left")
         left = [f"{node}: {line}" for node, lines in self.gang.processes().items() for line in lines]
         self._prove("processes", ok=not left, sentence="; ".join(left[:8]) or "none is left")
         used = audit(self.gang.saves)
