@@ -22,8 +22,8 @@ def register(app: typer.Typer) -> None:
 def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_json: AsJson = False) -> None:  # noqa: A002 - the argument's name is its help
     """List the incidents that this machine's daemons wrote down, or tell one. Works without a daemon."""
     from elasticrl.cli.main import Exit
-    from elasticrl.cli.render import table
     from elasticrl.diagnose import incident as kept
+    from elasticrl.report.table import table
 
     found, unread = kept.found(_folders(config, state_dir))
     for text in unread:

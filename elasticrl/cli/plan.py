@@ -45,8 +45,8 @@ def plan(
         if graph:
             typer.echo(_graph(tree))
             return
-        size = parse_size(memory) if memory else None
-        found = estimate.read(tree, workers=workers, memory_bytes=size)
+        limit = parse_size(memory) if memory else None
+        found = estimate.read(tree, workers=workers, memory_bytes=limit)
     except (ConfigError, ShapeError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from error
@@ -76,10 +76,11 @@ def _plain(found: "Estimate") -> dict[str, object]:
 
 
 def _text(found: "Estimate") -> str:
-    from elasticrl.cli.render import table
+    from elasticrl.cli.render import size
+    from elasticrl.report.table import table
 
     def block(title: str, lines: "tuple[Line, ...]") -> list[str]:
-        rows = [(f"  {line.role}", line.what, _size(line.bytes), line.formula) for line in lines]
+        rows = [(f"  {line.role}", line.what, size(line.bytes), line.formula) for line in lines]
         return [title, *(table(rows[0], rows[1:]) if rows else ["  nothing"])]
 
     budgets = [
@@ -94,7 +95,7 @@ def _text(found: "Estimate") -> str:
             f"{found.workers} workers, one of them on its {found.device}:",
             *block("memory that stays", found.memory),
             *block("and the greatest of these", found.transient),
-            f"  peak {_size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
+            f"  peak {size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
             *block("host memory of the vault, for this worker", found.host),
             *block("bytes that it sends in a step", found.wire),
             "phase budgets (orders of magnitude: they are learned in the run, and capped by timeouts.phase)",
@@ -102,10 +103,3 @@ def _text(found: "Estimate") -> str:
             *(f"# {note}" for note in found.notes),
         ]
     )
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} B"

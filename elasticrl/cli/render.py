@@ -1,8 +1,10 @@
 """Pictures as text. Plain f-strings on purpose: `status` has 300 ms, and importing a table library takes half of them."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 COLOUR = {
@@ -15,15 +17,6 @@ COLOUR = {
 def paint(text: str, colour: str, *, on: bool) -> str:
     """Coloured, on a terminal."""
     return f"{colour}{text}{RESET}" if on and colour else text
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; the last one runs free."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in (head, *rows)
-    ]
 
 
 def ago(seconds: float | None) -> str:
@@ -43,6 +36,20 @@ def ago(seconds: float | None) -> str:
         if seconds < 5400
         else f"{seconds // 3600:.0f} h"
     )
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1024 as the configuration has them: 64MiB there is 64 MiB here.
+
+    >>> size(512), size(81_920), size(412_000_000), size(1_190_000_000), size(3 << 41)
+    ('512 B', '80 KiB', '393 MiB', '1.1 GiB', '6.0 TiB')
+    """
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, larger
+    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
 
 
 def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:

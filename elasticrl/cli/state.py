@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from elasticrl.cli.main import Exit
+from elasticrl.cli.render import size
+from elasticrl.report.table import table
 
 if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.manifest import Manifest
@@ -119,7 +121,6 @@ def audit(
 
 def checkpoint_list(where: Where, as_json: AsJson = False) -> None:
     """What is there, the newest first. Reads manifests, not data: `verify` says whether it can be trusted."""
-    from elasticrl.cli.render import table
     from elasticrl.runtime.checkpoint.shelf import listing
 
     place = place_of(where)
@@ -304,19 +305,6 @@ def contents(manifest: "Manifest | None") -> str:
     if manifest is None:
         return ""
     return ", ".join(f"{part} {size(nbytes)}" if nbytes else part for part, nbytes in manifest.contents.items())
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people.
-
-    >>> size(512), size(1_190_000_000)
-    ('512 B', '1.2 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
 
 
 def refuse(sentence: str) -> NoReturn:

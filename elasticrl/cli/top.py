@@ -211,7 +211,8 @@ class Board:
 
     def text(self) -> str:
         """The picture."""
-        from elasticrl.cli.render import table
+        from elasticrl.cli.render import size
+        from elasticrl.report.table import table
 
         rows = self.rows()
         if not rows:
@@ -229,25 +230,14 @@ class Board:
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
+    from elasticrl.cli.render import size
+
     shares = ", ".join(f"{name} {share:.0%}" for name, share in list(row.shares.items())[:4] if share >= 0.005)
     return (
         row.node, "-" if row.rank is None else str(row.rank), str(row.pid), row.state, f"{row.step:,}",
         f"{row.step_s:.3g} s" if row.step_s is not None else "-", row.phase, f"{row.phase_s:.1f} s", f"{row.waits:.0%}",
         f"{row.cpu:.0%}", size(row.memory), f"{size(row.bytes_s)}/s", shares,
     )  # fmt: skip
-
-
-def size(amount: float) -> str:
-    """Bytes for people.
-
-    >>> size(512), size(81_920), size(412_000_000)
-    ('512 B', '80 KiB', '393 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            return f"{amount:.0f} {unit}" if amount >= 10 or unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    raise AssertionError("there is a last unit")
 
 
 def read(page: Path) -> "Snapshot | None":

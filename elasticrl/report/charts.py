@@ -47,6 +47,31 @@ ROWS: Final = 24  # nodes or ranks that are drawn; more would be a texture
 TOLD: Final = 250  # bars of a drawing that have a tooltip
 POINTS: Final = 400  # of a curve; of more, each stretch's mean
 
+#: Seconds between the ticks of an axis of time.
+APART: Final = (
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    10800,
+    21600,
+    43200,
+    86400,
+)
+
 CURVES: Final = ("reward", "kl", "loss")
 
 Draw = Callable[[Figure, Story, bool], None]  # True: for a phone
@@ -115,7 +140,7 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
     )  # fmt: skip
     axes.set_yticks(range(len(nodes)), nodes)
     axes.set_ylim(len(nodes) - 0.45, -0.95)
-    clock(axes, story)  # before the marks, whose numbers are as far apart as the axis allows
+    clock(axes, story, phone=phone)  # before the marks, whose numbers are as far apart as the axis allows
     marks(
         axes,
         [(each.at - story.begin, f"{each.number}", each.fault, each.reason) for each in story.generations],
@@ -200,12 +225,23 @@ def marks(axes: Axes, places: Sequence[tuple[float, str, bool, str]], at: float 
             last = x
 
 
-def clock(axes: Axes, story: Story) -> None:
+def clock(axes: Axes, story: Story, *, phone: bool) -> None:
     """Time since the first line."""
-    axes.set_xlim(0, max(1e-3, story.end - story.begin))
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    span = max(1e-3, story.end - story.begin)
+    axes.set_xlim(0, span)
+    axes.set_xticks(ticks(span, 4 if phone else 7))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
     axes.grid(visible=True, axis="x")
+
+
+def ticks(span: float, most: int) -> list[float]:
+    """Moments for an axis of time: whole seconds, minutes, hours or days, as people count them.
+
+    >>> ticks(200.0, 7), ticks(200.0, 4), ticks(5000.0, 4)
+    ([0, 30, 60, 90, 120, 150, 180], [0, 60, 120, 180], [0, 1800, 3600])
+    """
+    step = next((step for step in APART if span / step < most), 86400 * int(span // (86400 * most) + 1))
+    return [step * i for i in range(int(span / step) + 1)]
 
 
 # ---- what it cost
@@ -335,7 +371,7 @@ def stragglers(figure: Figure, story: Story, phone: bool) -> None:
     axes.set_yticks(range(len(ranks)), [f"{rank}" if phone else f"{rank} ({found.nodes[rank]})" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_ylabel("rank")
-    clock(axes, story)
+    clock(axes, story, phone=phone)
     axes.grid(visible=False)
 
 
@@ -367,18 +403,18 @@ def timed(story: Story) -> list[tuple[float, float]]:
     return [(x, y) for x, y in rows if 0 <= x <= story.end - story.begin]
 
 
-def pace(figure: Figure, story: Story, _phone: bool) -> None:
+def pace(figure: Figure, story: Story, phone: bool) -> None:
     """Reward over time."""
     axes = figure.subplots()
     told = timed(story)
     axes.plot(*thinned([x for x, _ in told], [y for _, y in told]), color=COLOURS["s0"])
     axes.set_ylabel(next(name for name in CURVES if any(name in note.facts for note in story.curve)))
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    clock(axes, story)
+    clock(axes, story, phone=phone)
     marks(axes, [(each.at - story.begin, str(each.number), each.fault, each.reason) for each in story.generations[1:]])
 
 
-def ages(figure: Figure, story: Story, _phone: bool) -> None:
+def ages(figure: Figure, story: Story, phone: bool) -> None:
     """How old the newest checkpoint, and the newest step in memory, were."""
     rows: list[tuple[str, Sequence[Age]]] = [("disk checkpoint", story.commits), ("newest sealed step", story.sealed)]
     rows = [(name, found) for name, found in rows if found]
@@ -397,7 +433,7 @@ def ages(figure: Figure, story: Story, _phone: bool) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
         axes.set_ylim(bottom=0)
-        clock(axes, story)
+        clock(axes, story, phone=phone)
 
 
 ALT: Final[Mapping[str, str]] = {

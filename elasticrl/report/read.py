@@ -239,12 +239,13 @@ def step_event(line: Mapping[str, Any]) -> tuple[Took, Note] | None:
         step, generation = int(line["step"]), int(line.get("generation", 0))
         seconds = {str(name): float(value) for name, value in line["seconds"].items()}
         metrics = {str(name): float(value) for name, value in line["metrics"].items()}
+        at = datetime.fromisoformat(str(line["ts"])).timestamp() if "ts" in line else None
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
     loss = [metrics[name] for name in ("loss", "policy_loss", "preference_loss") if name in metrics]
     facts = {name: metrics[name] for name in ("reward", "kl") if name in metrics} | ({"loss": loss[0]} if loss else {})
     times = Took(at=0.0, node="", rank=0, step=step, generation=generation, seconds=seconds)
-    return times, Note(step=step, generation=generation, facts=facts)
+    return times, Note(step=step, generation=generation, facts=facts, at=at)
 
 
 def note(line: Mapping[str, Any]) -> Note | None:

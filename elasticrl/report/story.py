@@ -306,7 +306,7 @@ def _ages(made: Sequence[tuple[float, int]], since: float | None, end: float) ->
 
 def _phases(left: Left) -> tuple[tuple[tuple[int, Mapping[str, float]], ...], str]:
     """Each step's phases: the mean of all ranks, or rank 0's own words where nothing else was kept."""
-    lines = left.took or left.said
+    lines = [line for line in left.took or left.said if stepped(line)]
     whose = "mean of all ranks" if left.took else "as rank 0 printed them"
     by_step: dict[int, list[Took]] = defaultdict(list)
     newest: dict[int, int] = {}
@@ -339,7 +339,7 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
     width = (end - begin) / columns or 1.0
     work: dict[tuple[int, int], list[float]] = defaultdict(list)
     by_step: dict[tuple[int, int], list[Took]] = defaultdict(list)
-    for line in lines:
+    for line in filter(stepped, lines):
         by_step[line.generation, line.step].append(line)
     for rows in by_step.values():
         spent = [(row, own(row)) for row in rows]
@@ -351,6 +351,11 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
     cells = {r: tuple(median(work[r, c]) if (r, c) in work else None for c in range(columns)) for r in ranks}
     nodes = {line.rank: line.node for line in lines}
     return Heat(edges=tuple(begin + width * i for i in range(columns + 1)), ranks=ranks, nodes=nodes, cells=cells)
+
+
+def stepped(line: Took) -> bool:
+    """Is it of a step? A rank that joins a gang leaves a line as well, of how it came from step 0 to where the others are."""
+    return bool(line.seconds.keys() - APART - {"reform"})
 
 
 def own(line: Took) -> float:

@@ -7,6 +7,7 @@ from statistics import median
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.story import Story
+from elasticrl.report.table import table
 
 
 def human(seconds: float) -> str:
@@ -72,9 +73,9 @@ def headline(story: Story) -> str:
 def text(story: Story) -> str:
     """The whole report."""
     left = story.left
-    lines = [f"{left.job}: {headline(story)}", "", *rows(("", "", ""), facts(story))[1:]]
+    lines = [f"{left.job}: {headline(story)}", "", *table(("", "", ""), facts(story))[1:]]
     for title, head, body in _tables(story):
-        lines += ["", title, *rows(head, body)] if body else []
+        lines += ["", title, *table(head, body)] if body else []
     lines += _curves(story)
     for name, ages in (("newest disk checkpoint", story.commits), ("newest sealed step", story.sealed)):
         lines += ["", f"AGE of the {name}: at most {human(max(age.end - age.start for age in ages))}"] if ages else []
@@ -168,12 +169,3 @@ def bars(values: Sequence[float], width: int = 40) -> str:
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
     return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in means)
-
-
-def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; the last one runs free."""
-    widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in (head, *body)
-    ]

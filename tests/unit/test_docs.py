@@ -1,8 +1,10 @@
 """What is said in the documentation is what the code does."""
 
 import ast
+import doctest
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,17 @@ def test_the_daemon_imports_no_torch() -> None:
     subprocess.run(
         [sys.executable, "-c", "import sys, elasticrl.daemon.main; assert 'torch' not in sys.modules"], check=True
     )
+
+
+SHOWN = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in ("cli", "report")
+    for path in (ROOT / "elasticrl" / package).glob("*.py")
+    if ">>>" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("module", SHOWN)
+def test_an_example_in_a_docstring_is_what_comes_out(module: str) -> None:
+    found = doctest.testmod(import_module(module))
+    assert (found.attempted > 0, found.failed) == (True, 0)

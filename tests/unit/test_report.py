@@ -282,7 +282,7 @@ def test_the_trainers_own_events_are_read_where_they_are(run: Path) -> None:
     attempt = run / "log" / "n0" / "attempt_1"
     attempt.mkdir()
     lines = [
-        {"ts": "2026-11-21T20:34:15+00:00", "event": "ppo.step", "step": s, "generation": 1, "seconds": {"update": 0.5},
+        {"ts": f"2026-11-21T20:34:0{3 + s}+00:00", "event": "ppo.step", "step": s, "generation": 1, "seconds": {"update": 0.5},
          "metrics": {"reward": 0.5, "kl": 0.1, "policy_loss": -0.25}, "usual": {}}
         for s in range(3)
     ]  # fmt: skip
@@ -290,6 +290,23 @@ def test_the_trainers_own_events_are_read_where_they_are(run: Path) -> None:
     (attempt / "rank_0.log").write_text("".join(f"[Step 0] said\n{json.dumps(line)}\n" for line in lines) + torn)
     story = story_of(run)
     assert [note.facts for note in story.curve] == [{"reward": 0.5, "kl": 0.1, "loss": -0.25}] * 3
+    assert [round(x) for x, _ in timed(story)] == [3, 4, 5], "they say when, so the curve is drawn over time as well"
+
+
+def test_how_a_rank_came_to_the_others_is_no_step_of_theirs(run: Path) -> None:
+    before = story_of(run)
+    came = {
+        "at": 1795293250.0,
+        "node": "n1",
+        "rank": 1,
+        "step": 8,
+        "steps": 8,
+        "generation": 3,
+        "seconds": {"warm": 2.8},
+    }
+    with (run / "log" / "n1" / "steps.jsonl").open("a") as file:
+        file.write(json.dumps(came) + "\n")
+    assert dict(story_of(run).phases)[8] == dict(before.phases)[8]
 
 
 def test_nothing_at_all_makes_no_report(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from elasticrl.agent.beats import Beat
 from elasticrl.cli.main import build
 from elasticrl.cli.pace import Pace
+from elasticrl.cli.render import size
 from elasticrl.cli.screen import clip, frame
-from elasticrl.cli.top import Board, Look, Seen, read, row_of, size
+from elasticrl.cli.top import Board, Look, Seen, read, row_of
 from elasticrl.daemon.control import Asker, Control
 from elasticrl.daemon.picture import Picture, Row
 
@@ -160,8 +161,6 @@ def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) ->
     assert daemon.exists()
 
 
-@pytest.mark.parametrize(
-    ("amount", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5120 GiB")]
-)
+@pytest.mark.parametrize(("amount", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB")])
 def test_sizes(amount: float, words: str) -> None:
     assert size(amount) == words
