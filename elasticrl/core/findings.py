@@ -61,8 +61,9 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
     if not dossier.speaks(chosen):
         return None
     if lead.finding is not None and lead.finding.of == chosen:
-        return lead.finding
-    verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
+        verdict = lead.finding.verdict  # what the caps let us do about it may have changed all the same
+    else:
+        verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
     return Finding(of=chosen, verdict=verdict, answer=answer_to(scene, lead, verdict, gloo=False))
 
 

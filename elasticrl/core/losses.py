@@ -9,9 +9,10 @@ from dataclasses import replace
 from elasticrl.core.findings import with_cause
 from elasticrl.core.model import Member, Phase, Rung, Seat, Work
 from elasticrl.core.policy import Act
-from elasticrl.core.quarantines import confinements
+from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
+from elasticrl.core.stalls import said
 from elasticrl.core.strikes import hopeless, strike_of, strike_or
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
@@ -31,7 +32,8 @@ def losses(scene: Scene) -> Move | None:
     if own:
         strike = strike_of(plan.strike, own.cause, own.step)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
-    confine = confinements(scene, {member: reason for member, reason in sick.items() if reason} | condemned)
+    unwanted = {member: reason for member, reason in sick.items() if reason} | condemned
+    confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
     fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in confined else f for f in scene.fates)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
@@ -39,6 +41,7 @@ def losses(scene: Scene) -> Move | None:
     if strike is not plan.strike and strike and strike.count > 1:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
     why, verdict = _why_lost(scene, condemned)
+    why = with_cap(why, scene, unwanted, confine)
     if stop := hopeless(scene):
         return stop
     seats = scene.arrange(fates, grow=False)
@@ -108,6 +111,8 @@ def late(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN or scene.trained:
         return None
+    if scene.doing[Work.PARKED] and said(scene):
+        return None  # it will not form: one has left, and has said why. The others would wait for it till their group's timeout
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
     silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
@@ -120,7 +125,9 @@ def late(scene: Scene) -> Move | None:
         born = scene.view.generation + 1
         seats = tuple(replace(s, born=born) if s in silent else s for s in scene.kept)
         return Move(plan=scene.train(seats, why, Rung.REPLACE, strike=plan.strike))
-    confine = confinements(scene, {seat.member: why for seat in silent})
+    unwanted = {seat.member: why for seat in silent}
+    confine = confinements(scene, unwanted)
+    why = with_cap(why, scene, unwanted, confine)
     fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
     rung = max(plan.rung, Rung.REFORM)
     return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)

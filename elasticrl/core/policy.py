@@ -93,6 +93,8 @@ def _too_many(nodes: tuple[str, ...], scope: Scope) -> str:
     new = set(nodes) - scope.held
     if not nodes:
         return "no node is named"
+    if not new:
+        return ""  # they are out already
     left = scope.known - len(scope.held) - len(new)
     if left < scope.min_nodes:
         return f"{left} nodes would be left of {scope.min_nodes} that are needed (membership.min_nodes)"

@@ -14,7 +14,7 @@ from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
 from elasticrl.core.policy import Act, Answer
-from elasticrl.core.quarantines import confinements
+from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.strikes import strike_of, strike_or
@@ -78,7 +78,9 @@ def probing(scene: Scene) -> Move | None:
         left = scene.arrange(fates, grow=False)
         if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
             return replace(wait, verdict=verdict)
-        confine = confinements(scene, {seat.member: "out of reach of its peers in a probe" for seat in out})
+        unwanted = {seat.member: "out of reach of its peers in a probe" for seat in out}
+        confine = confinements(scene, unwanted)
+        why = with_cap(why, scene, unwanted, confine)
         again = scene.train(left, why, Rung.REFORM, strike=plan.strike)
         return Move(plan=again, confine=confine, verdict=verdict)
     if plan.backend:

@@ -1,6 +1,6 @@
 """Who is kept out of plans though it is up, how many may be, and for how long."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -13,11 +13,8 @@ def confinements(scene: Scene, reasons: Mapping[Member, str]) -> tuple[Quarantin
 
     Found by seed 243: each was weighed by itself, so a partition put away nine nodes of twelve at one stroke.
     """
-    health, known, held = scene.settings.health, len(scene.records), len(scene.held)
-    most = min(known - scene.settings.membership.min_nodes, max(1, int(health.quarantine_share * known)))
-    room = max(0, most - held)
-    fresh = [member for member in reasons if member.node not in scene.held and member.node in scene.records]
-    before = scene.view.quarantines or {}
+    room = max(0, _most(scene)[0] - len(scene.held))
+    fresh, before = _fresh(scene, reasons), scene.view.quarantines or {}
     return tuple(
         Quarantine(
             member=member,
@@ -26,6 +23,31 @@ def confinements(scene: Scene, reasons: Mapping[Member, str]) -> tuple[Quarantin
         )
         for member in fresh[:room]
     )
+
+
+def with_cap(why: str, scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> str:
+    """A reason with who is not kept out for it though there is reason to, and which cap keeps us from it."""
+    put_out = {quarantine.member for quarantine in confined}
+    names = ", ".join(str(member) for member in _fresh(scene, reasons) if member not in put_out)
+    most, cap = _most(scene)
+    return f"{why}; {names} not kept out: no more than {most} nodes may be at once ({cap})" if names else why
+
+
+def _fresh(scene: Scene, members: Iterable[Member]) -> list[Member]:
+    """Those that are up, and not kept out already."""
+    return [member for member in members if member.node not in scene.held and member.node in scene.records]
+
+
+def _most(scene: Scene) -> tuple[int, str]:
+    """How many nodes may be kept out at once, and which setting says so.
+
+    The hour's quarantines are not counted here, as `policy` does for a node that is up and only judged to be unfit: who is out
+    of reach, or fails again and again, would take its seat again at once, and break the next gang.
+    """
+    known = len(scene.records)
+    share = max(1, int(scene.settings.health.quarantine_share * known))
+    left = max(0, known - scene.settings.membership.min_nodes)
+    return (share, "health.quarantine_share") if share <= left else (left, "membership.min_nodes")
 
 
 def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:

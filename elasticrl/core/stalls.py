@@ -23,7 +23,7 @@ def stuck(scene: Scene) -> Move | None:
     if scene.now < due:
         return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
     patience = due + scene.settings.timeouts.dump_s
-    if scene.now < patience and not _said(scene) and (why := _looked_at(scene)):
+    if scene.now < patience and not said(scene) and (why := _looked_at(scene)):
         return Move(wake_at=patience, why=why, inspect=ask)
     if stop := hopeless(scene):
         return stop
@@ -35,7 +35,7 @@ def stuck(scene: Scene) -> Move | None:
     return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
 
 
-def _said(scene: Scene) -> bool:
+def said(scene: Scene) -> bool:
     """Has a rank said what is wrong with it, so that no stack would add to it: a setting with which no gang can form?"""
     verdict = scene.lead.finding.verdict if scene.lead.finding else None
     return verdict is not None and verdict.fault in {Fault.CONFIG, Fault.VERSION_MISMATCH} and bool(verdict.nodes)

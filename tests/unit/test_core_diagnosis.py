@@ -9,7 +9,7 @@ from test_core_step import Life, member, plan, record
 from elasticrl.core import dossier, events
 from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.model import Exit, Pace, Phase, Plan, Rung, Stall, Work
+from elasticrl.core.model import Exit, Pace, Phase, Plan, Quarantine, Rung, Stall, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.settings import Health, Membership, Settings
 from elasticrl.core.suspect import probe_links
@@ -212,6 +212,22 @@ def test_a_stall_is_not_probed_before_all_were_looked_at_nor_later_than_that_may
     assert found.phase is Phase.PROBE
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool) -> None:
+    life = leader()
+    life.seen(2.0, "written", plan=replace(plan(2, *NODES), rung=Rung.RESTART), plan_revision=20)
+    why = fact(Sign.SETTING, 1, 2, kind=Kind.EXCEPTION, detail="Unable to find address for: eth9")
+    left = record("n01", work=Work.PARKED, generation=2, born=2, evidence=(why,) if said else ())
+    life.told(2.5, left, *(record(n, work=Work.JOINING, generation=2, born=2) for n in ("n00", "n02")))
+    life.at(3.6, Tick(now=0))
+    written = proposed(life)
+    assert (written is not None) == said, "the others are joining: without a word they are waited for"
+    if written is not None:
+        assert written.phase is Phase.PROBE
+        assert written.verdict is not None
+        assert (written.verdict.fault, written.verdict.nodes) == (Fault.CONFIG, ("n01",))
+
+
 def desync(rank: int) -> tuple[Evidence, ...]:
     return tuple(
         fact(
@@ -283,6 +299,36 @@ def test_a_cap_that_keeps_a_broken_node_in_is_said_once_with_the_finding_and_sta
     assert cap in said["policy.capped"]["reason"]
     assert not [a for a in life.at(3.0, Tick(now=0)).actions if isinstance(a, Say) and a.event in said]
     assert cap in life.view.own.advice[0]
+
+
+def test_a_cap_that_is_lifted_lets_the_answer_be_given_though_no_fact_has_changed() -> None:
+    life = leader({"gpu_fault": "quarantine"})
+    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=3)))
+    capped(life, 2.0)
+    assert proposed(life) is None
+    life.told(3.0, record("n03"))  # with a fourth node the broken one can be spared
+    written = proposed(life)
+    assert written is not None
+    assert [seat.member.node for seat in written.seats] == ["n00", "n03", "n02"]
+
+
+@pytest.mark.parametrize("cap", ["membership.min_nodes", "health.quarantine_share", ""])
+def test_who_loses_a_seat_in_a_probe_and_is_not_kept_out_for_a_cap_is_told_with_the_plan(cap: str) -> None:
+    share = 0.1 if cap == "health.quarantine_share" else 1.0
+    life = leader(health=Health(quarantine_share=share))
+    least = 3 if cap == "membership.min_nodes" else 2
+    life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=least)))
+    held = plan(2, *NODES, phase=Phase.PROBE)
+    life.seen(2.0, "written", plan=held, plan_revision=20)
+    if cap == "health.quarantine_share":  # that of one node, which is taken
+        gone = {"n07": Quarantine(member=member("n07"), reason="test", strikes=1)}
+        life.seen(2.1, "held", quarantines=gone)
+    answers = {"n00": ("n01",), "n01": ("n00", "n02"), "n02": ("n01",)}
+    life.told(2.2, *(record(n, generation=2, answered=2, unreachable=found) for n, found in answers.items()))
+    written = proposed(life)
+    assert written is not None
+    assert "n01" not in [seat.member.node for seat in written.seats]
+    assert ("n01/1 not kept out" in written.reason, cap in written.reason) == (bool(cap), True)
 
 
 def test_a_cap_is_said_though_a_plan_tells_the_verdict_and_not_where_none_is_in_the_way() -> None:
