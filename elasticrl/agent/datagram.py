@@ -14,6 +14,7 @@ MAGIC: Final = b"eRL1"
 HEAD: Final = struct.Struct("!4sBQQH")  # magic, kind, incarnation, number, length of the node's name
 MAC_BYTES: Final = 16
 BEAT, PING, PONG = 1, 2, 3
+HELD = 4  # an answer, as PONG, that was late for this machine is busy: it says nothing of the way
 
 
 def seal(secret: bytes, kind: int, member: Member, number: int) -> bytes:

@@ -84,7 +84,7 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._records: Mapping[str, Record] | None = None  # that were compared last
-        self._claimed: set[Evidence] = set()  # versions that were named already
+        self._claimed: set[Evidence] = set()  # versions that differ, as they were named
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
         self._written: tuple[int, int, datetime] | None = (
@@ -399,11 +399,18 @@ class Inquiry:
         claims = {
             node: {"torch": torch} for node, record in sorted(records.items()) if (torch := torch_of(record.bits))
         }
-        facts = tuple(fact for fact in doctor.differing(claims) if fact not in self._claimed) if len(claims) > 1 else ()
-        self._claimed |= set(facts)
+        differ = (
+            {replace(fact, source=dossier.HEALTH) for fact in doctor.differing(claims)} if len(claims) > 1 else set()
+        )
+        facts = sorted(differ - self._claimed, key=str)
+        over = sorted(self._claimed - differ, key=str)  # it has come back with the others' torch, or not at all
+        self._claimed = differ
+        if over:
+            well = tuple(replace(fact, sign=Sign.HEALTHY, detail=f"{fact.detail}: no longer") for fact in over)
+            self.post(Found(now=time.monotonic(), evidence=well))
         seated = {seat.member.node for seat in plan.seats} if plan else set()
         if facts:
-            self.post(Found(now=time.monotonic(), evidence=facts))
+            self.post(Found(now=time.monotonic(), evidence=tuple(facts)))
         for fact in facts:
             if fact.node not in seated:  # else the verdict on the gang says it
                 self.log.info("verdict.found", **found(judge([fact])).fields)

@@ -71,7 +71,7 @@ class Place:
     @property
     def waits(self) -> bool:
         """Whether it is others that are waited for here."""
-        return self.what in {"collective", "setup", "gpu"}
+        return self.what in {"collective", "setup", "gpu", "copies"}
 
 
 _C10D = r"torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger|nn/functional)\.py$"
@@ -92,6 +92,7 @@ STRONG: Final = tuple(
          r"(init_process_group|new_group|_new_process_group_helper|_store_based_barrier|monitored_barrier|rendezvous)",
          "forming a group"),
         ("setup", r"elasticrl/runtime/group\.py$", r"form$", "forming a group"),
+        ("copies", r"elasticrl/runtime/vault/control\.py$", r"copied$", "waiting for its buddies to have copies"),
         ("data", r"(torch/utils/data/|/datasets/|/webdataset/)", _ANY, "in its dataloader"),
         ("data", _ANY, r"(__next__|_next_data)$", "in its dataloader"),
         ("data", r"elasticrl/runtime/data/", _ANY, "in its dataloader"),

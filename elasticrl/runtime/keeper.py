@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +134,11 @@ class Keeper:
         """Waits until registered state may change."""
         self.vault.settle(self.context.tree.vault.timeout_s)
 
-    def await_copies(self, check: Callable[[], None]) -> None:
-        """Waits until what was kept is whole here and at the buddies. `check` may raise: somebody wants us elsewhere.
+    def await_copies(
+        self, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Waits until what was kept is whole here and at the buddies. `check` may raise: somebody wants us elsewhere. Inside of
+        `waiting` it is the buddies that are waited for: found where the way to one took long, and who waited was blamed.
 
         Copies that do not arrive within `vault.timeout` are said to be `late` and not waited for: training goes on, and until
         they arrive a lost node may cost steps. Where the last ones were late, little is expected of the next.
@@ -149,7 +152,8 @@ class Keeper:
             try:
                 kept.ticket.wait_sealed(SLICE_S)
                 if self._copies:
-                    self._wait_copied(kept.ticket)
+                    with waiting():
+                        self._wait_copied(kept.ticket)
             except VaultError as error:
                 if kept.ticket.done and not kept.ticket.path:
                     raise

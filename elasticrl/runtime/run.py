@@ -732,7 +732,7 @@ class Run:
         """A second state of a step is kept: the one before must be sealed by then, as before an update."""
         if not self._unsealed and self._restored is None:
             return
-        self._hold().await_copies(self._check)
+        self._hold().await_copies(self._check, self._beat.waiting)
         self._notes_heard(exchange(self._gang_now, self._notes()))
 
     @property
@@ -796,7 +796,8 @@ class Run:
     def _update(self, scale: float, max_norm: float | None, lr_factor: float) -> Mapping[str, Reduced]:
         keeper, progress = self._hold(), self.progress
         found: dict[str, Reduced] = {}
-        keeper.await_copies(self._check)  # before the vote: its outcome tells everybody that everybody had waited
+        # Before the vote: its outcome tells everybody that everybody had waited.
+        keeper.await_copies(self._check, self._beat.waiting)
         said = self._notes()
         last = list(self._roles)[-1]
         for name, role in self._roles.items():

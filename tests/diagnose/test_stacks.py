@@ -171,6 +171,11 @@ C10D = "/env/torch/distributed/distributed_c10d.py"
          "network"),
         (frames("/usr/lib/python3.11/threading.py acquire", "/job/t.py step"), "lock"),
         (frames(f"{C10D} init_process_group", "/job/t.py main"), "setup"),
+        # Another node's vault has not taken its copy yet: that is no hang of this rank's host.
+        (frames("/e/elasticrl/runtime/vault/control.py _exchange", "/e/elasticrl/runtime/vault/control.py ask",
+                "/e/elasticrl/runtime/vault/control.py copied", "/job/t.py step"), "copies"),
+        (frames("/e/elasticrl/runtime/vault/control.py _exchange", "/e/elasticrl/runtime/vault/control.py ask",
+                "/e/elasticrl/runtime/vault/control.py survey", "/job/t.py step"), "code"),
         (frames("/job/t.py step", "/job/t.py main"), "code"),
         ([], "code"),
     ],

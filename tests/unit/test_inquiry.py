@@ -2,18 +2,21 @@
 
 import asyncio
 import io
+import json
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from test_core_diagnosis import capped, leader
+from test_core_diagnosis import NODES, capped, leader
+from test_core_step import record
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
+from elasticrl.core import dossier
 from elasticrl.core.events import Tick
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Phase
@@ -112,6 +115,31 @@ def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were
     assert [(pace.slot, pace.phase, pace.seconds) for pace in later.took] == [(0, "update", 0.2)]
     assert later.after(seen(14, 1.9), 2.5, 1.0) is later, "no step was made"
     assert later.after(seen(3, 0.1, pid=8), 3.0, 1.0).took == (), "another process"
+
+
+def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_another(tmp_path: Path) -> None:
+    life, posted = leader(), []
+    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
+    node.post = posted.append  # type: ignore[assignment]
+    node.state = lambda: life.state
+
+    def seen(torch: str) -> dossier.Facts:
+        claims = {
+            name: record(name, bits=json.dumps({"torch": torch if name == "n01" else "2.13.0"})) for name in NODES
+        }
+        life.state = life.state.but(view=replace(life.state.view, records=claims))
+        posted.clear()
+        node._compare_versions(life.state)
+        return tuple(fact for event in posted for fact in event.evidence)
+
+    known = dossier.file((), seen("2.9.1"), 1.0)
+    assert [(fact.sign, fact.node) for fact in known] == [(Sign.VERSIONS, "n01")]
+    assert seen("2.9.1") == (), "it is told once"
+    well = dossier.file(known, seen("2.13.0"), 2.0)
+    assert [fact.sign for fact in well] == [Sign.HEALTHY], "it has been taken back"
+    again = dossier.file(well, seen("2.9.1"), 3.0)
+    assert [fact.sign for fact in again] == [Sign.VERSIONS]
 
 
 @pytest.mark.parametrize("recovers", [False, True], ids=["it stays so", "a plan follows"])

@@ -1,16 +1,18 @@
 """Beats over real UDP sockets on loopback: heard, doubted, answered by an agent, refused from strangers."""
 
 import asyncio
+import select
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticrl.agent.datagram import BEAT, seal, unseal
+from elasticrl.agent.datagram import BEAT, PING, seal, unseal
 from elasticrl.agent.echo import Echo, leave_note
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.settings import Membership
-from elasticrl.daemon.neighbours import Neighbours
+from elasticrl.daemon.neighbours import ROUND_TRIPS, Neighbours, lain_s
 
 SECRET = b"s" * 32
 SETTINGS = Membership(beat_s=0.02, suspect_s=0.15)
@@ -178,3 +180,48 @@ def test_a_doubted_neighbour_whose_daemon_and_agent_are_both_refused_is_suspecte
         await a.close()
 
     asyncio.run(script())
+
+
+def test_a_datagram_that_has_lain_here_is_known_to_have_lain() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there,
+    ):
+        here.bind(("127.0.0.1", 0))
+        assert lain_s(here.fileno()) == 0.0, "nothing was read yet"
+        there.sendto(b"x", here.getsockname())
+        time.sleep(0.1)
+        here.recv(1)
+        assert 0.1 <= lain_s(here.fileno()) < 0.5
+
+
+def test_a_busy_machine_at_either_end_is_no_long_way() -> None:
+    async def script(*, here: bool) -> None:
+        a, b = await End(A).open(), await End(B).open()
+        a.it.follow(plan(a, b))
+        b.it.follow(plan(a, b))
+        await until(lambda: a.it.heard > 0)
+        for end in (a, b):
+            assert end.task is not None
+            end.task.cancel()
+        await asyncio.sleep(0.05)
+        a.it._took.clear()
+        for _ in range(ROUND_TRIPS):
+            a.it._asked_at["b"] = time.monotonic()
+            a.it._send_to(PING, a.it._peers["b"])
+            while here and not select.select([b.it._transport.get_extra_info("socket")], [], [], 1.0)[0]:  # type: ignore[union-attr]
+                pass
+            if here:
+                await asyncio.sleep(0)  # the question is read, and answered; what comes back lies here
+                await asyncio.sleep(0)
+            time.sleep(0.05)  # noqa: ASYNC251 - both stand still
+            await asyncio.sleep(0.02)
+        if here:
+            assert a.it.latency["b"] < 0.02, "what it has lain here is no way"
+        else:
+            assert a.it.latency == {}, "it was answered late, as such: that tells nothing"
+        await a.close()
+        await b.close()
+
+    asyncio.run(script(here=True))
+    asyncio.run(script(here=False))
