@@ -191,7 +191,7 @@ class Report:
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
-            bits=self.bits, pace=self.pace, phase=self.phase,
+            bits=self.bits, pace=self.pace, phase=self.phase, problem=self.problem,
         )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ class Workers(Event):
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
     phase: str = ""  # that of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
+    problem: str = ""  # why no process gets warm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from elasticrl.core.suspect import neighbours, probe_targets, probe_turns
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
+PROBLEM = 200  # characters of why a node gets no worker ready
 REPORTS_PER_S = (
     200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
 )
@@ -109,6 +110,7 @@ def record_of(state: State, now: float) -> Record:
         echo=workers.echo,
         vault=workers.vault or card.vault,
         warm=workers.warm,
+        problem=workers.problem[:PROBLEM],
         work=work,
         generation=generation,
         born=workers.born if alive(workers) else 0,

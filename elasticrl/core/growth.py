@@ -1,8 +1,9 @@
 """Rules for a gang that is whole: the first one is formed, it grows, and it hears where a vault has moved to."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from elasticrl.core.model import Phase, Rung, rounds
+from elasticrl.core.model import Phase, Record, Rung, rounds
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
 
@@ -19,7 +20,7 @@ def form(scene: Scene) -> Move | None:
     if len(seats) < need:
         others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
         unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
-        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}")
+        return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
     if len(seats) < most and scene.now < scene.settled_at:
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
@@ -32,6 +33,19 @@ def form(scene: Scene) -> Move | None:
     came = sum(seat.member not in held for seat in seats)
     why = "going on" + forgone(scene, seats) + (f", {came} nodes joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
+
+
+def unready(records: Mapping[str, Record]) -> str:
+    """Who cannot get ready, and why: of many that say the same, one speaks."""
+    alike: dict[str, list[str]] = {}
+    for node, record in sorted(records.items()):
+        if record.problem and not record.warm:
+            alike.setdefault(record.problem, []).append(node)
+    first = min(alike.items(), key=lambda item: (-len(item[1]), item[1]), default=None)
+    if first is None:
+        return ""
+    others = sum(map(len, alike.values())) - 1
+    return f"; {first[1][0]}{f' and {others} more' if others else ''} cannot get ready: {first[0]}"
 
 
 def grow(scene: Scene) -> Move | None:

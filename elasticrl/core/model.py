@@ -244,6 +244,7 @@ class Record:
     endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
     bits: str = ""  # fingerprint of what decides the bits it computes
     warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
+    problem: str = ""  # why its processes do not get warm
     work: Work = Work.NONE
     generation: int = 0  # that `work` speaks of
     born: int = 0  # of its running workers; 0: none

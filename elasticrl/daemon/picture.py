@@ -129,7 +129,7 @@ def row(node: str, record: Record | None, quarantine: Quarantine | None, view: V
         return Row(node=node, member=member, state="quarantined", leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
-        return Row(node=node, member=member, state=state, leader=leader, slots=slots)
+        return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=record.problem)
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
@@ -158,6 +158,11 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         f"{row.node} is out of the plan. See why: elasticrl events {row.node}. Let it back: elasticrl admit {row.node}."
         for row in rows
         if row.state == "quarantined"
+    ]
+    said += [
+        f"{row.node} cannot get its workers ready ({row.note}). Their logs lie on it, under telemetry.log_dir. It tries on."
+        for row in rows
+        if row.state == "warming up" and row.note
     ]
     present = sum(row.state not in {"gone", "quarantined"} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP

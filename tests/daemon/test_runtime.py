@@ -10,6 +10,7 @@ from pathlib import Path
 from chaos.live.local import Job
 from elasticrl.cli.find import answers
 from elasticrl.config import dumps, load
+from elasticrl.daemon.client import ask
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
 
@@ -63,3 +64,53 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         same = compare(read(alone(job, tmp_path, used.steps)), read(ours))
         assert same.ok, same.sentence
         assert same.steps == used.steps + 1
+
+
+def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_same_bits(tmp_path: Path):
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "node": {"workers": 2},
+        "checkpoint": {"every": 40},
+        "lanes": {"digest": "full"},
+    }
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+        job.start("n0", "n1")
+        job.until_steps(4, within_s=90.0, count=3)
+        before = {line.rank: line.pid for line in job.sealed()}
+        at = time.monotonic()
+        os.kill(before[2], signal.SIGKILL)
+        job.until_steps(4, after=at + 0.05, within_s=30.0)
+        after = {line.rank: line.pid for line in job.sealed()[-4:]}
+        assert before[2] not in after.values()
+        assert {before[0], before[1]} <= set(after.values()), "the other node's workers are the same processes"
+        at = time.monotonic()
+        job.kill_node("n1")
+        job.start("n1")
+        job.until_steps(4, after=at, within_s=60.0)
+        newest = max(line.step for line in job.sealed() if line.at < at)
+        assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
+        job.ask("n0", "stop")
+        ended = list(job.daemons.values())
+        job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
+        job.check()
+        ours = job.folder / "saves" / job.name
+        used = audit(ours)
+        assert used.ok, used.sentence
+        same = compare(read(alone(job, tmp_path, used.steps)), read(ours))
+        assert same.ok, same.sentence
+
+
+def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason():
+    conf = {"job": {"program": str(PROGRAM)}, "agent": {"preload": ["no_such_library"]}}
+    with Job(etcd=1, conf=conf) as job:
+        job.start("n0")
+
+        def named() -> bool:
+            home = job.home("n0") / "control.sock"
+            if not answers(home):
+                return False
+            said = ask(home, "status", deadline_s=10.0)
+            return any("No module named 'no_such_library'" in row["note"] for row in said["rows"]) and said["advice"] != []
+
+        job.until(named, 60.0, "the status says why n0 gets no worker ready")
+        assert "n0 cannot get ready: a process ended before it was warm: exit code 1:" in job.reasons()["n0"]

@@ -1,11 +1,13 @@
 """What a node says of its phase and beat, and that this costs the store no write more."""
 
+from dataclasses import replace
 from itertools import cycle
 
-from test_core_step import Life, leads, trains
+from test_core_step import Life, leads, member, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.events import Tick, Workers
+from elasticrl.core.growth import unready
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Membership, Settings
 
@@ -67,3 +69,27 @@ def test_of_long_steps_each_phase_is_told_at_most_as_often_as_steps_are():
 
 def test_a_beat_alone_is_worth_no_write():
     assert len(writes(step_s=1000.0, phases=("rollout",))) <= 2
+
+
+def test_a_node_says_why_it_gets_no_worker_ready_until_it_has_one():
+    life = Writer()
+    leads(life)
+    life.at(2.6, Workers(now=0, problem="a process ended before it was warm: exit code 1: " + "x" * 1000))
+    life.at(2.7, Workers(now=0, warm=True, endpoint="n00:29500"))
+    said = [record.problem for record in life.written]
+    assert said[-2].startswith("a process ended before it was warm: exit code 1: xxx")
+    assert len(said[-2]) == 200
+    assert said[-1] == ""
+
+
+def test_who_cannot_get_ready_is_named_once_for_all_who_say_the_same():
+    one, two, three = (
+        record("n00", warm=False, problem="no peft"),
+        record("n01", warm=False, problem="disk full"),
+        record("n02"),
+    )
+    assert unready({}) == unready({"n02": three}) == ""
+    assert unready({"n01": two, "n02": three}) == "; n01 cannot get ready: disk full"
+    same = replace(one, member=member("n03"))
+    assert unready({"n00": one, "n01": two, "n03": same}) == "; n00 and 2 more cannot get ready: no peft"
+    assert unready({"n00": replace(one, warm=True)}) == "", "it has workers; only their successor does not get ready"

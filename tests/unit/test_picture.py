@@ -52,3 +52,12 @@ def test_a_job_that_is_over_needs_no_more_nodes():
     plan = Plan(generation=4, phase=Phase.STOP, exit_code=0, reason="all 41 steps are made")
     assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
     assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl on them.",)
+
+
+def test_a_node_whose_workers_never_get_ready_is_named_with_the_reason():
+    why = "a process ended before it was warm: exit code 1: ModuleNotFoundError: No module named 'peft'"
+    found = picture("ppo", View(), {"n0": Record(member=Member(node="n0", incarnation=1), problem=why)}, {}, needs=1)
+    assert (found.rows[0].state, found.rows[0].note) == ("warming up", why)
+    assert found.advice[0] == (
+        f"n0 cannot get its workers ready ({why}). Their logs lie on it, under telemetry.log_dir. It tries on."
+    )
