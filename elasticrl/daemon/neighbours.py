@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from fcntl import ioctl
 from typing import Any, Protocol
 
-from elasticrl.agent.datagram import BEAT, HELD, PING, PONG, address_of, seal, unseal
+from elasticrl.agent.datagram import BEAT, PING, TIMED, address_of, lain_of, seal, unseal
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
@@ -23,7 +23,6 @@ from elasticrl.core.suspect import Detector, neighbours
 
 TIMED_S = 1.0  # between questions whose answers are timed
 ROUND_TRIPS = 4  # to each neighbour, of which the quickest counts
-BUSY_S = 0.02  # a question that lay that long before its answer was sent makes the answer's time worth nothing
 
 
 class Sender(Protocol):
@@ -176,14 +175,14 @@ class Neighbours(asyncio.DatagramProtocol):
             if address is not None:
                 self._send_to(PING, address)
 
-    def _send_to(self, kind: int, address: tuple[str, int]) -> None:
+    def _send_to(self, kind: int, address: tuple[str, int], *, lain_s: float = 0.0) -> None:
         if self._transport is not None:
             # From a clock that this node's agent and its next daemon share, and that nobody can set back.
             self._number = max(self._number + 1, time.monotonic_ns())
             # A refusal of an earlier datagram would otherwise be told in place of sending this one.
             if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._hear_refusals()
-            self._transport.sendto(seal(self._secret, kind, self._me, self._number), address)
+            self._transport.sendto(seal(self._secret, kind, self._me, self._number, lain_s=lain_s), address)
 
     def _send(self, kind: int) -> None:
         for address in self._peers.values():
@@ -202,27 +201,29 @@ class Neighbours(asyncio.DatagramProtocol):
         if member.node in self._peers:
             self._newest[member] = number
             self.heard += 1
-            if kind != PONG:
+            if kind in {BEAT, PING}:
                 self._peers[member.node] = addr
             self.detector = self.detector.hear(member.node, time.monotonic())
         if kind == BEAT:
             return
         lain = self._lain_s()
         if kind == PING:
-            self._send_to(PONG if 0.0 <= lain < BUSY_S else HELD, addr)
+            self._send_to(TIMED, addr, lain_s=lain)
             return
         self._answered.add(member.node)
-        if addr != self._peers.get(member.node) or (asked := self._asked_at.pop(member.node, None)) is None:
-            return  # its agent's answer, or one that was not to be timed
-        if kind == PONG and lain >= 0.0:
-            self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(time.monotonic() - asked - lain)
+        if kind != TIMED or addr != self._peers.get(member.node):
+            return  # its agent's answer
+        asked = self._asked_at.pop(member.node, None)
+        if asked is not None:
+            took = time.monotonic() - asked - lain - lain_of(data)
+            self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
 
     def _lain_s(self) -> float:
         """How long the datagram that is being read has lain here. Who counts that in takes a busy machine for a long way.
 
         Found on a machine with ten times the load that it can bear: nodes in order were put out for answering late.
         """
-        return 0.0 if self._transport is None else lain_s(self._transport.get_extra_info("socket").fileno())
+        return 0.0 if self._transport is None else max(0.0, lain_s(self._transport.get_extra_info("socket").fileno()))
 
     def error_received(self, exc: Exception) -> None:  # noqa: ARG002 - asyncio's name; the queue says more
         """The kernel says that a datagram was not delivered."""
