@@ -1,4 +1,4 @@
-"""Three real nodes in a lab, whose job lives on while one fault after the other is done to it; and what its daemons say.
+"""Real nodes in a lab, whose job lives on while one fault after the other is done to it; and what its daemons say.
 
 What is judged is what was written: each daemon's log, and the incidents beside it.
 """
@@ -58,7 +58,7 @@ class Bed:
         merged: dict[str, dict[str, Any]] = {section: dict(values) for section, values in CONF.items()}
         for section, values in (conf or {}).items():
             merged.setdefault(section, {}).update(values)
-        self.lab = lab
+        self.lab, self.nodes = lab, tuple(lab.boxes)
         self.orders = lab.folder / f"{name}.orders"
         self.orders.mkdir()
         merged["job"] = {"program": str(PROGRAM), "args": ["--folder", str(self.orders), "--step-ms", "60"]}
@@ -66,7 +66,7 @@ class Bed:
 
     def start(self) -> None:
         """All nodes, until they train."""
-        for node in NODES:
+        for node in self.nodes:
             self.gang.start(node)
         self.until_well(180.0)
 
@@ -101,7 +101,7 @@ class Bed:
         return self.steps(node)[2]
 
     def status(self) -> dict[str, Any]:
-        for node in NODES:
+        for node in self.nodes:
             with suppress(Unanswered, OSError):
                 return dict(self.gang.ask(node, "status"))
         return {}
@@ -120,31 +120,33 @@ class Bed:
     def until_well(self, within_s: float = 90.0) -> None:
         """All three train, have made some steps together, have a spare process each, and nobody is kept out."""
         begun = {node: (self.orders / f"{node}.step").stat().st_mtime if (self.orders / f"{node}.step").exists() else 0.0
-                 for node in NODES}  # fmt: skip
-        first = {node: self.steps(node)[:2] for node in NODES}
+                 for node in self.nodes}  # fmt: skip
+        first = {node: self.steps(node)[:2] for node in self.nodes}
 
         def well() -> bool:
-            now = {node: self.steps(node) for node in NODES}
-            same = len({(s[1], s[3]) for s in now.values()}) == 1 and now["n0"][3] == len(NODES)
-            fresh = all((self.orders / f"{n}.step").stat().st_mtime > begun[n] for n in NODES) if same else False
-            for n in NODES:  # some steps of one gang: budgets are learned from what it has done
+            now = {node: self.steps(node) for node in self.nodes}
+            same = len({(s[1], s[3]) for s in now.values()}) == 1 and now["n0"][3] == len(self.nodes)
+            fresh = all((self.orders / f"{n}.step").stat().st_mtime > begun[n] for n in self.nodes) if same else False
+            for n in self.nodes:  # some steps of one gang: budgets are learned from what it has done
                 if now[n][1] != first[n][1]:
                     first[n] = now[n][:2]
-            moved = fresh and all(now[n][0] >= first[n][0] + 12 for n in NODES)
-            if not moved or {s[2] for s in now.values()} != set(range(len(NODES))):
+            moved = fresh and all(now[n][0] >= first[n][0] + 12 for n in self.nodes)
+            if not moved or {s[2] for s in now.values()} != set(range(len(self.nodes))):
                 return False
             with suppress(Unanswered, OSError):
-                return all(self.gang.ask(node, "crew")["spares"] for node in NODES)
+                return all(self.gang.ask(node, "crew")["spares"] for node in self.nodes)
             return False
 
         self.until(well, within_s, "all train, with a spare process each")
 
     def lacks(self) -> str:
         status = self.status()
-        return f"{[self.steps(n) for n in NODES]} {status.get('state')} {status.get('reason')} {status.get('advice')}"
+        return (
+            f"{[self.steps(n) for n in self.nodes]} {status.get('state')} {status.get('reason')} {status.get('advice')}"
+        )
 
     def check(self) -> None:
-        for node in NODES:
+        for node in self.nodes:
             bugs = [line for line in self.events(node) if line["event"] == "bug"]
             assert not bugs, bugs[:2]
 
@@ -174,19 +176,22 @@ class Bed:
         """Just before a strike at this node."""
         return Struck(
             at=time.time(), node=node, rank=self.rank(node) if node else -1,
-            incidents={n: len(self.incidents(n)) for n in NODES}, lines={n: len(self.events(n)) for n in NODES},
+            incidents={n: len(self.incidents(n)) for n in self.nodes}, lines={n: len(self.events(n)) for n in self.nodes},
         )  # fmt: skip
 
     def since(self, struck: Struck, *names: str) -> list[dict[str, Any]]:
         """What was logged since then, by anybody, in the order of time."""
         found = [
-            line for n in NODES for line in self.events(n)[struck.lines[n] :] if not names or line["event"] in names
+            line
+            for n in self.nodes
+            for line in self.events(n)[struck.lines[n] :]
+            if not names or line["event"] in names
         ]
         return sorted(found, key=lambda line: str(line["at"]))
 
     def told(self, struck: Struck) -> list[Incident]:
         """The incidents since then."""
-        return [each for node in NODES for each in self.incidents(node)[struck.incidents[node] :]]
+        return [each for node in self.nodes for each in self.incidents(node)[struck.incidents[node] :]]
 
     def kill(self, node: str, number: int = signal.SIGKILL) -> None:
         assert send(self.worker(node), number)
@@ -199,7 +204,7 @@ class Bed:
 
     def between(self, node: str, way: str = "both") -> list[str]:
         """Matches for what passes between it and its peers; the store stays in reach."""
-        return between([self.box(node)], [self.box(other) for other in NODES if other != node], way)
+        return between([self.box(node)], [self.box(other) for other in self.nodes if other != node], way)
 
     def delay(self, node: str, delay_ms: float) -> Callable[[], None]:
         """Each frame to and from it takes so long; what takes the delay out."""
@@ -208,7 +213,8 @@ class Bed:
         command = [sys.executable, str(script), str(box.pid), box.wire, bridge, f"{delay_ms:g}"]
         carrier = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert carrier.stdout is not None
-        said = carrier.stdout.readline()
+        with carrier.stdout as pipe:
+            said = pipe.readline()
 
         def back() -> None:
             carrier.kill()
@@ -267,9 +273,9 @@ def when(text: str) -> float:
 
 
 @contextmanager
-def bed(conf: Mapping[str, Mapping[str, Any]] | None = None, name: str = "injected") -> Iterator[Bed]:
+def bed(conf: Mapping[str, Mapping[str, Any]] | None = None, name: str = "injected", nodes: int = 3) -> Iterator[Bed]:
     """It goes down whatever happens; with ELASTICRL_KEEP its folder stays."""
-    with Lab(len(NODES), members=1) as lab:
+    with Lab(nodes, members=1) as lab:
         lab.keep = bool(os.environ.get("ELASTICRL_KEEP"))
         made = Bed(lab, conf, name)
         try:

@@ -1,8 +1,8 @@
 """A small job under `runtime.join` whose ranks do, when they are told to, what ranks do that bring a gang to a stop.
 
 An order is a word in `<folder>/<node>.order`: loader, save (sleep there for ever), skip (leave a collective out), short, wide
-(bring another size to it), other (enter another operation), stop, grow, slow. It is taken once. While `<folder>/<node>.noise`
-exists, that node's rank computes beside its work and prints what would frighten anybody.
+(bring another size to it), other (enter another operation), stop, grow, slow, quick (no longer slow). It is taken once. While
+`<folder>/<node>.noise` exists, that node's rank computes beside its work and prints what would frighten anybody.
 """
 
 import argparse
@@ -113,15 +113,15 @@ def own_collective(orders: Orders, rank: int, world: int) -> None:
 
 
 def misbehave(orders: Orders) -> None:
-    match orders.told("stop", "grow", "slow"):
+    match orders.told("stop", "grow", "slow", "quick"):
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "grow":  # until the kernel ends this process
             held = []
             while True:
                 held.append(bytearray(os.urandom(1 << 20)) * 8)
-        case "slow":
-            globals()["slow_s"] = 0.1
+        case "slow" | "quick" as pace:
+            globals()["slow_s"] = 0.1 if pace == "slow" else 0.0
 
 
 def main() -> None:
