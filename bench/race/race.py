@@ -1,0 +1,180 @@
+"""The race: the same small loop and the same faults under elasticrl and under the others, in turn.
+
+    python bench/race/race.py [--sides elasticrl,torchrun,...] [--faults worker,node,...] [--trials 5] [--json]
+
+Three one-worker nodes on loopback, 50 ms steps, gloo, CPU; all save to disk every 20 steps. Each trial is a fresh job, to
+which one thing is done. Peers live in environments of their own, which `bench/race/environments.py` makes from PyPI.
+
+worker       kill -9 of one worker
+node         kill -9 of everything of one node, which stays away
+node-back    the same, and the node is started again after 0.5 s
+stop         SIGSTOP of one worker
+hang         one training thread sleeps for ever
+coordinator  kill -9 of whatever coordinates, started again after 0.5 s: elasticrl's leading daemon, torchft's lighthouse,
+             elsewhere the node that hosts the rendezvous or the store
+store        kill -9 of elasticrl's whole etcd, started again after 0.5 s
+join         a third node is started beside two that train
+power        kill -9 of everything everywhere, memory is lost, all is started again after 0.5 s
+
+Every trial is written to a record as soon as it is over (`--record`, `out/race` by default); `bench/race/RESULTS.md` and its
+plot are made of all trials in the record. `--report` makes them anew and runs nothing; `--fresh` begins a new record.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.race.environments import environment
+from bench.race.judge import PAUSES, WATCH_S, Outcome, first_step, fresh, pause, same_bits, steps_lost
+from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
+from bench.recovery import NODES
+from bench.report import dump, machine
+from chaos.live.local import Late
+
+FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store", "join", "power")
+PATIENCE_S = 60.0
+AFTER_S = 2.0  # of steps that are judged as well
+UNDISTURBED_STEPS = 1500
+RECORD = Path(__file__).parents[2] / "out" / "race"
+
+
+def schedule(sides: list[str], faults: list[str], trials: int) -> list[tuple[int, str, str]]:
+    """Which fault when to whom: sides in turn, so that a slow minute of the machine meets all."""
+    return [(number, fault, side) for number in range(1, trials + 1) for fault in faults for side in sides]
+
+
+def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
+    """One fresh job, one fault."""
+    kind, load = SIDES[name], os.getloadavg()[0]
+    none = Outcome(side=name, fault=fault, load=load)
+    if why := kind.faults.get(fault) or unfit(name):
+        return replace(none, end=f"not run: {why}")
+    with kind() as side:
+        nodes = [node for node in NODES if fault != "join" or node != NODE]
+        side.start(*nodes)
+        try:
+            side.ready(len(nodes))
+        except Late as late:
+            return replace(none, end=f"did not start: {late}"[:200])
+        time.sleep(AFTER_S)
+        at = time.monotonic()
+        struck = side.strike(fault)
+        survivors = [node for node in nodes if node not in struck]
+        survivors_s, full_s, end = watch(side, fault, survivors, at)
+        time.sleep(AFTER_S)
+        lines = side.lines()
+        newest = max(line.step for line in lines if line.at <= at)
+        went_on = bool(survivors_s or full_s)
+        lost = side.samples(newest - SAVE_EVERY) if went_on else None
+        return replace(
+            none,
+            survivors_s=survivors_s,
+            full_s=full_s,
+            end=end,
+            steps_lost=steps_lost(lines, at) if went_on else None,
+            samples_lost=lost[0] if lost else None,
+            samples_repeated=lost[1] if lost else None,
+            same_bits=same_bits([line for line in lines if line.at > at], undisturbed) if went_on else None,
+            blamed=side.blamed(at)[:200],
+        )
+
+
+def watch(side: Side, fault: str, survivors: list[str], at: float) -> tuple[float | None, float | None, str]:
+    """Seconds until the survivors made a step, and until all did; and how it ended if one of them never came."""
+    deadline = at + PATIENCE_S
+    wants_full = fault != "node"
+    while True:
+        now, lines = time.monotonic(), side.lines()
+        new = fresh(lines, at)
+        first = first_step(new, survivors) if survivors else None
+        full = first_step(new, NODES, world=len(NODES))
+        if fault in PAUSES and (fault != "join" or full is not None) and now - at > WATCH_S:
+            silent = pause(lines, survivors, at, now)
+            if silent is not None:
+                return silent, (full - at if full else None), ""
+        elif fault not in PAUSES and (first or not survivors) and (full or not wants_full):
+            return first and first - at, (full - at if full and wants_full else None), ""
+        if side.over() or now > deadline:
+            end = "job lost" if side.over() else f"not within {PATIENCE_S:.0f} s"
+            if fault in PAUSES:
+                first = None if pause(lines, survivors, at, now) is None else first
+            return first and first - at, full and full - at, end
+        time.sleep(0.05)
+
+
+def unfit(name: str) -> str:
+    """Why this side cannot be run here; empty if it can."""
+    kind = SIDES[name]
+    if issubclass(kind, Peer) and kind.environment:
+        return environment(kind.environment).problem
+    return ""
+
+
+def undisturbed(name: str, kept: Path) -> dict[int, str]:
+    """Digests of a run of three ranks to which nothing is done, as fast as it goes."""
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    if name not in known and not unfit(name):
+        with SIDES[name](step_s=0.0) as side:
+            side.start(*NODES)
+            deadline = time.monotonic() + 150.0
+            while not side.over() and time.monotonic() < deadline:
+                if max((line.step for line in side.lines()), default=0) >= UNDISTURBED_STEPS:
+                    break
+                time.sleep(0.2)
+            known[name] = {str(line.step): line.digest for line in side.lines() if line.world == len(NODES)}
+        kept.write_text(json.dumps(known))
+    return {int(step): digest for step, digest in known.get(name, {}).items()}
+
+
+def recorded(path: Path) -> list[Outcome]:
+    """All trials so far."""
+    return [Outcome(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are cleared away
+    if options.fresh:
+        shutil.rmtree(options.record, ignore_errors=True)
+    options.record.mkdir(parents=True, exist_ok=True)
+    record = options.record / "trials.jsonl"
+    if not options.report:
+        for number, fault, side in schedule(options.sides.split(","), options.faults.split(","), options.trials):
+            try:
+                outcome = trial(side, fault, undisturbed(side, options.record / "undisturbed.json"))
+            except (Late, OSError, ValueError) as error:
+                outcome = Outcome(
+                    side=side, fault=fault, end=f"the bench failed: {type(error).__name__}: {error}"[:200]
+                )
+            with record.open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+            print(f"trial {number}: {side}: {fault}: {outcome}", file=sys.stderr)
+    outcomes = recorded(record)
+    from bench.race.results import show_table, write
+
+    write(Path(__file__).parent, outcomes, machine())
+    if options.json:
+        dump({"bench": "race", "trials": [asdict(outcome) for outcome in outcomes], "machine": machine()})
+    else:
+        show_table(outcomes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

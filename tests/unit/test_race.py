@@ -1,0 +1,213 @@
+"""The race judges from what was written: which steps count, what was lost, and what is said of those that never came back."""
+
+from datetime import UTC, datetime
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bench.race import results
+from bench.race.environments import PINS
+from bench.race.judge import (
+    Deal,
+    Outcome,
+    deal,
+    first_step,
+    fresh,
+    names,
+    pause,
+    same_bits,
+    samples,
+    steps_lost,
+)
+from bench.race.race import FAULTS, schedule
+from bench.race.sides import SIDES, Peer
+from chaos.live.local import Sealed
+
+NODES = ("n0", "n1", "n2")
+
+
+def line(
+    at: float, node: str, step: int, *, generation: int = 1, world: int = 3, pid: int = 0, digest: str = "a"
+) -> Sealed:
+    rank = int(node[1:])
+    return Sealed(
+        at=at, node=node, pid=pid or 10 + rank, step=step, generation=generation, rank=rank, world=world, digest=digest
+    )
+
+
+def step(at: float, number: int, nodes: tuple[str, ...] = NODES, **more: int) -> list[Sealed]:
+    return [line(at + 0.001 * place, node, number, **more) for place, node in enumerate(nodes)]
+
+
+def test_sides_run_in_turn_so_that_a_slow_minute_meets_all():
+    assert schedule(["a", "b"], ["worker", "stop"], 2) == [
+        (1, "worker", "a"),
+        (1, "worker", "b"),
+        (1, "stop", "a"),
+        (1, "stop", "b"),
+        (2, "worker", "a"),
+        (2, "worker", "b"),
+        (2, "stop", "a"),
+        (2, "stop", "b"),
+    ]
+
+
+def test_a_step_that_was_under_way_when_the_blow_fell_proves_nothing():
+    lines = [*step(1.0, 7), *step(1.06, 8), *step(3.0, 8, ("n0", "n2"), generation=2, world=2)]
+    new = fresh(lines, 1.05)
+    assert first_step(new, ("n0", "n2")) == pytest.approx(3.001)
+    assert first_step(new, NODES, world=3) is None
+
+
+def test_a_restarted_process_is_fresh_even_in_a_generation_of_the_same_number():
+    lines = [*step(1.0, 7), *(line(4.0 + place, node, 5, pid=99 + place) for place, node in enumerate(NODES))]
+    assert first_step(fresh(lines, 2.0), NODES, world=3) == 6.0
+
+
+def test_a_step_that_one_of_them_has_not_made_is_not_whole():
+    assert first_step(step(5.0, 9, ("n0", "n1")), NODES) is None
+
+
+def test_the_longest_silence_counts_whenever_it_began():
+    lines = [line(at, "n0", place) for place, at in enumerate((1.0, 1.1, 4.0, 4.1, 4.2))]
+    assert pause(lines, ["n0"], 2.0, 5.0) == pytest.approx(2.9)
+    assert pause(lines, ["n0"], 4.05, 5.0) == pytest.approx(0.1)
+
+
+def test_who_is_silent_still_has_no_pause():
+    lines = [line(at, "n0", place) for place, at in enumerate((1.0, 1.1, 1.2))]
+    assert pause(lines, ["n0"], 1.15, 9.0) is None
+
+
+def test_steps_that_are_made_again_are_lost():
+    lines = [*step(1.0, 41), *step(1.05, 42), *step(9.0, 21, generation=2)]
+    assert steps_lost(lines, 2.0) == 22
+    assert steps_lost([*lines[:6], *step(9.0, 43, generation=2)], 2.0) == 0
+    assert steps_lost(lines[:6], 2.0) is None
+
+
+def test_of_a_step_that_was_tried_twice_the_last_try_counts():
+    lines = [
+        *step(1.0, 1),
+        *step(2.0, 2),
+        *step(5.0, 2, ("n0", "n1"), generation=2, world=2),
+        *step(6.0, 3, generation=2),
+    ]
+    taken = [
+        ((1, 1), [(0, 1), (2, 3), (4, 5)]),
+        ((2, 1), [(6, 7), (8, 9), (10, 11)]),
+        ((2, 2), [(6, 8, 10), (7, 9, 11)]),
+    ]
+    deals = [
+        Deal(step=number, generation=generation, rank=rank, samples=share)
+        for (number, generation), shares in taken
+        for rank, share in enumerate(shares)
+    ]
+    assert samples(lines, deals) == (0, 0)
+    assert samples(lines, deals[:-1]) == (3, 0)  # 7, 9 and 11 were dealt, and are in no step that counts
+    again = Deal(step=2, generation=2, rank=1, samples=(0, 9, 11))
+    assert samples(lines, [*deals[:-1], again]) == (1, 1)  # 7 is lost, 0 was in step 1 already
+    assert samples(lines, [*deals[:-1], again], since=2) == (1, 1)
+
+
+def test_what_was_dropped_before_the_fault_is_not_put_to_it():
+    lines = [*step(1.0, 1), *step(2.0, 2), *step(3.0, 3)]
+    deals = [Deal(step=1, generation=-1, rank=0, samples=(0, 1)), Deal(step=2, generation=1, rank=0, samples=(2, 3))]
+    assert samples(lines, deals) == (2, 0)
+    assert samples(lines, deals, since=2) == (0, 0)
+
+
+def test_a_line_of_the_samples_is_read():
+    assert deal("step 41 generation 3 rank 0 samples 240,243") == Deal(
+        step=41, generation=3, rank=0, samples=(240, 243)
+    )
+
+
+def test_bits_are_those_of_the_last_step_that_both_have():
+    lines = [line(1.0, "n0", 5, digest="x"), line(2.0, "n0", 6, digest="y")]
+    assert same_bits(lines, {5: "x", 6: "y"}) is True
+    assert same_bits(lines, {5: "x", 6: "z"}) is False
+    assert same_bits(lines, {5: "x"}) is True
+    assert same_bits(lines, {}) is None
+
+
+def test_blame_says_who_said_it():
+    assert (
+        names([("n2", "exitcode: 1"), ("n1", "exitcode: -9"), ("n0", "exitcode: 1")])
+        == "exitcode: -9 (n1); exitcode: 1 (n0, n2)"
+    )
+
+
+def outcomes() -> list[Outcome]:
+    return [
+        Outcome(
+            side="elasticrl", fault="worker", survivors_s=0.2, full_s=0.21, steps_lost=0, samples_lost=0, samples_repeated=0,
+            same_bits=True, blamed="n1/1: rank 1 died", load=9.0,
+        ),
+        Outcome(side="torchrun", fault="worker", end="job lost", load=9.0),
+        Outcome(side="torchrun", fault="worker", survivors_s=4.0, full_s=4.0, steps_lost=12, same_bits=False, load=9.0),
+        Outcome(side="elasticrl", fault="store", survivors_s=0.06, load=9.0),
+        Outcome(side="torchrun", fault="store", end="not run: it has no store"),
+        Outcome(side="torchrun", fault="coordinator", end="not within 60 s", load=9.0),
+    ]  # fmt: skip
+
+
+def test_what_never_came_back_is_counted_and_never_averaged_away():
+    assert results.seconds([4.0, None, 6.0], ["", "job lost", ""]) == "5.00 (4.00-6.00), 1 of 3 job lost"
+    assert results.seconds([None, None], ["job lost", "job lost"]) == "job lost"
+    assert results.seconds([None], [""]) == "-"
+
+
+def test_the_short_table_has_a_row_for_each_fault_and_a_column_for_each_side():
+    assert results.rows(outcomes()) == [
+        ["worker", "0.20 / 0.21", "4.00 / 4.00, 1 of 2 job lost"],
+        ["coordinator", "-", "not within 60 s"],
+        ["store", "0.06 / -", "not run"],
+    ]
+
+
+def test_the_page_says_load_trials_what_was_lost_and_what_would_help():
+    page = results.page(
+        outcomes(),
+        {"cores": 2, "torch": "2.13.0", "python": "3.11.7"},
+        datetime(2026, 11, 22, tzinfo=UTC),
+        {"elasticrl": "a spare", "torchrun": "defaults"},
+        {("torchrun", "worker"): "an option", ("elasticrl", "worker"): "never shown: it lost nothing"},
+    )
+    assert "2026-11-22, 2 cores, python 3.11.7, torch 2.13.0. Trials of each: 1 to 2. Load when they began: 9.0" in page
+    assert results.BUSY in page
+    assert "| worker | torchrun | 2 | 4.00 | 4.00, 1 of 2 job lost | 12 | - / - | no | nobody | an option |" in page
+    assert "| worker | elasticrl | 1 | 0.20 | 0.21 | 0 | 0 / 0 | yes | n1/1: rank 1 died |  |" in page
+    assert "| coordinator | torchrun | 1 | - | not within 60 s | - | - / - | - | nobody | none known to us |" in page
+    assert "- torchrun, store: it has no store." in page
+    assert "never shown" not in page
+
+
+def test_a_quiet_machine_is_not_called_busy():
+    page = results.page(
+        [Outcome(side="a", fault="worker", full_s=1.0, load=0.2)], {"cores": 2}, datetime.now(UTC), {}, {}
+    )
+    assert results.BUSY not in page
+
+
+def test_the_plot_has_a_dot_for_each_trial_that_came_back_and_a_word_for_the_others():
+    tree = ET.fromstring(results.plot(outcomes()))
+    kind = "{http://www.w3.org/2000/svg}"
+    texts = [text.text for text in tree.iter(f"{kind}text")]
+    assert len(list(tree.iter(f"{kind}circle"))) == 3 + 2  # and one per side in the legend
+    assert texts.count("job lost") == 1
+    assert texts.count("not within 60 s") == 1
+
+
+def test_every_side_can_do_every_fault_or_says_why_not():
+    for name, side in SIDES.items():
+        for fault in FAULTS:
+            assert fault in side.faults or hasattr(side, fault.replace("-", "_")), f"{name} has no {fault}"
+        assert set(side.remedy) | set(side.faults) <= set(FAULTS)
+        if issubclass(side, Peer) and side.environment:
+            assert side.environment in PINS
+    assert set(results.FAULTS) == set(FAULTS)
+
+
+def test_all_that_peers_run_in_is_pinned():
+    assert all("==" in pin for pins in PINS.values() for pin in pins)
