@@ -11,7 +11,7 @@ from functools import cached_property
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.meanings import GOING_ON, HARD, MEANINGS, PLAIN, SNAPSHOTS, TROUBLE, WAITS, WATCHDOGS
 from elasticrl.core.parting import Parted, part
-from elasticrl.core.verdict import Facts
+from elasticrl.core.verdict import Confidence, Facts
 
 LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
 
@@ -121,11 +121,16 @@ class Case:
 
     def survived(self, fact: Evidence) -> bool:
         """Whether its rank went on working after it: it waited later than this, in a wait that began after this."""
-        if not MEANINGS[fact.sign].soft or fact.rank is None:
+        meaning = MEANINGS[fact.sign]
+        if fact.rank is None:
             return False
-        if not witnessed(fact) and fact.rank in self.seen_waiting:
+        if (
+            not witnessed(fact)
+            and fact.rank in self.seen_waiting
+            and (meaning.soft or meaning.confidence is Confidence.LOW)
+        ):
             return True  # it goes on, and keeps up with the others: its log is noise, however often it says so
-        if fact.when is None:
+        if not meaning.soft or fact.when is None:
             return False
         return any(
             wait.rank == fact.rank and wait.when is not None and wait.clock == fact.clock

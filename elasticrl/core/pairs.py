@@ -165,7 +165,13 @@ def findings(results: Iterable[Result], *, asked: Iterable[Pair] = ()) -> tuple[
         views.setdefault(_pair(result.node, result.peer), {})[result.node] = result
     times = [view.latency_ms for pair in views.values() for view in pair.values() if view.latency_ms is not None]
     usual = min(times, default=0.0)
-    return tuple(_finding(pair, ends, usual) for pair, ends in sorted(views.items()))
+    return tuple(_finding(pair, ends, usual) for pair, ends in sorted(views.items()) if not _alone(ends))
+
+
+def _alone(ends: Mapping[str, Result]) -> bool:
+    """Did only one end begin its test? The other's kernel refused it, as nobody listened there: it tells nothing."""
+    views = tuple(ends.values())
+    return len(views) == 1 and not views[0].answered and not views[0].heard and "refused" in str(views[0].tcp)
 
 
 def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidence:

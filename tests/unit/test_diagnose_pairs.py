@@ -155,6 +155,15 @@ def test_both_ends_views_of_a_pair_become_one_fact(one: Result, other: Result | 
     assert (fact.sign, fact.node) == (sign, node), fact.detail
 
 
+def test_an_end_that_was_alone_with_its_test_says_nothing_of_the_way() -> None:
+    """Found live: a leader that had its answer already went on, and one node's probe met nobody."""
+    alone = Result(node="n0", peer="n1", sent=9, tcp="connect: [Errno 111] Connection refused")
+    assert findings([alone]) == ()
+    both = findings([alone, replace(alone, node="n1", peer="n0")])
+    assert [fact.sign for fact in both] == [Sign.UNREACHABLE], "both were there, and something between them refuses"
+    assert [fact.sign for fact in findings([replace(alone, tcp="connect: timed out")])] == [Sign.UNREACHABLE]
+
+
 def test_a_pair_that_nobody_reports_is_unreachable() -> None:
     (fact,) = findings([], asked=[("n0", "n1")])
     assert (fact.sign, fact.detail) == (Sign.UNREACHABLE, "neither end reported")

@@ -142,6 +142,16 @@ def test_an_error_that_its_rank_survived_is_no_cause() -> None:
     assert verdict.fault is not Fault.OOM_GPU
 
 
+def test_what_is_only_likely_is_not_laid_at_the_door_of_a_rank_that_is_seen_in_the_collective_with_all_others() -> None:
+    """Found where one node's packets took long: its gang stood still, and an innocent rank's log spoke of a CUDA error."""
+    seen = [replace(stalled(rank), detail="in update") for rank in range(8)]
+    claim = logged(Sign.BAD_ACCESS, 1, when=None, source="rank_1.log", line_no=7)
+    verdict = judge([claim, *seen], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.NETWORK, ())
+    gone = judge([claim, *(fact for fact in seen if fact.rank != 1)], EIGHT)
+    assert (gone.fault, gone.ranks) == (Fault.USER_ERROR, (1,)), "who is not seen there may well have broken"
+
+
 def test_the_same_number_of_different_groups_is_not_compared() -> None:
     apart = [*waits(0, 1, group="tp0"), *waits(2, 3, group="tp1", numel_in=32, numel_out=32)]
     assert judge(apart, EIGHT).fault is not Fault.DESYNC
