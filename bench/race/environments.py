@@ -18,7 +18,8 @@ TORCH = "torch==2.13.0"
 PINS: Mapping[str, Sequence[str]] = {
     "torchft": (TORCH, "torchft-nightly==2026.10.26", "numpy==2.3.5"),
     "nvrx": (TORCH, "nvidia-resiliency-ext==0.4.1", "numpy==2.3.5"),
-    "dlrover": (TORCH, "dlrover[k8s]==0.6.1", "numpy==2.3.5"),
+    # DLRover imports protobuf and does not ask for it.
+    "dlrover": (TORCH, "dlrover[k8s]==0.6.1", "protobuf==7.36.2", "numpy==2.3.5"),
 }
 PATIENCE_S = 900.0
 

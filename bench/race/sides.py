@@ -510,7 +510,9 @@ class NvrxInProcess(Peer):
     timeout_s = COLLECTIVE_S
     faults = {**NO_STORE, "join": "no rank can join"}  # noqa: RUF012 - read only
     remedy = {  # noqa: RUF012 - read only
-        "node-back": "none: ranks that are gone stay out until the job is started anew",
+        **dict.fromkeys(
+            ("worker", "node-back", "stop", "hang"), "none: a rank that is gone stays out of the running job"
+        ),
         "coordinator": "none: rank 0 hosts the store",
     }
 
