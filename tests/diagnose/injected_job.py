@@ -158,10 +158,11 @@ def main() -> None:
             if run.sealed_digest:
                 with orders.digests.open("a") as told:
                     told.write(f"{run.sealed} {run.sealed_digest}\n")
+            # At once: who is busy stands still between emptying a file and filling it.
             with contextlib.suppress(OSError):
-                (args.folder / f"{os.environ.get('ELASTICRL_NODE', '')}.step").write_text(
-                    f"{run.sealed} {run.generation} {run.rank} {run.world} {os.getpid()}"
-                )
+                told_step = orders.order.with_suffix(".stepped")
+                told_step.write_text(f"{run.sealed} {run.generation} {run.rank} {run.world} {os.getpid()}")
+                told_step.rename(orders.order.with_suffix(".step"))
             time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - begun)))
 
 
