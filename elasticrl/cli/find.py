@@ -35,7 +35,8 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     if not found:
         where = ", ".join(map(str, run_dirs(explicit)))
         raise NotFound(
-            f"no daemon here (looked in {where}); start it (systemctl start elasticrl), or ask the store: --store HOST:PORT"
+            f"no daemon here (looked in {where}); start it (systemctl start elasticrl, or elasticrl run FILE), or "
+            "ask the store: --store HOST:PORT"
         )
     jobs = sorted({path.parent.parent.name for path in found})
     if len(jobs) > 1:

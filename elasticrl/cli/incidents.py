@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,7 +10,10 @@ Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
 ]
-State = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="In place of node.state_dir.")]
+State = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="In place of node.state_dir.", show_default=False)
+]
+SYSTEM: Final = Path("/var/lib/elasticrl")  # node.state_dir as it is unless a configuration says otherwise
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -25,7 +28,8 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
     from elasticrl.diagnose import incident as kept
     from elasticrl.report.table import table
 
-    found, unread = kept.found(_folders(config, state_dir))
+    roots, job = _roots(config, state_dir)
+    found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents")))
     for text in unread:
         typer.echo(text, err=True)
     if id is not None:
@@ -36,7 +40,8 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
                 if chosen
                 else f"none is {id}"
             )
-            typer.echo(f"{said}; see them all: elasticrl incidents", err=True)
+            said = f"{said}; see them all: elasticrl incidents" if found else _none(roots)
+            typer.echo(said, err=True)
             raise typer.Exit(Exit.FAILED)
         for each in chosen:  # one for each node of this machine that saw it
             typer.echo(json.dumps(each.plain(), indent=2) if as_json else kept.page(each))
@@ -45,20 +50,38 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
     elif found:
         typer.echo("\n".join(table(kept.HEAD, [kept.row(each) for each in found])))
     else:
-        typer.echo("no incidents")
+        typer.echo(_none(roots))
 
 
-def _folders(config: Path | None, state_dir: Path | None) -> list[Path]:
-    """`<state_dir>/<job>/<node>/incidents`, of the configuration's job, or of all."""
-    job = "*"
-    if config is not None:
-        from elasticrl.cli.main import Exit
-        from elasticrl.config import read
+def _none(roots: list[Path]) -> str:
+    where = ", ".join(map(str, roots))
+    return f"no incidents below {where}; of a job whose node.state_dir is another: elasticrl incidents --config FILE"
 
-        loaded = read(config)
-        if loaded.tree is None:
-            for finding in loaded.findings:
-                typer.echo(str(finding), err=True)
-            raise typer.Exit(Exit.REFUSED)
-        job, state_dir = loaded.tree.job.name, state_dir or Path(loaded.tree.node.state_dir)
-    return sorted((state_dir or Path("/var/lib/elasticrl")).glob(f"{job}/*/incidents"))
+
+def _roots(config: Path | None, state_dir: Path | None) -> tuple[list[Path], str]:
+    """State directories, and the job: of the configuration, or of all jobs that have run or run now on this machine."""
+    if config is None:
+        return ([state_dir] if state_dir else sorted({SYSTEM, *_running()})), "*"
+    from elasticrl.cli.main import Exit
+    from elasticrl.config import read
+
+    loaded = read(config)
+    if loaded.tree is None:
+        for finding in loaded.findings:
+            typer.echo(str(finding), err=True)
+        raise typer.Exit(Exit.REFUSED)
+    return [state_dir or Path(loaded.tree.node.state_dir)], loaded.tree.job.name
+
+
+def _running() -> set[Path]:
+    """Where the daemons that run here keep theirs: those of `elasticrl run` do so where its configuration says."""
+    from elasticrl.cli import find
+    from elasticrl.daemon.client import Unanswered, ask
+
+    found = set()
+    for path in find.sockets():
+        try:
+            found.add(Path(ask(path, "ping", deadline_s=1.0)["state_dir"]))
+        except (Unanswered, KeyError):  # gone, or of an older version
+            continue
+    return found

@@ -43,10 +43,11 @@ def status(
     store: StoreAt = None,
 ) -> None:
     """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
-    picture: dict[str, Any] = outside(store, job, "look") if store else ask(run_dir, job, "status")
+    picture: dict[str, Any] = {}
     if not watch:
+        picture = outside(store, job, "look") if store else ask(run_dir, job, "status")
         typer.echo(json.dumps(picture) if as_json else render.status(picture))
-    else:
+    else:  # a job that is about to start, or a daemon that is restarted, is waited for
         pace = Pace()
 
         def look() -> str:
@@ -55,7 +56,7 @@ def status(
             return json.dumps(picture) if as_json else "\n\n".join(filter(None, (render.status(picture), said)))
 
         screen.watch(look, every_s=1.0)
-    raise typer.Exit(Exit.OK if picture["state"] in {"TRAINING", "FINISHED"} else Exit.FAILED)
+    raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "FINISHED"} else Exit.FAILED)
 
 
 def events(

@@ -85,7 +85,7 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
         for row, line in zip(rows, text[1:], strict=True):
             state = row[2]
             lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
-    if picture.get("here"):
+    if picture.get("here") and picture["here"] != picture["reason"]:
         lines.append(paint(f"this node: {picture['here']}", DIM, on=on))
     lines += [f"# {text}" for text in picture["advice"]]
     return "\n".join(lines)

@@ -129,6 +129,9 @@ def run(
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from None
+    if absent := missing(tree):
+        typer.echo("\n".join(absent), err=True)
+        raise typer.Exit(Exit.REFUSED)
     etcd = start_store(tree) if tree.store.embedded else None
     endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
     if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
@@ -142,6 +145,9 @@ def run(
     own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
     daemons = [launch(config, [*own, f"node.name=n{n}"], logs / f"n{n}.daemon.log") for n in range(nodes)]
     code = Exit.FAILED.value
+    typer.echo(
+        f"{nodes} {'node' if nodes == 1 else 'nodes'}, logs in {logs}; from another terminal: elasticrl status --watch\n"
+    )
     try:
         code = follow(daemons, run_dir, tree.job.name, every)
     except KeyboardInterrupt:
@@ -153,7 +159,25 @@ def run(
         asyncio.run(end_vaults(sorted((Path(tree.vault.dir) / tree.job.name).glob("*"))))
         if etcd is not None:
             stop_store(tree)
+    if code not in {Exit.OK, 130}:
+        typer.echo(f"ended with {code}; why: elasticrl incidents --config {config}, and the logs in {logs}", err=True)
     raise typer.Exit(code)
+
+
+def missing(tree: Any) -> list[str]:
+    """Files that this configuration names and that are not here, where all nodes of `run` look for them."""
+    named = {"job.program": tree.job.program} if tree.job.program.endswith(".py") else {}
+    if tree.job.program == "elasticrl.ppo":
+        named |= {"data.path": tree.data.path} if tree.data.format != "datasets" else {}
+        models = {"model.path": tree.model.path, "reward.model": tree.reward.model}
+        named |= {
+            key: path for key, path in models.items() if path and path.startswith(("/", "."))
+        }  # else: maybe of a hub
+    return [
+        f"{key}: {path} is not here; name one that is: {key}=..."
+        for key, path in named.items()
+        if path and "://" not in path and not Path(path).exists()
+    ]
 
 
 def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -181,7 +205,7 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
         try:
             text = render.status(ask(find.daemon(run_dir, job), "status", deadline_s=3.0), ages=False)
         except (find.NotFound, Unanswered):
-            text = "starting"
+            text = shown or "starting"  # at the end nobody answers either
         if text != shown:
             typer.echo(text + "\n")
             shown = text

@@ -48,9 +48,10 @@ def verify(run: Run, other: Other = None, as_json: AsJson = False) -> None:
     """Did two runs compute the same bits? Names the first step where they part. With one run: did every step that was computed
     again come to the same bits? Exits with 1 if not, and with 2 if there is nothing to read.
     """
-    from elasticrl.runtime.chronicle import compare, read
+    from elasticrl.runtime.chronicle import FOLDER, compare, read
     from elasticrl.runtime.vault.errors import StateError
 
+    run, other = run_of(run, FOLDER), None if other is None else run_of(other, FOLDER)
     try:
         histories = {str(each): read(each) for each in (run, other) if each is not None}
     except (StateError, OSError) as error:
@@ -106,9 +107,11 @@ def audit(
     from dataclasses import asdict
 
     from elasticrl.runtime.data.audit import audit as judge
+    from elasticrl.runtime.data.ledger import FOLDER
     from elasticrl.runtime.vault.errors import StateError
     from elasticrl.runtime.vault.version import Version
 
+    run = run_of(run, FOLDER)
     try:
         found = judge(run, through=None if through is None else Version(through, 1 << 62))
     except (StateError, OSError) as error:
@@ -257,6 +260,16 @@ def checkpoint_export(
     for sentence in passed_over:
         typer.echo(sentence, err=True)
     typer.echo(f"{name}: {len(files)} files, {size(nbytes)}, in {target}")
+
+
+def run_of(named: Path, part: str) -> Path:
+    """The run's directory, which has this part: what was named, where nodes' may lie side by side, or the only one below."""
+    if any(named.glob(part)) or any(named.glob(f"*/{part}")):
+        return named
+    below = sorted({path.parent for depth in ("*/*", "*/*/*") for path in named.glob(f"{depth}/{part}")})
+    if len(below) > 1:
+        refuse(f"several runs lie below {named}; name one: {', '.join(map(str, below))}")
+    return below[0] if below else named
 
 
 def place_of(where: str) -> "Place":

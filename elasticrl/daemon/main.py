@@ -548,7 +548,7 @@ class Daemon:
     async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
         assert self.node is not None
         if verb == "ping":
-            return {"version": __version__, "pid": os.getpid()}
+            return {"version": __version__, "pid": os.getpid(), "state_dir": str(self.state_dir.parents[1].absolute())}
         if verb == "status":
             return asdict(await self.picture())
         if verb == "diagnose":

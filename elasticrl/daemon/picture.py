@@ -167,11 +167,12 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
     present = sum(row.state not in {"gone", "quarantined"} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP
     if not (training or over) and present < needs:
-        said.append(f"{needs - present} more nodes are needed: start elasticrl on them.")
+        more = needs - present
+        said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl there.")
     if view.intent == "pause":
         said.append("The job is paused. Go on: elasticrl resume.")
     if view.leader is None and rows:
-        said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl status --store.")
+        said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
     if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == 70:
         said.append("The same failure came back each time. Read the log of the rank it names, mend it, start again.")
     return tuple(said)

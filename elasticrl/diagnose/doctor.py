@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from elasticrl.config import Finding, Tree, reveal
+from elasticrl.config import ConfigError, Finding, Tree, reveal
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
 from elasticrl.diagnose import environment, health, kernel_log
@@ -355,6 +355,11 @@ async def store(tree: Tree) -> AsyncIterator[Check]:
                 begin = time.monotonic()
                 await client.get("plan")
                 times.append(time.monotonic() - begin)
+    except ConfigError as error:  # a file of a secret that is not here, or that others may read
+        for finding in error.findings:
+            said = f"{finding.where.name} {finding.rule} ({finding.values})"
+            yield Check(name="store", level=FAIL, value=said, why=why, remedy=finding.remedy)
+        return
     except StoreError as error:
         yield Check(name="store", level=FAIL, value=str(error), why=why, remedy="See the endpoints, TLS and user.")
         return

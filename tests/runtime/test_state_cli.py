@@ -53,6 +53,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
         workers.close()
 
 
+def test_a_run_is_found_below_what_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["killed"], tmp_path / "job" / "checkpoints" / "killed")
+    assert "each exactly once" in elasticrl("audit", tmp_path / "job")
+    assert "each to the same bits" in elasticrl("verify", tmp_path / "job")
+    assert "each exactly once" in elasticrl("audit", tmp_path)
+    shutil.copytree(runs["quiet"], tmp_path / "job" / "undisturbed" / "quiet")
+    said = elasticrl("audit", tmp_path / "job", ok=2)
+    assert f"name one: {tmp_path}/job/checkpoints/killed, {tmp_path}/job/undisturbed/quiet" in said
+
+
 @pytest.fixture
 def copy(runs: dict[str, Path], tmp_path: Path) -> Path:
     """The killed run, to be broken."""

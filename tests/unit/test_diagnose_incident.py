@@ -132,7 +132,8 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> None:
-    assert run("--state-dir", tmp_path).stdout == "no incidents\n"
+    assert run("--state-dir", tmp_path).stdout.startswith(f"no incidents below {tmp_path}; ")
+    assert f"no incidents below {tmp_path}; " in run("last", "--state-dir", tmp_path).stderr
     save(incident.folder_of(tmp_path, "ppo-7b", "n00"), killed())
     listed = run("--state-dir", tmp_path).stdout
     assert "20261121203410-g14" in listed

@@ -156,6 +156,17 @@ def test_a_store_that_nobody_runs_fails_with_what_to_do(tmp_path: Path) -> None:
     assert any(check.level is Level.FAIL and check.remedy for check in found)
 
 
+def test_a_password_file_that_is_not_here_is_a_finding_too(tmp_path: Path) -> None:
+    secret = f"{{endpoints: ['127.0.0.1:9'], username: elasticrl, password_file: {tmp_path}/password}}"
+
+    async def look() -> list[Check]:
+        return [check async for check in diagnosis.store(tree_of(config(tmp_path, store=secret)))]
+
+    (found,) = asyncio.run(look())
+    assert (found.level, found.remedy) == (Level.FAIL, "Create it for the daemon's user, mode 0400.")
+    assert f"{tmp_path}/password must be readable" in found.value
+
+
 def test_the_node_with_other_versions_is_named_and_of_two_both() -> None:
     same = {"torch": "2.13.0", "numpy": "2.3.5"}
     of = {"n0": same, "n1": same, "n2": {**same, "torch": "2.12.1"}}

@@ -51,7 +51,7 @@ def test_what_differs_at_each_look_can_be_left_out():
 def test_a_job_that_is_over_needs_no_more_nodes():
     plan = Plan(generation=4, phase=Phase.STOP, exit_code=0, reason="all 41 steps are made")
     assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
-    assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl on them.",)
+    assert picture("ppo", View(), {}, {}, needs=2).advice == ("2 more nodes are needed: start elasticrl there.",)
 
 
 def test_a_node_whose_workers_never_get_ready_is_named_with_the_reason():
