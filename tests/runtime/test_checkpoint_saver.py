@@ -215,3 +215,25 @@ def test_a_writer_whose_whole_gang_is_gone_does_not_wait_on_with_its_shards_memo
     saver.close(60)
     assert not Path(f"/proc/{pid}").exists()
     assert listing(place(tmp_path / "ck")) == ()
+
+
+def test_what_a_worker_asked_for_before_it_went_does_not_hide_that_it_has_gone(vault: Vault, tmp_path: Path):
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS, timeout_s=600.0, orphan_s=1.0)
+    saver.save(snapshot(vault, Job(seed=1).train(1), 10, world=2), finish=True)  # the other of the two never saves
+    saver.committed("step-00000005-g1", Retention(), generation=1)  # it waits behind the save
+    pid = saver.pid
+    until((tmp_path / "ck" / ".saving-step-00000010-g1" / "data-0000.json").exists, "its own shard is staged", 60)
+    saver.close(30)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_commit_that_waits_behind_a_save_does_not_hide_that_a_later_gang_saves(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS, timeout_s=600.0)
+    saver.save(snapshot(vault, job, 10, world=2), finish=True)  # the other of the two never saves: it died
+    saver.committed("step-00000005-g1", Retention(), generation=1)
+    saver.save(snapshot(vault, job, 20, generation=2), finish=True)
+    first, second = sorted(saver.wait(60), key=lambda outcome: outcome.generation)
+    assert "generation 2 saves already" in first.why
+    assert second.ok, second.why
+    saver.close()

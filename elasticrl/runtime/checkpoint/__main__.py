@@ -6,8 +6,10 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,49 @@ from elasticrl.runtime.vault.slots import adopt
 GRACE_S = 5.0  # for shards of a gang that has broken up, once a later one saves
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What our worker asks for, and the files that came with it."""
+
+    body: dict[str, Any]
+    fds: list[int]
+
+
+class Inbox:
+    """Requests in the order in which they were asked, however long the first of them takes.
+
+    They are read ahead: a worker that has gone, or saves for a later generation, is not to be hidden by what it has asked for
+    before, which nobody answers while a save waits.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.ahead: deque[Request] = deque()
+        self.gone = False  # our worker
+        self._sock = sock
+
+    def next(self) -> Request | None:
+        """The next one, when it comes; None when the worker has gone and all is done that it had asked for."""
+        while not self.ahead and not self.gone:
+            self._read()
+        return self.ahead.popleft() if self.ahead else None
+
+    def look(self) -> None:
+        """What has come meanwhile?"""
+        self._sock.setblocking(False)  # socket.recv_fds takes flags, and forgets them
+        with suppress(BlockingIOError):
+            while not self.gone:
+                self._read()
+        self._sock.setblocking(True)
+
+    def _read(self) -> None:
+        with suppress(ConnectionResetError):  # said once, if the worker has gone without having read our last answer
+            data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE, 4)
+            if data:
+                self.ahead.append(Request(json.loads(data), fds))
+            else:
+                self.gone = True
+
+
 class Hope:
     """Why the other shards of a save will not come: their gang broke up before all had begun, and a later one is saving; or
     our worker has gone, and nobody is left to ask.
@@ -31,28 +76,27 @@ class Hope:
     our own shard took long. A writer that waited on would keep its shard's memory from the machine.
     """
 
-    def __init__(self, sock: socket.socket, generation: int, orphan_s: float) -> None:
+    def __init__(self, inbox: Inbox, generation: int, orphan_s: float) -> None:
         self.own_s = 0.0  # what writing our shard took
-        self._sock, self._generation, self._orphan_s = sock, generation, orphan_s
-        self._since: float | None = None
+        self._inbox, self._generation, self._orphan_s = inbox, generation, orphan_s
+        self._later_since: float | None = None
+        self._gone_since: float | None = None
 
     def __call__(self) -> str:
         """The sentence; empty as long as there is hope."""
-        try:
-            data = self._sock.recv(MESSAGE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except (BlockingIOError, ConnectionResetError):
-            return ""
-        if not data:
-            self._since = self._since or time.monotonic()
+        self._inbox.look()
+        now = time.monotonic()
+        later = max((int(request.body.get("generation", 0)) for request in self._inbox.ahead), default=0)
+        if later > self._generation:
+            self._later_since = self._later_since or now
+            if now - self._later_since > GRACE_S:
+                return f"generation {later} saves already, and this one's gang broke up"
+        if self._inbox.gone:
+            self._gone_since = self._gone_since or now
             patience = self._orphan_s + 3 * self.own_s
-            over = time.monotonic() - self._since > patience
-            return f"our worker has gone, and they did not come within {patience:.0f} s" if over else ""
-        later = int(json.loads(data).get("generation", 0))
-        if later <= self._generation:
-            return ""
-        self._since = self._since or time.monotonic()
-        over = time.monotonic() - self._since > GRACE_S
-        return f"generation {later} saves already, and this one's gang broke up" if over else ""
+            if now - self._gone_since > patience:
+                return f"our worker has gone, and they did not come within {patience:.0f} s"
+        return ""
 
 
 def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> dict[str, Any]:
@@ -114,25 +158,18 @@ def _flush(files: Sequence[int]) -> None:
 def serve(fd: int, orphan_s: float) -> None:
     """Take requests until the worker has gone; what was asked for before that is done."""
     with socket.socket(fileno=fd) as sock:
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(sock, MESSAGE, 4)
-            except ConnectionResetError:  # the worker went without having read our last answer
-                return
-            if not data:
-                return
-            request = json.loads(data)
+        inbox = Inbox(sock)
+        while (asked := inbox.next()) is not None:
+            request = asked.body
             if request["op"] == "save":
-                answer = save(request, fds[0], fds[1:], Hope(sock, request["generation"], orphan_s))
+                answer = save(request, asked.fds[0], asked.fds[1:], Hope(inbox, request["generation"], orphan_s))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
             elif request["op"] == "committed":
                 with suppress(StateError, OSError):  # a disk that is ill is complained of at the next save
                     mark_committed(place(request["where"]), request["manifest"])
             else:
-                with suppress(
-                    StateError, OSError
-                ):  # what could not be removed now is tried again after the next commit
+                with suppress(StateError, OSError):  # what stays is removed after the next commit
                     prune(
                         place(request["where"]),
                         keep_last=request["keep_last"],
