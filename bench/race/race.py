@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.race.environments import environment
 from bench.race.judge import PAUSES, WATCH_S, Outcome, first_step, fresh, pause, same_bits, steps_lost
+from bench.race.results import show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
 from bench.recovery import NODES
 from bench.report import dump, machine
@@ -147,6 +148,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--note", default="", help="a sentence for the page: what was unusual about this race")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are cleared away
@@ -166,9 +168,7 @@ def main() -> int:
                 file.write(json.dumps(asdict(outcome)) + "\n")
             print(f"trial {number}: {side}: {fault}: {outcome}", file=sys.stderr)
     outcomes = recorded(record)
-    from bench.race.results import show_table, write
-
-    write(Path(__file__).parent, outcomes, machine())
+    write(Path(__file__).parent, outcomes, machine(), options.note)
     if options.json:
         dump({"bench": "race", "trials": [asdict(outcome) for outcome in outcomes], "machine": machine()})
     else:

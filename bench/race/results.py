@@ -157,6 +157,7 @@ def page(
     when: datetime,
     about: Mapping[str, str],
     remedies: Mapping[tuple[str, str], str],
+    note: str = "",
 ) -> str:
     """RESULTS.md."""
     run = [outcome for outcome in outcomes if not outcome.end.startswith("not run")]
@@ -173,6 +174,7 @@ def page(
         "# The race",
         f"{MADE} {when:%Y-%m-%d}, {cores} cores, {facts}. Trials of each: {often}. Load when they began: {load}.",
         *([BUSY] if busy else []),
+        *([note] if note else []),
         WHAT,
         markdown(["fault", *sides(outcomes)], rows(outcomes)),
         "![seconds to full strength](results.svg)",
@@ -231,13 +233,14 @@ def best(trial: Outcome) -> float | None:
     return trial.full_s if trial.full_s is not None or trial.end else trial.survivors_s
 
 
-def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any]) -> None:
+def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any], note: str) -> None:
     """RESULTS.md and its plot."""
     from bench.race.sides import SIDES
 
     remedies = {(name, fault): how for name, side in SIDES.items() for fault, how in side.remedy.items()}
     about = {name: side.about for name, side in SIDES.items()}
-    (folder / "RESULTS.md").write_text(page(outcomes, machine, datetime.now(UTC), about, remedies), encoding="utf-8")
+    text = page(outcomes, machine, datetime.now(UTC), about, remedies, note)
+    (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     (folder / "results.svg").write_text(plot(outcomes), encoding="utf-8")
 
 

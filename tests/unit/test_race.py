@@ -173,7 +173,9 @@ def test_the_page_says_load_trials_what_was_lost_and_what_would_help():
         datetime(2026, 11, 22, tzinfo=UTC),
         {"elasticrl": "a spare", "torchrun": "defaults"},
         {("torchrun", "worker"): "an option", ("elasticrl", "worker"): "never shown: it lost nothing"},
+        "A storm passed.",
     )
+    assert "\n\nA storm passed.\n\n" in page
     assert "2026-11-22, 2 cores, python 3.11.7, torch 2.13.0. Trials of each: 1 to 2. Load when they began: 9.0" in page
     assert results.BUSY in page
     assert "| worker | torchrun | 2 | 4.00 | 4.00, 1 of 2 job lost | 12 | - / - | no | nobody | an option |" in page
