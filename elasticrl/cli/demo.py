@@ -97,6 +97,7 @@ class Fault:
     at: float = 0.0
     back: float = 0.0  # when the next step was made
     usual: float = 0.0  # seconds of a step around then
+    again: int = 0  # steps that were made before it, and had to be made again
 
     @property
     def lost_s(self) -> float:
@@ -243,6 +244,7 @@ class Show:
         act()
         self.until(lambda: lines.after(fault.at) > 0, "the next step", lines)
         fault.back = lines.after(fault.at)
+        fault.again = max(0, fault.step + 1 - lines.first_after(fault.at))
         self.faults.append(fault)
         typer.echo(
             f"   step {lines.step:3}  made {fault.back - fault.at:.2f} s later, where a step takes {fault.usual:.2f} s"
@@ -296,10 +298,13 @@ class Show:
         ours, theirs = self.folder / "checkpoints" / self.name, self.folder / "undisturbed" / self.name
         typer.echo("3. What it cost")
         for fault in self.faults:
-            typer.echo(f"   {fault.what}: {fault.lost_s:.2f} s, no step lost")
+            lost = f"{fault.again} steps lost, and made again" if fault.again else "no step lost"
+            typer.echo(f"   {fault.what}: {fault.lost_s:.2f} s, {lost}")
         for node in NODES:
             for line in events(self.log(node), "recovery.done"):
-                stages = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in line["stages"].items())
+                stages = ", ".join(
+                    f"{name.replace('_', ' ')} {1000 * seconds:.0f} ms" for name, seconds in line["stages"].items()
+                )
                 typer.echo(
                     f"   {node}: generation {line['generation']} ({line['rung']}) in {line['total_s']:.2f} s: {stages}"
                 )
@@ -373,6 +378,10 @@ class Lines:
         """When the first step after that time was made; 0 if none was yet."""
         self.read()
         return next((float(note["at"]) for note in self.notes if note["at"] > at), 0.0)
+
+    def first_after(self, at: float) -> int:
+        """Which step it was."""
+        return next((int(note["step"]) for note in self.notes if note["at"] > at), 0)
 
 
 def curve(values: list[float]) -> str:

@@ -1,0 +1,133 @@
+"""The quick start, run as it is written: its commands are read from the page, in the order in which a new user meets them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = [
+    [line.split(" #")[0].strip() for line in block.splitlines()]
+    for block in re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs" / "QUICKSTART.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+]
+T = TypeVar("T")
+PATIENCE_S = 240.0  # on a machine that is busy with other tests
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def clone() -> Iterator[Path]:
+    """A folder that looks like the repository's, for what is made below it. Its name is short: sockets lie there."""
+    with tempfile.TemporaryDirectory(prefix="elasticrl-quick-") as folder:
+        for name in ("configs", "docs"):
+            (Path(folder) / name).symlink_to(ROOT / name)
+        yield Path(folder)
+
+
+def elasticrl(folder: Path, command: str, *more: str) -> subprocess.Popen[str]:
+    """A command of the page, in that folder, with sockets of its own."""
+    words = command.split()
+    assert words[0] == "elasticrl"
+    return subprocess.Popen(
+        [sys.executable, "-m", "elasticrl.cli.main", *words[1:], *more], cwd=folder, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def said(folder: Path, command: str, *more: str) -> tuple[int, str]:
+    """Its exit code, and what it printed."""
+    with elasticrl(folder, command, *more) as process:
+        text, _ = process.communicate(timeout=PATIENCE_S * 2)
+    return process.returncode, text
+
+
+def until(look: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.5)
+    return found
+
+
+def answer(folder: Path, command: str, *more: str) -> str | None:
+    """What it printed; None if it could not."""
+    code, text = said(folder, command, *more)
+    return text if code == 0 else None
+
+
+def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> None:
+    make, activate, report = BLOCKS[0]
+    steps = subprocess.run([*make.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert steps.splitlines()[-1] == ".venv/bin/elasticrl demo"
+    assert activate == ". .venv/bin/activate"
+    code, text = said(clone, "elasticrl demo", "--steps", "30")
+    assert code == 0, text
+    for line in ("kill -9 of the worker on n1", "kill -9 of all of n2", "each exactly once", "undisturbed run: yes"):
+        assert line in text
+    code, text = said(clone, report)
+    assert (code, "30 steps on 3 nodes, 2 faults" in text) == (0, True), text
+    assert "When it learned it" in (clone / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def running(clone: Path) -> Iterator[subprocess.Popen[str]]:
+    check, run = next(block for block in BLOCKS if any(line.startswith("elasticrl run") for line in block))
+    assert said(clone, check)[0] == 0
+    with elasticrl(clone, run, f"vault.dir={clone}/vault") as process:  # /dev/shm is for all users of this machine
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=PATIENCE_S)
+            finally:
+                process.kill()
+
+
+def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, running: subprocess.Popen[str]) -> None:
+    top, status, incidents, logs = next(block for block in BLOCKS if any("incidents" in line for line in block))
+
+    def trains(after: int) -> dict[str, int] | None:
+        assert running.poll() is None, running.stdout.read() if running.stdout else ""
+        text = answer(clone, status, "--json")
+        picture = json.loads(text) if text else {"generation": 0}
+        return picture if picture["generation"] > after else None
+
+    before = until(lambda: trains(0), "the first steps")
+    rows = json.loads(until(lambda: answer(clone, top, "--json"), "what top shows"))
+    assert any(row["bytes_s"] > 0 for row in rows), "top says what the network carries"
+    os.kill(rows[1]["pid"], signal.SIGKILL)
+    after = until(lambda: trains(before["generation"]), "steps after the kill")
+    assert after["step"] >= before["step"]
+    told = until(lambda: answer(clone, incidents), "the incident")
+    assert "SIGKILL" in told
+    assert f"rank {rows[1]['rank']}" in told
+    code, text = said(clone, logs)
+    assert (code, "==> rank 0: run/log/" in text) == (0, True), text
+    running.send_signal(signal.SIGTERM)  # as Ctrl-C
+    out, _ = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130, out
+    assert "logs in run/log/one-machine" in out
+    assert not (clone / "vault" / "one-machine").exists()
+
+
+def test_a_file_that_is_not_there_is_named_before_anything_starts(clone: Path) -> None:
+    ppo = next(line for block in BLOCKS for line in block if "model.path=" in line)
+    code, text = said(clone, ppo)
+    assert code == 2
+    assert text.strip() == "data.path: run/demo/prompts.jsonl is not here; name one that is: data.path=..."
+    code, text = said(clone, ppo, "job.program=train.py")
+    assert (code, text.strip()) == (2, "job.program: train.py is not here; name one that is: job.program=...")
