@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 WATCH_S = 20.0  # how long a job is watched whose coordinator was killed: longer than the peers' keep-alives
+NODES = ("n0", "n1", "n2")
 PAUSES = (
     "coordinator",
     "store",
@@ -90,6 +91,31 @@ def pause(lines: Iterable[Line], nodes: Sequence[str], at: float, until: float) 
             return None
         longest = max(longest, *gaps)
     return longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a gang has come since the blow. Example: Progress(survivors_s=1.2, full_s=None, enough=False)"""
+
+    survivors_s: float | None
+    full_s: float | None
+    enough: bool  # all that is waited for has come
+
+
+def progress(lines: Sequence[Line], fault: str, survivors: Sequence[str], *, at: float, now: float) -> Progress:
+    """Survivors are waited for, and all nodes, unless nobody was struck or the one that was stays away."""
+    wants_full = fault != "node" and len(survivors) < len(NODES)
+    new = fresh(lines, at)
+    full = first_step(new, NODES, world=len(NODES)) if wants_full else None
+    if fault in PAUSES:
+        first = pause(lines, survivors, at, now)
+        enough = first is not None and now - at > WATCH_S
+    else:
+        step = first_step(new, survivors) if survivors else None
+        first = None if step is None else step - at
+        enough = first is not None or not survivors
+    full_s = None if full is None else full - at
+    return Progress(survivors_s=first, full_s=full_s, enough=enough and (full is not None or not wants_full))
 
 
 def steps_lost(lines: Iterable[Line], at: float) -> int | None:

@@ -33,7 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.race.environments import environment
-from bench.race.judge import PAUSES, WATCH_S, Outcome, first_step, fresh, pause, same_bits, steps_lost
+from bench.race.judge import Outcome, progress, same_bits, steps_lost
 from bench.race.results import show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
 from bench.recovery import NODES
@@ -90,24 +90,12 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
 
 def watch(side: Side, fault: str, survivors: list[str], at: float) -> tuple[float | None, float | None, str]:
     """Seconds until the survivors made a step, and until all did; and how it ended if one of them never came."""
-    deadline = at + PATIENCE_S
-    wants_full = fault != "node"
     while True:
-        now, lines = time.monotonic(), side.lines()
-        new = fresh(lines, at)
-        first = first_step(new, survivors) if survivors else None
-        full = first_step(new, NODES, world=len(NODES))
-        if fault in PAUSES and (fault != "join" or full is not None) and now - at > WATCH_S:
-            silent = pause(lines, survivors, at, now)
-            if silent is not None:
-                return silent, (full - at if full else None), ""
-        elif fault not in PAUSES and (first or not survivors) and (full or not wants_full):
-            return first and first - at, (full - at if full and wants_full else None), ""
-        if side.over() or now > deadline:
-            end = "job lost" if side.over() else f"not within {PATIENCE_S:.0f} s"
-            if fault in PAUSES:
-                first = None if pause(lines, survivors, at, now) is None else first
-            return first and first - at, full and full - at, end
+        now = time.monotonic()
+        found = progress(side.lines(), fault, survivors, at=at, now=now)
+        if found.enough or side.over() or now > at + PATIENCE_S:
+            end = "" if found.enough else "job lost" if side.over() else f"not within {PATIENCE_S:.0f} s"
+            return found.survivors_s, found.full_s, end
         time.sleep(0.05)
 
 

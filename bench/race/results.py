@@ -45,7 +45,8 @@ BUSY = "**The machine was too busy to tell seconds:** read who comes back and wh
 WHAT = """\
 Three one-worker nodes on loopback, 50 ms steps, gloo, CPU, a save to disk every 20 steps. Seconds from the fault to the next
 step of the *survivors* / of *all three* (for elasticrl: the next sealed step); medians, with ranges where there are several
-trials. After the death of a coordinator or a store, and while a node joins, the survivors' figure is their longest pause."""
+trials. After the death of a coordinator or a store, and while a node joins, the survivors' figure is their longest pause;
+whether a job whose coordinator came back also survives its next fault is not asked."""
 COLUMNS = """\
 *Steps lost*: made before the fault and made again. *Samples*: lost / trained more than once, by the steps that count in the
 end. *Same bits*: the last step's weights are those of an undisturbed run of three workers. *Blamed*: what the side's own plan

@@ -425,7 +425,10 @@ class Torchft(Peer):
     """torchft: a replica group of one worker per node under a torchrun of its own, one lighthouse."""
 
     name = "torchft"
-    about = "torchft-nightly 2026.10.26, ProcessGroupGloo, all defaults, each replica under its own torchrun"
+    about = (
+        "torchft-nightly 2026.10.26, ProcessGroupGloo, all defaults, each replica under its own torchrun; replicas join "
+        "as they come, so no two starts have the same bits"
+    )
     environment = "torchft"
     program = "loop_torchft.py"
     blames = TORCHELASTIC

@@ -15,6 +15,7 @@ from bench.race.judge import (
     fresh,
     names,
     pause,
+    progress,
     same_bits,
     samples,
     steps_lost,
@@ -77,6 +78,32 @@ def test_the_longest_silence_counts_whenever_it_began():
 def test_who_is_silent_still_has_no_pause():
     lines = [line(at, "n0", place) for place, at in enumerate((1.0, 1.1, 1.2))]
     assert pause(lines, ["n0"], 1.15, 9.0) is None
+
+
+def test_who_was_struck_is_waited_for_unless_it_stays_away():
+    lines = [*step(1.0, 7), *step(3.0, 8, ("n0", "n1"), generation=2, world=2)]
+    away = progress(lines, "node", ("n0", "n1"), at=2.0, now=4.0)
+    assert (away.survivors_s, away.full_s, away.enough) == (pytest.approx(1.001), None, True)
+    assert not progress(lines, "node-back", ("n0", "n1"), at=2.0, now=4.0).enough
+    back = progress([*lines, *step(5.0, 9, generation=3)], "node-back", ("n0", "n1"), at=2.0, now=6.0)
+    assert (back.survivors_s, back.full_s, back.enough) == (pytest.approx(1.001), pytest.approx(3.002), True)
+
+
+def test_after_a_power_cut_nobody_survives_and_all_are_waited_for():
+    lines = step(1.0, 7)
+    assert not progress(lines, "power", (), at=2.0, now=9.0).enough
+    back = progress([*lines, *step(8.0, 1, generation=5)], "power", (), at=2.0, now=9.0)
+    assert (back.survivors_s, back.full_s, back.enough) == (None, pytest.approx(6.002), True)
+
+
+def test_a_coordinators_death_is_watched_for_a_while_and_its_node_waited_for():
+    times = [1.0 + 0.5 * place for place in range(60)]
+    lines = [line(at, node, place) for place, at in enumerate(times) for node in NODES]
+    assert not progress(lines, "coordinator", NODES, at=2.2, now=20.0).enough
+    quiet = progress(lines, "coordinator", NODES, at=2.2, now=30.0)
+    assert (quiet.survivors_s, quiet.full_s, quiet.enough) == (pytest.approx(0.5), None, True)
+    assert not progress(lines, "coordinator", ("n1", "n2"), at=2.2, now=30.0).enough
+    assert not progress(lines, "coordinator", NODES, at=2.2, now=60.0).enough  # all fell silent at 30.5
 
 
 def test_steps_that_are_made_again_are_lost():
