@@ -1,7 +1,8 @@
 """A plain supervised job under elasticrl: the same bits on one worker or many, whatever dies on the way.
 
     python docs/examples/supervised.py --steps 100                    alone, one process, no daemon
-    elasticrl run job.program=docs/examples/supervised.py ...         three local nodes, with faults survived
+    elasticrl run configs/one-machine.yaml --nodes 3 job.program=docs/examples/supervised.py
+                                                                      three local nodes, with faults survived
 
 What makes it elastic is marked with (*); the rest is what one would write anyway.
 """

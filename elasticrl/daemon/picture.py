@@ -136,7 +136,7 @@ def row(node: str, record: Record | None, quarantine: Quarantine | None, view: V
     return Row(
         node=node,
         member=member,
-        state=str(record.work),
+        state="no worker" if record.work is Work.NONE else str(record.work),
         leader=leader,
         rank=rank,
         slots=slots,

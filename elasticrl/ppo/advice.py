@@ -67,7 +67,7 @@ def sync_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     return Advice(
         rule="sync",
         numbers={"sync_s": sync, "step_s": step, "share": share},
-        text=f"sync takes {_ms(sync)}, {share:.0%} of a step of {_ms(step)}: raise rollout.sync_bucket, look at "
+        text=f"sync takes {ms(sync)}, {share:.0%} of a step of {ms(step)}: raise rollout.sync_bucket, look at "
         "rollout.sync_transport, or train more per rollout (ppo.batch, ppo.epochs)",
     )
 
@@ -80,7 +80,7 @@ def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     return Advice(
         rule="rollout",
         numbers={"rollout_s": rollout, "update_s": update},
-        text=f"rollout takes {_ms(rollout)}, update {_ms(update)}: the trainers wait for samples; use rollout.engine: vllm, "
+        text=f"rollout takes {ms(rollout)}, update {ms(update)}: the trainers wait for samples; use rollout.engine: vllm, "
         "or rollout.overlap",
     )
 
@@ -206,5 +206,6 @@ def _whole(past: Sequence[Seen]) -> float:
     return median(sum(seen.seconds.values()) for seen in past)
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """As reports have it: 541ms."""
     return f"{seconds * 1000:.0f}ms"

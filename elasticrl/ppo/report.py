@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.advantages import explained_variance
-from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen
+from elasticrl.ppo.advice import Advice, Adviser, Baseline, Seen, ms
 from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.telemetry.events import BY_NAME
 
@@ -66,8 +66,8 @@ class Comm:
         """Example: [Comm 1234] all_to_all: 8 of 3.1MiB 12ms (usually 11ms) | ... | waits 15ms | sync 61ms | timeouts 0"""
 
         def against(name: str, seconds: float) -> str:
-            before = f" (usually {_ms(usual[name])})" if name in usual else ""
-            return f"{_ms(seconds)}{before}"
+            before = f" (usually {ms(usual[name])})" if name in usual else ""
+            return f"{ms(seconds)}{before}"
 
         kinds = [
             f"{name}: {cost.times} of {_mib(cost.bytes)} {against(name, cost.seconds)}"
@@ -156,10 +156,6 @@ def emit(name: str, step: int, fields: Mapping[str, Any], line: str, scalars: Ma
     declared = BY_NAME[name].fields.keys() | {"step"}
     assert fields.keys() <= declared, f"{name}: {sorted(fields.keys() - declared)} are not declared"
     return Event(name=name, step=step, fields=fields, line=line, scalars=scalars)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f}ms"
 
 
 def _mib(count: int) -> str:

@@ -21,6 +21,7 @@ BLOCKS = [
         r"```sh\n(.*?)```", (ROOT / "docs" / "QUICKSTART.md").read_text(encoding="utf-8"), re.DOTALL
     )
 ]
+SHOWN = re.search(r"It ends like this:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 T = TypeVar("T")
 PATIENCE_S = 240.0  # on a machine that is busy with other tests
 
@@ -77,6 +78,11 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
     assert code == 0, text
     for line in ("kill -9 of the worker on n1", "kill -9 of all of n2", "each exactly once", "undisturbed run: yes"):
         assert line in text
+    assert SHOWN
+    for line in SHOWN[1].splitlines():
+        if line.strip() != "...":
+            like = re.sub(r"\d+", r"\\d+", re.escape(line.strip()).replace(r"\ ", r"\s").replace(r"\s\s", r"\s+"))
+            assert re.search(like, text), f"README shows {line!r}"
     code, text = said(clone, report)
     assert (code, "30 steps on 3 nodes, 2 faults" in text) == (0, True), text
     assert "When it learned it" in (clone / "report.html").read_text(encoding="utf-8")

@@ -48,6 +48,12 @@ def test_what_differs_at_each_look_can_be_left_out():
     assert "rollout" not in first
 
 
+def test_a_node_whose_worker_has_not_begun_is_said_to_have_none():
+    plan = Plan(generation=1, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="first plan")
+    (row,) = picture("ppo", View(plan=plan, leader=N0), {"n0": Record(member=N0)}, {}, needs=1).rows
+    assert (row.rank, row.state) == (0, "no worker")
+
+
 def test_a_job_that_is_over_needs_no_more_nodes():
     plan = Plan(generation=4, phase=Phase.STOP, exit_code=0, reason="all 41 steps are made")
     assert picture("ppo", View(plan=plan), {}, {}, needs=2).advice == ()
