@@ -538,6 +538,10 @@ class Dlrover(Peer):
     blames = TORCHELASTIC
     timeout_s = COLLECTIVE_S
     faults = NO_STORE
+    remedy = {  # noqa: RUF012 - read only
+        **dict.fromkeys(("node", "node-back"), "its Kubernetes operator tells the master of dead pods; not tried"),
+        "stop": "patience: it came back after about a minute elsewhere",
+    }
 
     def host(self) -> Sequence[str]:
         own = ["--platform", "local", "--node_num", "3", "--port", str(self.port), "--job_name", "race"]
