@@ -5,6 +5,7 @@ belong to a fault is said by the gang that they speak of, not by when they came:
 the next gang trains already. What speaks of no gang (a disk, a counter) counts where a node is in trouble anyway.
 """
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
@@ -71,7 +72,8 @@ def _place(fact: Evidence) -> Hashable:
 
 
 def told(facts: Facts, generation: int) -> Facts:
-    """What goes into a node's record under this generation's plan: few, and those first that can be a cause, the earliest.
+    """What goes into a node's record under this generation's plan: few, those of the newest gang first, and of them those that
+    can be a cause, the earliest. (A rank that had been noisy in gang after gang left no room for where it was seen at last.)
 
     That somebody waited for, or lost, a peer of a gang that is no more tells nobody anything: that would be a write of every
     survivor after each fault.
@@ -83,10 +85,11 @@ def told(facts: Facts, generation: int) -> Facts:
     if len(facts) <= TOLD:
         return facts
 
-    def weight(fact: Evidence) -> int:
-        return 0 if fact.sign in MEANINGS else 1 if fact.sign not in CONSEQUENCES else 2
+    def weight(fact: Evidence) -> tuple[float, int]:
+        newest = math.inf if fact.generation is None else fact.generation
+        return -newest, 0 if fact.sign in MEANINGS else 1 if fact.sign not in CONSEQUENCES else 2
 
-    chosen = sorted(range(len(facts)), key=lambda i: (weight(facts[i]), i))[:TOLD]
+    chosen = sorted(range(len(facts)), key=lambda i: (*weight(facts[i]), i))[:TOLD]
     return tuple(facts[i] for i in sorted(chosen))
 
 

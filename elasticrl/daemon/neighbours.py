@@ -21,7 +21,7 @@ from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
 from elasticrl.core.suspect import Detector, neighbours
 
-TIMED_S = 1.0  # between questions whose answers are timed
+TIMED_S = 0.5  # between questions whose answers are timed
 ROUND_TRIPS = 4  # to each neighbour, of which the quickest counts
 
 
