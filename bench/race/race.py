@@ -64,7 +64,7 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
         try:
             side.ready(len(nodes))
         except Late as late:
-            return replace(none, end=f"did not start: {late}"[:200])
+            return replace(none, end=f"did not start: {str(late).partition('; last steps')[0]}")
         time.sleep(AFTER_S)
         at = time.monotonic()
         struck = side.strike(fault)

@@ -51,6 +51,7 @@ COLUMNS = """\
 *Steps lost*: made before the fault and made again. *Samples*: lost / trained more than once, by the steps that count in the
 end. *Same bits*: the last step's weights are those of an undisturbed run of three workers. *Blamed*: what the side's own plan
 or logs name; for launchers each agent's word of its own worker. *Would help*: the setting that avoids what was lost."""
+NOT_RUN = ("not run", "did not start", "the bench failed")
 COLOURS = ("#0b6e4f", "#b3541e", "#e0a458", "#3d5a80", "#7fa6d6", "#8e44ad", "#c39bd3", "#7f8c8d", "#2c3e50")
 
 
@@ -77,8 +78,14 @@ def sides(outcomes: Sequence[Outcome]) -> list[str]:
     return list(dict.fromkeys(outcome.side for outcome in outcomes))
 
 
+def ran(trial: Outcome) -> bool:
+    """Was the fault done to a job that trained? What never got so far says nothing about the fault."""
+    return not trial.end.startswith(NOT_RUN)
+
+
 def cell(trials: Sequence[Outcome]) -> str:
     """Survivors / full strength; what did not come; or why the trial could not be."""
+    trials = [trial for trial in trials if ran(trial)] or trials
     if not trials:
         return "-"
     survivors, full = [trial.survivors_s for trial in trials], [trial.full_s for trial in trials]
@@ -109,7 +116,7 @@ def detail(outcomes: Sequence[Outcome], remedies: Mapping[tuple[str, str], str])
     found = []
     for fault in FAULTS:
         for side in sides(outcomes):
-            trials = [trial for trial in cells.get((fault, side), []) if not trial.end.startswith("not run")]
+            trials = [trial for trial in cells.get((fault, side), []) if ran(trial)]
             if trials:
                 bad = any(trial.end for trial in trials)
                 blamed = list(dict.fromkeys(trial.blamed for trial in trials if trial.blamed))
@@ -161,8 +168,8 @@ def page(
     note: str = "",
 ) -> str:
     """RESULTS.md."""
-    run = [outcome for outcome in outcomes if not outcome.end.startswith("not run")]
-    absent = sorted({(o.side, o.fault, o.end.partition(": ")[2]) for o in outcomes if o.end.startswith("not run")})
+    run = [outcome for outcome in outcomes if ran(outcome)]
+    absent = sorted({(o.side, o.fault, o.end.removeprefix("not run: ")) for o in outcomes if not ran(o)})
     tried = [len(trials) for trials in by_cell(run).values()] or [0]
     loads = [outcome.load for outcome in run if outcome.load] or [0.0]
     cores = int(machine.get("cores") or 1)
@@ -217,7 +224,7 @@ def plot(outcomes: Sequence[Outcome]) -> str:
             values = [value for t in trials if (value := t.survivors_s if fault == "node" else best(t)) is not None]
             dot = f'cy="{y}" r="4" fill="{colour}" fill-opacity="0.7"'
             svg += [f'<circle cx="{x(value):.1f}" {dot}/>' for value in values]
-            lost = [t.end for t in trials if t.end and not t.end.startswith("not run")]
+            lost = [t.end for t in trials if t.end and ran(t)]
             if lost:
                 svg.append(
                     f'<text x="{left + width + 6}" y="{y + 4}" fill="{colour}">{escape(lost[0].partition(":")[0])}</text>'

@@ -28,7 +28,7 @@ from elasticrl.runtime.vault.errors import DataError
 
 HERE = Path(__file__).parent
 REVIVE_S = 0.5
-START_S = 120.0
+START_S = 240.0
 STOP_S = 90.0
 STEP_S = 0.05
 SAVE_EVERY = 20

@@ -212,6 +212,17 @@ def test_the_page_says_load_trials_what_was_lost_and_what_would_help():
     assert "never shown" not in page
 
 
+def test_a_job_that_never_trained_says_nothing_about_the_fault():
+    late = Outcome(
+        side="elasticrl", fault="worker", end="did not start: 3 ranks do not train: not within 240 s", load=70.0
+    )
+    page = results.page([*outcomes(), late], {"cores": 2}, datetime.now(UTC), {}, {})
+    assert results.rows([*outcomes(), late]) == results.rows(outcomes())
+    assert "| worker | elasticrl | 1 | 0.20 | 0.21 |" in page
+    assert "- elasticrl, worker: did not start: 3 ranks do not train: not within 240 s." in page
+    assert results.rows([late]) == [["worker", "did not start"]]
+
+
 def test_a_quiet_machine_is_not_called_busy():
     page = results.page(
         [Outcome(side="a", fault="worker", full_s=1.0, load=0.2)], {"cores": 2}, datetime.now(UTC), {}, {}
