@@ -47,9 +47,9 @@ def _looked_at(scene: Scene) -> str:
     assert plan is not None
     if not scene.doing[Work.STALLED]:
         return ""
-    view = scene.view
     seen = (*scene.doing[Work.STALLED], *scene.doing[Work.TRAINING])
-    if view.look_revision <= scene.lead.asked or any(record.looked < view.look_revision for record in seen):
+    # Any request since the stall began will do: a busy store is asked again, with a newer number, before the first is seen.
+    if any(record.looked <= scene.lead.asked for record in seen):
         return "members have stalled; all workers are being looked at"
     blamed = {
         fact.node

@@ -95,6 +95,17 @@ def test_a_record_carries_few_facts_and_of_them_the_causes() -> None:
     assert dossier.told(tuple(waits), 2) == (), "who waited in a gang that is no more tells nobody anything"
 
 
+def test_what_was_claimed_in_gangs_that_are_no_more_leaves_room_for_where_a_rank_is_seen_now() -> None:
+    """Found where a link was down beside a noisy rank: of what was known of it the leader heard only what its log claimed."""
+    signs = (Sign.GPU_MEMORY, Sign.PROGRAM, Sign.BAD_ACCESS, Sign.DISK_FULL, Sign.LINK)
+    noise = [fact(sign, 1, gang, kind=Kind.EXCEPTION, line_no=7) for gang in (1, 2, 3, 4) for sign in signs]
+    now = fact(Sign.WAITED, 1, 4, detail="in all_reduce")
+    carried = dossier.told(dossier.file((), [*noise, now], 1.0), 4)
+    assert len(carried) == dossier.TOLD
+    assert now.sign in {f.sign for f in carried}
+    assert [f.sign for f in carried if f.generation == 4] == [*signs, Sign.WAITED]
+
+
 def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> None:
     old, ours = fact(Sign.KILLED, 0, 1, kind=Kind.EXIT), fact(Sign.KILLED, 1, 2, kind=Kind.EXIT)
     elsewhere = fact(Sign.DISK_FULL, None, None, node="n02", kind=Kind.DISK)
@@ -226,6 +237,19 @@ def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool) ->
         assert written.phase is Phase.PROBE
         assert written.verdict is not None
         assert (written.verdict.fault, written.verdict.nodes) == (Fault.CONFIG, ("n01",))
+
+
+def test_a_request_that_was_made_twice_is_answered_by_who_has_answered_the_first() -> None:
+    life = leader({"host_hang": "replace"})
+    life.told(2.0, stalled("n00"), stalled("n02"))  # type: ignore[arg-type]
+    life.seen(2.1, "asked, and asked again", look=1, look_revision=95)
+    life.at(2.1, Found(now=0, scene=90))
+    third = record("n01", work=Work.TRAINING, generation=1, born=1, evidence=HUNG, looked=90)
+    life.told(2.1, stalled("n00", looked=90), stalled("n02", looked=90), third)  # type: ignore[arg-type]
+    life.at(3.01, Tick(now=0))
+    written = proposed(life)
+    assert written is not None
+    assert written.rung is Rung.REPLACE
 
 
 def desync(rank: int) -> tuple[Evidence, ...]:
