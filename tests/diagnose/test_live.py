@@ -63,8 +63,8 @@ def test_a_probe_ends_in_a_verdict_and_the_node_that_drops_large_packets_is_kept
         assert probes, "nobody was blamed before the nodes had tested each other"
         done = job.since(struck, "probe.done")
         assert {line["generation"] for line in done} <= {line["generation"] for line in probes}
-        told = next(line for line in job.since(struck, "verdict.found") if line["fault"] == Fault.NETWORK)
-        assert (told["nodes"], told["confidence"]) == (["n1"], "high")
+        told = next(line for line in job.since(struck, "verdict.found") if line["nodes"])
+        assert (told["fault"], told["nodes"], told["confidence"]) == (Fault.NETWORK, ["n1"], "high"), told["cause"]
         went_on = planned("large packets")[0]
         assert (went_on["phase"], went_on["members"]) == ("train", 2)
         step = max(job.steps(n)[0] for n in ("n0", "n2"))
