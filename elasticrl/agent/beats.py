@@ -137,11 +137,11 @@ class Beat:
             self._spent[beat.phase] = self._spent.get(beat.phase, 0.0) + now - self._worked
         self._worked = now
 
-    def sealed(self, step: int) -> None:
-        """A step is done everywhere. It is the first sign that a new generation works."""
+    def sealed(self, step: int, moved: int = 0) -> None:
+        """A step is done everywhere. The first sign that a new generation works. `moved`: bytes sent that no beat has told."""
         self._account()
         state = State.TRAINING if self.now.state is State.JOINING else self.now.state
-        self.now = replace(self.now, step=step, state=state, since=time.monotonic())
+        self.now = replace(self.now, step=step, state=state, since=time.monotonic(), bytes=self.now.bytes + moved)
         self._write()
 
     def saved(self, step: int, manifest: str) -> None:

@@ -901,7 +901,7 @@ class Run:
     def _tell_sealed(self, steps: int, digest: str | None) -> None:
         if steps > self.sealed or (steps == self.sealed and digest is not None):
             self.sealed, self.sealed_digest = steps, digest
-        self._beat.sealed(steps)
+        self._beat.sealed(steps, self._untold)
 
     def _check(self) -> None:
         self._flag.check("waiting for copies")
@@ -921,7 +921,13 @@ class Run:
             self._beat.arrived()
         else:
             collective = self._gang.collective if self._gang else None
-            self._beat.collective(collective.number if collective else 0, collective.op if collective else doing)
+            number, op = (collective.number, collective.op) if collective else (0, doing)
+            self._beat.collective(number, op, self._untold)
+
+    @property
+    def _untold(self) -> int:
+        """Bytes that this process's collectives have sent, and its beat does not say yet."""
+        return self.meter.moved - self._beat.now.bytes
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -45,13 +45,16 @@ class Meter:
 
     costs: dict[str, Cost] = field(default_factory=dict)
     timeouts: int = 0
+    moved: int = 0  # bytes in all, since the process began: for its beat
     waited_s: float = 0.0  # in all, since the process began: for whoever takes it off a phase's time
 
     def begun(self, op: str, args: tuple[Any, ...], *, rank: int, world: int) -> None:
         """A collective was started."""
         kind = KINDS.get(op, "other")
         times, size, seconds = self.costs.get(kind, Cost())
-        self.costs[kind] = Cost(times + 1, size + sent(kind, args, rank, world), seconds)
+        moved = sent(kind, args, rank, world)
+        self.moved += moved
+        self.costs[kind] = Cost(times + 1, size + moved, seconds)
 
     def waited(self, op: str, seconds: float) -> None:
         """Its result was waited for."""

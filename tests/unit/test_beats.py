@@ -21,10 +21,10 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
     assert (seen.collective, seen.op, seen.bytes, seen.waiting) == (88412, "allreduce", 4096, True)
     assert (seen.saved, seen.manifest, seen.state) == (1260, "step-00001260", State.JOINING)
     beat.arrived()
-    beat.sealed(1261)
+    beat.sealed(1261, 904)
     seen = page.read()
     assert seen is not None
-    assert (seen.step, seen.waiting, seen.state) == (1261, False, State.TRAINING)
+    assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, State.TRAINING, 5000)
 
 
 def test_nothing_is_read_before_the_first_beat(tmp_path: Path) -> None:
