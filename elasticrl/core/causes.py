@@ -49,7 +49,15 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
             and first.sign is Sign.RAISED
         ):
             return None
-    return _verdict(case, first)
+    return _verdict(case, _of_rank(first, causes))
+
+
+def _of_rank(first: Evidence, causes: Sequence[Evidence]) -> Evidence:
+    """What is seen of a machine before one of its ranks ends of it is told by that rank: memory is full, and who was killed."""
+    if first.source != "health" or first.rank is not None:
+        return first
+    same = [f for f in causes if f.rank is not None and f.node == first.node and witnessed(f)]
+    return next((f for f in same if MEANINGS[f.sign].fault is MEANINGS[first.sign].fault), first)
 
 
 def _verdict(case: Case, first: Evidence) -> Verdict:

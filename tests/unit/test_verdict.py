@@ -131,6 +131,18 @@ def test_a_cause_beside_how_it_showed_is_the_deeper_one() -> None:
     assert judge([killed, kernel], EIGHT).fault is Fault.OOM_HOST
 
 
+def test_a_machine_whose_memory_was_seen_full_first_does_not_hide_the_rank_that_was_killed_for_it() -> None:
+    full = Evidence(
+        kind=Kind.LIMIT, sign=Sign.HOST_MEMORY, node="n01", detail="memory.cgroup: 100%", when=49.0, clock="core",
+        source="health",
+    )  # fmt: skip
+    killed = ended(3, "out of memory: the kernel killed a process of this node's cgroup for want of memory")
+    verdict = judge([full, killed], EIGHT)
+    assert (verdict.fault, verdict.ranks, verdict.nodes) == (Fault.OOM_HOST, (3,), ("n01",))
+    elsewhere = judge([replace(full, node="n00"), killed], EIGHT)
+    assert elsewhere.fault is Fault.OOM_HOST
+
+
 def test_what_came_after_the_end_is_no_cause() -> None:
     verdict = judge([*waits(0, 1), logged(Sign.PROGRAM, 0, when=1010.0)], EIGHT)
     assert verdict.fault is not Fault.USER_ERROR
