@@ -119,11 +119,17 @@ def progress(lines: Sequence[Line], fault: str, survivors: Sequence[str], *, at:
 
 
 def steps_lost(lines: Iterable[Line], at: float) -> int | None:
-    """Steps that were made before the blow and are not gone on from; None if nothing went on."""
+    """Steps that a node had made before the blow and made again, at most; None if nothing went on.
+
+    Each node is compared with itself: the word of one that is slower than others comes late, and is no second time.
+    """
     lines = list(lines)
-    newest = max((line.step for line in lines if line.at <= at), default=0)
-    again = [line.step for line in lines if line.at > at]
-    return max(0, newest + 1 - min(again)) if again else None
+    newest: dict[str, int] = {}
+    for line in lines:
+        if line.at <= at:
+            newest[line.node] = max(line.step, newest.get(line.node, 0))
+    again = [newest[line.node] + 1 - line.step for line in lines if line.at > at and line.node in newest]
+    return max(0, *again) if again else None
 
 
 def samples(lines: Iterable[Line], deals: Iterable[Deal], since: int = 0) -> tuple[int, int]:

@@ -113,6 +113,11 @@ def test_steps_that_are_made_again_are_lost():
     assert steps_lost(lines[:6], 2.0) is None
 
 
+def test_a_slow_nodes_late_word_of_a_step_is_no_second_time():
+    lines = [*step(1.0, 41), line(1.05, "n0", 42), line(2.5, "n2", 42, generation=2), *step(3.0, 43, generation=2)]
+    assert steps_lost(lines, 2.0) == 0
+
+
 def test_of_a_step_that_was_tried_twice_the_last_try_counts():
     lines = [
         *step(1.0, 1),
