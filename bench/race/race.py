@@ -74,7 +74,10 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
         lines = side.lines()
         newest = max(line.step for line in lines if line.at <= at)
         went_on = bool(survivors_s or full_s)
-        lost = side.samples(newest - SAVE_EVERY) if went_on else None
+        blamed = side.blamed(at)[:200]
+        lost = (
+            side.samples(newest - SAVE_EVERY) if went_on else None
+        )  # ends the job where its ledger is whole only then
         return replace(
             none,
             survivors_s=survivors_s,
@@ -84,7 +87,7 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
             samples_lost=lost[0] if lost else None,
             samples_repeated=lost[1] if lost else None,
             same_bits=same_bits([line for line in lines if line.at > at], undisturbed) if went_on else None,
-            blamed=side.blamed(at)[:200],
+            blamed=blamed,
         )
 
 
