@@ -125,7 +125,7 @@ MUTANTS: Final = (
     # What was found out.
     _m("a culprit is looked at before it is ended", "follow", "state.looked_at < since and now < due:", "False:", "a-hang-is-looked-at"),
     _m("a look has its time", "follow", "state.looked_at < since and now < due:", "state.looked_at < since:", "a-hang-that-says-nothing"),
-    _m("a stall is probed though nobody can be looked at", "stalls", "if scene.now < patience and not _said(scene) and (why := _looked_at(scene)):", "if not _said(scene) and (why := _looked_at(scene)):", "a-stall-that-says-nothing"),
+    _m("a stall is probed though nobody can be looked at", "stalls", "if scene.now < patience and not said(scene) and (why := _looked_at(scene)):", "if not said(scene) and (why := _looked_at(scene)):", "a-stall-that-says-nothing"),
     _m("a proven broken node is kept out", "losses", "    condemned = _condemned(scene)\n", "    condemned: dict[Member, str] = {}\n", "a-gpu-falls-off-the-bus"),
     _m("who was let back has paid", "findings", "if fact.generation is not None or _new(fact, lead)", "if True", "a-gpu-falls-off-the-bus"),
     _m("facts of health count where nothing else speaks", "dossier", "    among = at_fault or seated\n", "    among = at_fault\n", "a-gpu-falls-off-the-bus"),

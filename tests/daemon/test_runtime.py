@@ -110,7 +110,9 @@ def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason
             if not answers(home):
                 return False
             said = ask(home, "status", deadline_s=10.0)
-            return any("No module named 'no_such_library'" in row["note"] for row in said["rows"]) and said["advice"] != []
+            return (
+                any("No module named 'no_such_library'" in row["note"] for row in said["rows"]) and said["advice"] != []
+            )
 
         job.until(named, 60.0, "the status says why n0 gets no worker ready")
         assert "n0 cannot get ready: a process ended before it was warm: exit code 1:" in job.reasons()["n0"]
