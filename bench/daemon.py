@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, machine, noisy, show, summary
+from bench.report import dump, end_cleanly, machine, noisy, show, summary
 from chaos.live.local import Job
 
 GOALS = {"idle_core_share": 0.01, "eight_workers_core_share": 0.03, "memory_mb": 80.0, "start_s": 0.5}
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args()
     load = os.getloadavg()[0]
     found = measure(options)

@@ -41,7 +41,7 @@ from typing import Any, Self
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, Torchrun, kill_tree, spares
-from bench.report import dump, machine, noisy, seconds, show, summary
+from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
@@ -376,6 +376,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which nodes are struck")
     parser.add_argument("--sides", default="elasticrl")
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args()
     sides = options.sides.split(",")
     if options.mixed and sides != ["elasticrl"]:

@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, machine, noisy, seconds, show, summary
+from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
 
 ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
@@ -186,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv-trl")
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args(arguments)
     sides, worlds = options.sides.split(","), [int(word) for word in options.worlds.split(",")]
     load = os.getloadavg()[0]

@@ -48,7 +48,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, machine, noisy, seconds, show, summary
+from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed, parse
 
 STEP_MS = 50
@@ -377,6 +377,7 @@ def main() -> int:
     parser.add_argument("--sides", default="elasticrl,torchrun-best")
     parser.add_argument("--faults", default=",".join(KNOWN))
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args()
     sides, faults = options.sides.split(","), options.faults.split(",")
     load = os.getloadavg()[0]

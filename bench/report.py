@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +22,11 @@ def machine() -> dict[str, Any]:
     """Where this was measured."""
     packages = {name: version(name) for name in ("torch", "grpcio", "elasticrl")}
     return {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version(), **packages}
+
+
+def end_cleanly() -> None:
+    """SIGTERM unwinds, as Ctrl-C does, so that what a bench has started ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def noisy(before: float, after: float) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, machine, noisy, show, summary
+from bench.report import dump, end_cleanly, machine, noisy, show, summary
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
 from elasticrl.store import Put, StoreSettings, open_store
@@ -276,6 +276,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steady-s", type=float, default=20.0)
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args()
     load = os.getloadavg()[0]
     found = asyncio.run(measure(options))

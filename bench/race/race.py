@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from dataclasses import asdict, replace
@@ -37,7 +36,7 @@ from bench.race.judge import Outcome, progress, same_bits, steps_lost
 from bench.race.results import show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
 from bench.recovery import NODES
-from bench.report import dump, machine
+from bench.report import dump, end_cleanly, machine
 from chaos.live.local import Late
 
 FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store", "join", "power")
@@ -141,8 +140,8 @@ def main() -> int:
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--note", default="", help="a sentence for the page: what was unusual about this race")
     parser.add_argument("--json", action="store_true")
+    end_cleanly()
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are cleared away
     if options.fresh:
         shutil.rmtree(options.record, ignore_errors=True)
     options.record.mkdir(parents=True, exist_ok=True)
