@@ -6,6 +6,7 @@ tests as there are nodes. The ring is dealt anew for each generation, so a secon
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
@@ -165,13 +166,21 @@ def findings(results: Iterable[Result], *, asked: Iterable[Pair] = ()) -> tuple[
         views.setdefault(_pair(result.node, result.peer), {})[result.node] = result
     times = [view.latency_ms for pair in views.values() for view in pair.values() if view.latency_ms is not None]
     usual = min(times, default=0.0)
-    return tuple(_finding(pair, ends, usual) for pair, ends in sorted(views.items()) if not _alone(ends))
+    met_nobody = Counter(view.peer for ends in views.values() if (view := _alone(ends)))
+    told = {
+        pair: ends
+        for pair, ends in views.items()
+        # The word of one proves nothing: the other may be about to begin. That several found nobody does.
+        if not (view := _alone(ends)) or met_nobody[view.peer] > 1
+    }
+    return tuple(_finding(pair, ends, usual) for pair, ends in sorted(told.items()))
 
 
-def _alone(ends: Mapping[str, Result]) -> bool:
-    """Did only one end begin its test? The other's kernel refused it, as nobody listened there: it tells nothing."""
+def _alone(ends: Mapping[str, Result]) -> Result | None:
+    """What one end says whose partner had not begun its test: its kernel refused, as nobody listened there."""
     views = tuple(ends.values())
-    return len(views) == 1 and not views[0].answered and not views[0].heard and "refused" in str(views[0].tcp)
+    alone = len(views) == 1 and not views[0].answered and not views[0].heard and "refused" in str(views[0].tcp)
+    return views[0] if alone else None
 
 
 def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidence:

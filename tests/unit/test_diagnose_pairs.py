@@ -162,6 +162,8 @@ def test_an_end_that_was_alone_with_its_test_says_nothing_of_the_way() -> None:
     both = findings([alone, replace(alone, node="n1", peer="n0")])
     assert [fact.sign for fact in both] == [Sign.UNREACHABLE], "both were there, and something between them refuses"
     assert [fact.sign for fact in findings([replace(alone, tcp="connect: timed out")])] == [Sign.UNREACHABLE]
+    several = findings([alone, replace(alone, node="n2")])
+    assert [fact.sign for fact in several] == [Sign.UNREACHABLE] * 2, "nobody is there"
 
 
 def test_a_pair_that_nobody_reports_is_unreachable() -> None:
