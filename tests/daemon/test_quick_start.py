@@ -69,6 +69,7 @@ def answer(folder: Path, command: str, *more: str) -> str | None:
     return text if code == 0 else None
 
 
+@pytest.mark.slow  # a minute
 def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> None:
     make, activate, report = BLOCKS[0]
     steps = subprocess.run([*make.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
