@@ -293,7 +293,7 @@ def calm(side: str, wanted_s: float) -> list[float]:
     """The moments of the steps of a job to which nothing happens."""
     with SIDES[side]() as job:
         begun = time.monotonic()
-        time.sleep(wanted_s)
+        time.sleep(wanted_s)  # it is this stretch that is measured
         return [at for at in moments(job.lines()) if at > begun]
 
 
@@ -338,7 +338,7 @@ def wait(job: Ours | Theirs, until: float, back: list[tuple[float, str, Callable
             back.remove(entry)
             entry[2]()
             job.start(entry[1])
-        time.sleep(0.02)
+        time.sleep(0.02)  # between looks at the clock
 
 
 def result(struck: Struck, pace: Pace) -> dict[str, Any]:

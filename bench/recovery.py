@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed, parse
+from elasticrl.daemon.client import Unanswered
 
 STEP_MS = 50
 NODES = ("n0", "n1", "n2")
@@ -227,7 +228,7 @@ def monotonic(wall: str) -> float:
 def spares(job: Job, node: str) -> bool:
     try:
         return bool(job.ask(node, "crew")["spares"])
-    except Exception:  # noqa: BLE001 - the daemon is still starting
+    except Unanswered:  # the daemon is still starting
         return False
 
 

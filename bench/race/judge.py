@@ -7,28 +7,12 @@ fell, so it proves nothing. *Fresh* steps are those of a configuration that was 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+
+from chaos.live.local import Sealed
 
 WATCH_S = 20.0  # how long a job is watched whose coordinator was killed: longer than the peers' keep-alives
 NODES = ("n0", "n1", "n2")
-PAUSES = (
-    "coordinator",
-    "store",
-    "join",
-)  # faults that may pass without a new configuration: the longest silence counts
-
-
-class Line(Protocol):
-    """A step that a worker has made. Example: chaos.live.local.Sealed"""
-
-    at: float
-    node: str
-    pid: int
-    step: int
-    generation: int
-    rank: int
-    world: int
-    digest: str
+PAUSES = ("coordinator", "store", "join")  # may pass without a new configuration: the longest silence counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +49,14 @@ def deal(line: str) -> Deal:
     return Deal(step=int(step), generation=int(generation), rank=int(rank), samples=taken)
 
 
-def fresh(lines: Iterable[Line], at: float) -> list[Line]:
+def fresh(lines: Iterable[Sealed], at: float) -> list[Sealed]:
     """Steps made after the blow by a process, in a generation and a world, that had made none before."""
     lines = list(lines)
     known = {(line.node, line.pid, line.generation, line.world) for line in lines if line.at <= at}
     return [line for line in lines if line.at > at and (line.node, line.pid, line.generation, line.world) not in known]
 
 
-def first_step(lines: Iterable[Line], nodes: Sequence[str], *, world: int | None = None) -> float | None:
+def first_step(lines: Iterable[Sealed], nodes: Sequence[str], *, world: int | None = None) -> float | None:
     """When the first step was whole that all these nodes have made together."""
     made: dict[tuple[int, int], dict[str, float]] = {}
     for line in lines:
@@ -81,7 +65,7 @@ def first_step(lines: Iterable[Line], nodes: Sequence[str], *, world: int | None
     return min((max(when.values()) for when in made.values() if len(when) == len(nodes)), default=None)
 
 
-def pause(lines: Iterable[Line], nodes: Sequence[str], at: float, until: float) -> float | None:
+def pause(lines: Iterable[Sealed], nodes: Sequence[str], at: float, until: float) -> float | None:
     """The longest silence of any of these nodes that ended after the blow; None if one of them is silent still."""
     longest = 0.0
     for node in nodes:
@@ -102,7 +86,7 @@ class Progress:
     enough: bool  # all that is waited for has come
 
 
-def progress(lines: Sequence[Line], fault: str, survivors: Sequence[str], *, at: float, now: float) -> Progress:
+def progress(lines: Sequence[Sealed], fault: str, survivors: Sequence[str], *, at: float, now: float) -> Progress:
     """Survivors are waited for, and all nodes, unless nobody was struck or the one that was stays away."""
     wants_full = fault != "node" and len(survivors) < len(NODES)
     new = fresh(lines, at)
@@ -118,7 +102,7 @@ def progress(lines: Sequence[Line], fault: str, survivors: Sequence[str], *, at:
     return Progress(survivors_s=first, full_s=full_s, enough=enough and (full is not None or not wants_full))
 
 
-def steps_lost(lines: Iterable[Line], at: float) -> int | None:
+def steps_lost(lines: Iterable[Sealed], at: float) -> int | None:
     """Steps that a node had made before the blow and made again, at most; None if nothing went on.
 
     Each node is compared with itself: the word of one that is slower than others comes late, and is no second time.
@@ -132,7 +116,7 @@ def steps_lost(lines: Iterable[Line], at: float) -> int | None:
     return max(0, *again) if again else None
 
 
-def samples(lines: Iterable[Line], deals: Iterable[Deal], since: int = 0) -> tuple[int, int]:
+def samples(lines: Iterable[Sealed], deals: Iterable[Deal], since: int = 0) -> tuple[int, int]:
     """How many samples were lost, and how many trained more than once, by the steps that count in the end, from this step on.
 
     Of a step that was made several times the last counts. The newest step is left out: it may have been under way.
@@ -152,7 +136,7 @@ def samples(lines: Iterable[Line], deals: Iterable[Deal], since: int = 0) -> tup
     return len(dealt - counted), len(later) - (len(counted) - len(set(earlier)))
 
 
-def same_bits(lines: Iterable[Line], undisturbed: Mapping[int, str]) -> bool | None:
+def same_bits(lines: Iterable[Sealed], undisturbed: Mapping[int, str]) -> bool | None:
     """Has the newest step the digest of the undisturbed run? None if that did not come so far."""
     known = [line for line in lines if line.step in undisturbed]
     if not known:

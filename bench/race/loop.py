@@ -44,7 +44,7 @@ class Loop:
         self.begun = time.monotonic()
         if (order := self.folder / f"hang-{self.node}").exists():
             order.unlink()
-            time.sleep(3600)
+            time.sleep(3600)  # this is the hang
         told = ",".join(map(str, samples))
         self.write("samples", f"step {self.step + 1} generation {generation} rank {rank} samples {told}")
         total = torch.zeros(SIZE)

@@ -72,11 +72,10 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
         time.sleep(AFTER_S)
         lines = side.lines()
         newest = max(line.step for line in lines if line.at <= at)
-        went_on = bool(survivors_s or full_s)
+        went_on = survivors_s is not None or full_s is not None
         blamed = side.blamed(at)[:200]
-        lost = (
-            side.samples(newest - SAVE_EVERY) if went_on else None
-        )  # ends the job where its ledger is whole only then
+        # The last question: it ends the job where the ledger is whole only then.
+        lost = side.samples(newest - SAVE_EVERY) if went_on else None
         return replace(
             none,
             survivors_s=survivors_s,
@@ -98,7 +97,7 @@ def watch(side: Side, fault: str, survivors: list[str], at: float) -> tuple[floa
         if found.enough or side.over() or now > at + PATIENCE_S:
             end = "" if found.enough else "job lost" if side.over() else f"not within {PATIENCE_S:.0f} s"
             return found.survivors_s, found.full_s, end
-        time.sleep(0.05)
+        time.sleep(0.05)  # between looks; the seconds are read from what workers wrote
 
 
 def unfit(name: str) -> str:

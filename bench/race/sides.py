@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,15 +21,16 @@ from typing import Any, Self
 
 from bench.race.environments import environment
 from bench.race.judge import Deal, deal, names, samples
-from bench.recovery import NODES, Elastic, free_port, monotonic, torchrun, torchrun_env
+from bench.recovery import NODES, Elastic, free_port, monotonic, spares, torchrun, torchrun_env
 from chaos.live.local import Late, Sealed, parse
 from elasticrl.daemon.client import Unanswered
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 HERE = Path(__file__).parent
-REVIVE_S = 0.5
+REVIVE_S = 0.5  # until a supervisor starts again what was killed: part of the fault
 START_S = 240.0
+HOSTED_S = 60.0
 STOP_S = 90.0
 STEP_S = 0.05
 SAVE_EVERY = 20
@@ -114,13 +116,8 @@ class Ours(Side):
 
     def ready(self, world: int, within_s: float = START_S) -> None:
         super().ready(world, within_s)
-        self.job.until(lambda: all(self._spare(node) for node in self.job.daemons), within_s, "a spare on every node")
-
-    def _spare(self, node: str) -> bool:
-        try:
-            return bool(self.job.ask(node, "crew")["spares"])
-        except Exception:  # noqa: BLE001 - the daemon is still starting
-            return False
+        nodes = list(self.job.daemons)
+        self.job.until(lambda: all(spares(self.job, node) for node in nodes), within_s, "a spare on every node")
 
     def lines(self) -> list[Sealed]:
         return list(self.job.sealed())
@@ -252,11 +249,19 @@ class Peer(Side):
     def start(self, *nodes: str) -> None:
         if self.host() and "host" not in self.agents:
             self._launch("host", self.host())
-            time.sleep(1.0)
+            self._hosted()
         for node in nodes:
             self._launch(node, self.command(node))
             if node == NODES[0] and not self.host():
-                time.sleep(2.0)  # it hosts the rendezvous
+                self._hosted()  # by this node, and by no other: all of them are on this machine
+
+    def _hosted(self) -> None:
+        """Where all meet somebody listens now. One that never does shows in that nobody trains."""
+        deadline = time.monotonic() + HOSTED_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+                return
+            time.sleep(0.05)
 
     def _launch(self, node: str, command: Sequence[str]) -> None:
         common = {"RACE": str(self.folder), "NODE": node, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -337,7 +342,7 @@ class Peer(Side):
         while order.exists():
             if time.monotonic() > deadline:
                 raise Late(f"{self.name}: the hang has not struck")
-            time.sleep(0.005)
+            time.sleep(0.005)  # the fault's time is that of the worker's taking the order
         return [WORKER]
 
     def end(self, *nodes: str) -> None:
