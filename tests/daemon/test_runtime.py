@@ -30,6 +30,20 @@ def alone(job: Job, folder: Path, steps: int) -> Path:
     return folder / job.name
 
 
+def ends_as_if_undisturbed(job: Job, folder: Path) -> None:
+    """A job that was told to stop does, with each sample used once and the bits of one process that nothing happens to."""
+    ended = list(job.daemons.values())
+    job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
+    assert [daemon.returncode for daemon in ended] == [STOPPED] * len(ended)
+    job.check()
+    ours = job.folder / "saves" / job.name
+    used = audit(ours)
+    assert used.ok, used.sentence
+    same = compare(read(alone(job, folder, used.steps)), read(ours))
+    assert same.ok, same.sentence
+    assert same.steps == used.steps + 1
+
+
 def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_with_the_same_bits(tmp_path: Path):
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},
@@ -54,16 +68,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         job.until(lambda: answers(job.home(leader) / "control.sock"), 60.0, "the restarted daemon answers")
         job.until_steps(3, within_s=30.0, count=5)
         job.ask(leader, "stop")
-        ended = list(job.daemons.values())
-        job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
-        assert [daemon.returncode for daemon in ended] == [STOPPED] * 3
-        job.check()
-        ours = job.folder / "saves" / job.name
-        used = audit(ours)
-        assert used.ok, used.sentence
-        same = compare(read(alone(job, tmp_path, used.steps)), read(ours))
-        assert same.ok, same.sentence
-        assert same.steps == used.steps + 1
+        ends_as_if_undisturbed(job, tmp_path)
 
 
 def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_same_bits(tmp_path: Path):
@@ -90,14 +95,7 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
         newest = max(line.step for line in job.sealed() if line.at < at)
         assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
         job.ask("n0", "stop")
-        ended = list(job.daemons.values())
-        job.until(lambda: all(daemon.poll() is not None for daemon in ended), 60.0, "the end of the job")
-        job.check()
-        ours = job.folder / "saves" / job.name
-        used = audit(ours)
-        assert used.ok, used.sentence
-        same = compare(read(alone(job, tmp_path, used.steps)), read(ours))
-        assert same.ok, same.sentence
+        ends_as_if_undisturbed(job, tmp_path)
 
 
 def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason():

@@ -160,4 +160,4 @@ def test_a_meter_counts_what_goes_to_others():
     meter.timeouts += 1
     assert meter.taken() == ({"all_to_all": Cost(times=1, bytes=24, seconds=0.5)}, 1)
     assert meter.taken() == ({}, 0)
-    assert meter.waited_s == 0.5
+    assert (meter.waited_s, meter.moved) == (0.5, 24), "in all, whoever took the rest"

@@ -66,6 +66,7 @@ def test_nobody_is_replaced_or_kept_out_whom_the_evidence_does_not_name() -> Non
         (Scope(known=8, min_nodes=1, held=frozenset({"n2", "n3", "n4", "n5"})), Act.REPLACE),
         (Scope(known=8, min_nodes=1, held=frozenset({"n1", "n3"})), Act.QUARANTINE),
         (Scope(known=8, min_nodes=1, recent=4), Act.REPLACE),
+        (Scope(known=4, min_nodes=4, recent=4, held=frozenset({"n1"})), Act.QUARANTINE),  # it is out already
         (Scope(known=2, min_nodes=1, share=0.4), Act.REPLACE),
     ],
 )

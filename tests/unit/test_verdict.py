@@ -133,7 +133,7 @@ def test_a_cause_beside_how_it_showed_is_the_deeper_one() -> None:
 
 def test_a_machine_whose_memory_was_seen_full_first_does_not_hide_the_rank_that_was_killed_for_it() -> None:
     full = Evidence(
-        kind=Kind.LIMIT, sign=Sign.HOST_MEMORY, node="n01", detail="memory.cgroup: 100%", when=49.0, clock="core",
+        kind=Kind.OOM, sign=Sign.HOST_MEMORY, node="n01", detail="memory.cgroup: 100%", when=49.0, clock="core",
         source="health",
     )  # fmt: skip
     killed = ended(3, "out of memory: the kernel killed a process of this node's cgroup for want of memory")
