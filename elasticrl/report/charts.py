@@ -49,28 +49,8 @@ POINTS: Final = 400  # of a curve; of more, each stretch's mean
 
 #: Seconds between the ticks of an axis of time.
 APART: Final = (
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2,
-    5,
-    10,
-    15,
-    30,
-    60,
-    120,
-    300,
-    600,
-    900,
-    1800,
-    3600,
-    7200,
-    10800,
-    21600,
-    43200,
-    86400,
-)
+    0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
+)  # fmt: skip
 
 CURVES: Final = ("reward", "kl", "loss")
 
