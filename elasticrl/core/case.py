@@ -9,10 +9,24 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.meanings import GOING_ON, HARD, MEANINGS, PLAIN, SNAPSHOTS, TROUBLE, WAITS, WATCHDOGS
+from elasticrl.core.meanings import (
+    DISKS,
+    EXPLAINS,
+    GOING_ON,
+    HARD,
+    MEANINGS,
+    OUTSIDE,
+    PLAIN,
+    SAVING,
+    SNAPSHOTS,
+    TROUBLE,
+    WAITS,
+    WATCHDOGS,
+)
 from elasticrl.core.parting import Parted, part
 from elasticrl.core.verdict import Confidence, Facts
 
+MOVED_S = 2.0  # who was waiting so shortly before it was seen elsewhere has moved on: it is slow, not stuck
 LATE_S = 2.0  # what came this long after the first wait ended is a consequence of the end
 
 
@@ -49,14 +63,45 @@ class Case:
             and not self.survived(f)
             and not self.late(f)
             and self.believed(f)
+            and self.fits(f)
             and not (self.plain and f.source == "health" and f.kind in {Kind.DISK, Kind.LIMIT})
         )
 
     @cached_property
     def plain(self) -> bool:
         """Whether it was seen how the gang was broken, in a way that no full disk or limit of a machine explains."""
-        ways = any(f.kind is Kind.PROBE and any(f.sign in signs for signs, _ in TROUBLE) for f in self.evidence)
-        return ways or self.parted is not None or any(witnessed(f) and f.sign in PLAIN for f in self.evidence)
+        return self.ways or self.parted is not None or any(witnessed(f) and f.sign in PLAIN for f in self.evidence)
+
+    @cached_property
+    def ways(self) -> bool:
+        """Whether the way between some nodes was found broken, or slow."""
+        return any(f.kind is Kind.PROBE and any(f.sign in signs for signs, _ in TROUBLE) for f in self.evidence)
+
+    @cached_property
+    def befell(self) -> Mapping[str | None, tuple[Evidence, ...]]:
+        """What was seen to befall each node and its ranks: ends, silences, who stands still or elsewhere."""
+        told = (f for f in self.evidence if f.kind in HARD and f.kind is not Kind.PROBE and witnessed(f))
+        found: dict[str | None, tuple[Evidence, ...]] = {}
+        for fact in (*(f for f in told if f.sign in MEANINGS or f.sign is Sign.ABORTED), *self.away.values()):
+            node = self.home(fact)
+            found[node] = (*found.get(node, ()), fact)
+        return found
+
+    def home(self, fact: Evidence) -> str | None:
+        """The node that it speaks of."""
+        return fact.node or (None if fact.rank is None else self.facts.nodes.get(fact.rank))
+
+    def fits(self, fact: Evidence) -> bool:
+        """Whether it can explain what was seen to befall its node. A disk that is full stops no dataloader, and nothing that a
+        program prints silences its node.
+        """
+        here = self.befell.get(self.home(fact), ())
+        if fact.kind not in HARD and fact.rank is None and fact.sign in EXPLAINS:
+            saving = fact.sign in DISKS
+            fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.detail.startswith(SAVING)) for f in here)
+            return not self.befell or any(fitting)
+        claimed = not witnessed(fact) and MEANINGS[fact.sign].soft and fact.sign is not Sign.HOST_MEMORY
+        return not (claimed and here) or any(f.sign not in OUTSIDE for f in here)
 
     @cached_property
     def accused(self) -> frozenset[int]:
@@ -88,9 +133,16 @@ class Case:
         """Who was seen outside of collectives while most others were seen in one. When most are elsewhere, that a few wait
         proves nothing about anybody.
         """
-        found = {f.rank: f for f in self.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None}
+        found = {
+            f.rank: f for f in self.evidence if f.sign is Sign.ELSEWHERE and f.rank is not None and not self.moved(f)
+        }
         there = {f.rank for f in self.waits if f.kind in SNAPSHOTS and f.rank is not None} - set(found)
         return found if found and there and len(found) <= len(there) else {}
+
+    def moved(self, fact: Evidence) -> bool:
+        """Whether its rank was waiting a moment before: between two collectives of a slow way anybody is seen elsewhere."""
+        waited = (f.when for f in self.waits if f.kind is Kind.BEAT and f.rank == fact.rank and f.clock == fact.clock)
+        return any(when is not None and fact.when is not None and 0.0 <= fact.when - when <= MOVED_S for when in waited)
 
     @cached_property
     def groups(self) -> Mapping[str, list[Evidence]]:
@@ -165,7 +217,7 @@ class Case:
             and fact.rank not in self.parted.odd
         ):
             return not MEANINGS[fact.sign].soft  # though it may have been the one that gloo ended
-        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced):
+        if fact.kind in HARD or fact.rank is None or not (self.accused or self.silenced or self.ways):
             return True
         return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
 
@@ -181,6 +233,15 @@ class Case:
         told = (f for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and witnessed(f))
         ill = (f for f in self.evidence if f.source == "health" and f.sign in MEANINGS)
         return frozenset(f.node for f in (*told, *ill) if f.node)
+
+    def known(self, names: tuple[str, ...], rank: int | None) -> tuple[str, ...]:
+        """Of the names that a log gives, those of the gang's nodes, else where the rank runs that gave them. (A host may call
+        itself what it likes; where nothing is known of the gang, that is all there is.)
+        """
+        ours = frozenset(self.facts.nodes.values())
+        if not ours or not names:
+            return names
+        return tuple(name for name in names if name in ours) or self.nodes_of(() if rank is None else (rank,))
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Where ranks run, as far as that is known."""

@@ -67,6 +67,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     blamed = meaning.fault is not Fault.UNKNOWN and not either
     alike = [fact for fact in case.causes if fact.sign is first.sign and not after(fact, first, NEAR_S)]
     ranks, nodes = _culprits(first, alike)
+    nodes = nodes if witnessed(first) else case.known(nodes, first.rank)
     who = rank_names(ranks) or " and ".join(nodes) or ("one rank" if first.sign is not Sign.VERSIONS else "one node")
     if either and ranks:
         who += " or a peer"

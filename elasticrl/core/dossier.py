@@ -10,19 +10,22 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
 from elasticrl.core.evidence import Evidence, Kind, Sign, bounded
-from elasticrl.core.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS, WAITS
+from elasticrl.core.meanings import CONSEQUENCES, HARD, LASTING, MEANINGS, SNAPSHOTS, WAITS
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.verdict import Fault
 
 KEPT_S = 60.0
 KEPT = 200  # of this node, or of all together at the leader
+AGAIN_S = 5.0  # what a log says over and over is told anew no more often
 TOLD = 16  # of this node, in its record
 HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
+STATES = frozenset({HEALTH, "ways"})  # whose newest word on the same thing is the one that holds
 NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
 ABORT = "signal 6 "  # as an exit's cause says it
 PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 
 Facts = tuple[Evidence, ...]
+Passed = Mapping[int, float]  # generation -> until when its gang has outlived what was found
 
 
 def identity(fact: Evidence) -> Hashable:
@@ -33,17 +36,26 @@ def identity(fact: Evidence) -> Hashable:
     )  # fmt: skip
 
 
-def file(known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float = KEPT_S) -> Facts:
-    """The facts with the new ones among them, the oldest first. The very same tuple if there is nothing new."""
-    have = {identity(fact) for fact in known}
+def file(
+    known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float = KEPT_S, passed: Passed | None = None
+) -> Facts:
+    """The facts with the new ones among them, the oldest first. The very same tuple if there is nothing new.
+
+    What a log says again counts anew once its gang has outlived what it had said before (`passed`, which the leader knows; a
+    node tells it again after a while).
+    """
     fresh = list(fresh)
+    known = _without_repeated(known, fresh, now, passed)
+    have = {identity(fact) for fact in known}
     again = {_place(fact) for fact in fresh if fact.kind in SNAPSHOTS and identity(bounded(fact)) not in have}
     if again:  # where a rank is now; where it was before would be put beside where others are now
         known = tuple(fact for fact in known if fact.kind not in SNAPSHOTS or _place(fact) not in again)
         have = {identity(fact) for fact in known}
-    over = {_check(fact) for fact in fresh if fact.source == HEALTH and identity(bounded(fact)) not in have}
-    left = tuple(fact for fact in known if fact.source != HEALTH or _check(fact) not in over) if over else known
-    withdrawn = len(left) < len(known)  # a disk that was full has room again, or the other way round
+    over = {_check(fact) for fact in fresh if fact.source in STATES and identity(bounded(fact)) not in have}
+    left = tuple(fact for fact in known if fact.source not in STATES or _check(fact) not in over) if over else known
+    withdrawn = len(left) < len(
+        known
+    )  # a disk that was full has room again, a way is quick again, or the other way round
     if withdrawn:
         known, have = left, {identity(fact) for fact in left}
     found = []
@@ -61,9 +73,34 @@ def file(known: Facts, fresh: Iterable[Evidence], now: float, *, kept_s: float =
     return (*(fact for fact in known if (fact.when or 0.0) >= now - kept_s), *found)[-KEPT:]
 
 
+def _without_repeated(known: Facts, fresh: Iterable[Evidence], now: float, passed: Passed | None) -> Facts:
+    said = {identity(cut): cut.line_no for cut in map(bounded, fresh) if cut.line_no is not None}
+
+    def over(fact: Evidence) -> bool:
+        newer = (said.get(identity(fact)) or 0) > (fact.line_no or 0) if said and fact.line_no is not None else False
+        if passed is None:
+            return newer and (fact.when or 0.0) <= now - AGAIN_S
+        return newer and fact.generation is not None and outlived(fact, passed, fact.generation)
+
+    left = tuple(fact for fact in known if not over(fact))
+    return left if len(left) < len(known) else known
+
+
+def outlived(fact: Evidence, passed: Passed, gang: int) -> bool:
+    """Whether all ranks have made steps since: then it explains nothing that came later. Found live: what a noisy rank had
+    printed half a minute before was held to be why its node's cable was out, and hid another node's full disk.
+
+    Not what somebody of ours sees, which is taken back when it is over, and nothing that stays as it is.
+    """
+    if (fact.line_no is None and fact.kind in HARD) or fact.source == HEALTH or fact.sign in LASTING:
+        return False
+    return (fact.when or 0.0) < passed.get(gang if fact.generation is None else fact.generation, -math.inf)
+
+
 def _check(fact: Evidence) -> Hashable:
-    """Of what a fact of a machine's health speaks: the name of the check is before the colon."""
-    return fact.kind, fact.node, fact.detail.partition(":")[0]
+    """Of what a fact of a machine's health speaks: the name of the check is before the colon; or of which way."""
+    what = fact.peer if fact.kind is Kind.PROBE else fact.detail.partition(":")[0]
+    return fact.kind, fact.node, what
 
 
 def _place(fact: Evidence) -> Hashable:
@@ -93,12 +130,14 @@ def told(facts: Facts, generation: int) -> Facts:
     return tuple(facts[i] for i in sorted(chosen))
 
 
-def concerning(facts: Facts, generations: range, seated: Collection[str]) -> Facts:
-    """Those that count when the fault of these gangs is judged.
+def concerning(facts: Facts, generations: range, seated: Collection[str], passed: Passed | None = None) -> Facts:
+    """Those that count when the fault of these gangs is judged: not what they have outlived.
 
     Of what a node says of itself apart from any gang (health, the kernel) only that of nodes which something else speaks
     against, if there are such: a full disk elsewhere has killed nobody here. `seated` are the nodes of the gang.
     """
+    if passed:
+        facts = tuple(fact for fact in facts if not outlived(fact, passed, generations.start))
     ours = [fact for fact in facts if fact.generation in generations and fact.sign is not Sign.SLOW]
     seen = (fact for fact in ours if fact.line_no is None)  # what a log claims may be an innocent's noise
     at_fault = {fact.node for fact in seen if fact.sign in MEANINGS and fact.node is not None}

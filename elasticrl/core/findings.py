@@ -19,14 +19,30 @@ from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:
     """File what is new, judge it, and know what would be done about it."""
     records, now = scene.records, scene.now
+    if records is not lead.read:
+        lead = _gone_on(scene, lead)
     fresh: list[Evidence] = [*own, *_derived(scene)]
     if records is not lead.read:
         changed = (record for node, record in records.items() if record is not lead.read.get(node))
         fresh += [fact for record in changed for fact in record.evidence]
     if fresh or lead.facts:
-        facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S)
+        facts = dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S, passed=lead.passed)
         lead = replace(lead, facts=facts, finding=_judged(scene, lead, facts))
     return replace(_paced(scene, lead), read=records) if records is not lead.read else lead
+
+
+def _gone_on(scene: Scene, lead: Lead) -> Lead:
+    """Whether all ranks have made a step together that none had begun when they were looked at the last time but one: so old
+    may be what their records say.
+    """
+    plan, training = scene.plan, scene.doing[Work.TRAINING]
+    if plan is None or plan.phase is not Phase.TRAIN or len(training) < len(plan.seats) or not training:
+        return lead
+    steps = [record.step for record in training]
+    if lead.marks and min(steps) <= lead.marks[-1][1] + 1:
+        return lead
+    passed = {**lead.passed, plan.generation: lead.marks[0][0]} if len(lead.marks) > 1 else lead.passed
+    return replace(lead, marks=(*lead.marks[-1:], (scene.now, max(steps))), passed=passed)
 
 
 def _derived(scene: Scene) -> tuple[Evidence, ...]:
@@ -57,7 +73,8 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
     gang = lead.gang or plan.generation - 1
     # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
     facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
-    chosen = dossier.concerning(facts, range(gang, plan.generation + 1), frozenset(nodes.values()))
+    seated = frozenset(nodes.values())
+    chosen = dossier.concerning(facts, range(gang, plan.generation + 1), seated, lead.passed)
     if not dossier.speaks(chosen):
         return None
     if lead.finding is not None and lead.finding.of == chosen:

@@ -224,6 +224,8 @@ def _end_culprit(state: State, workers: Workers, now: float) -> tuple[tuple[Acti
     stall = workers.stall
     if stall is None or not alive(workers) or (stall.waiting and not stall.stopped):
         return (), inf
+    if now < (due := state.patient_until(stall)):
+        return (), due
     since = workers.now if state.stalled_at is None else state.stalled_at
     due = since + state.settings.timeouts.dump_s
     if not stall.stopped and state.looked_at < since and now < due:

@@ -6,7 +6,7 @@ who could take one. The rules lie by what they are about: `intents` (the job as 
 `growth`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -26,6 +26,7 @@ from elasticrl.core.stalls import stuck
 from elasticrl.core.state import Failures, Lead, State, Wish
 
 HOUR_S = 3600.0
+PASSED = 16  # gangs of which it is known what they have outlived
 Rule = Callable[[Scene], Move | None]
 RULES: tuple[Rule, ...] = (
     over,
@@ -81,6 +82,12 @@ def deaf(state: State, now: float) -> bool:
     return now > state.leased + state.settings.membership.keepalive_s + state.settings.retry_s
 
 
+def _begun(lead: Lead, generation: int, now: float) -> Mapping[int, float]:
+    """A gang that is new has outlived what was there before it. (What a new leader finds is new to him alone.)"""
+    passed = {gang: at for gang, at in lead.passed.items() if gang > generation - PASSED}
+    return {**passed, generation: now} if lead.generation else passed
+
+
 def remember(scene: Scene, *, deaf: bool) -> Lead:
     """The leader's timers, brought up to this moment.
 
@@ -126,6 +133,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         facts=lead.facts,
         read=lead.read,
         finding=lead.finding,
+        passed=_begun(lead, scene.view.generation, now) if new_plan else lead.passed,
+        marks=() if new_plan or stalled else lead.marks,
         let_back={
             node: at
             for node in {**lead.confined, **lead.let_back}

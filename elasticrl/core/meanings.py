@@ -267,5 +267,18 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
+_ENDS = frozenset({Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED})
+_STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
+#: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
+EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
+    Sign.DISK_FULL: _ENDS, Sign.DISK_BROKEN: _ENDS, Sign.SHM_FULL: _ENDS, Sign.RESOURCE_LIMIT: _ENDS,
+    Sign.HOST_MEMORY: _STARVED, Sign.OOM_KILLED: _STARVED,
+}  # fmt: skip
+DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
+SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
+#: What nothing that a program can survive explains: its node, or the kernel, would have gone on.
+OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED})
+#: What does not pass because a gang goes on for a while.
+LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED})
 #: Ends and silences that have nothing to do with how much room a disk has.
 PLAIN = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED})

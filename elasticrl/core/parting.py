@@ -1,9 +1,11 @@
 """Where the ranks' flight recorders part: the first number at which they entered different collectives."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+
+LESS = "less than that"  # what a rank brought that gloo has ended for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,7 @@ class Parted:
     group: str
     seq: int
     sides: tuple[tuple[str, tuple[int, ...]], ...]
-    odd: tuple[int, ...]  # the fewer; all of them where no side has more
+    odd: tuple[int, ...]  # the fewer, else who brought what nobody had before; all of them where that tells nothing
 
 
 def part(evidence: Iterable[Evidence]) -> Parted | None:
@@ -44,11 +46,26 @@ def part(evidence: Iterable[Evidence]) -> Parted | None:
                     least = min(here.values(), key=lambda call: (call.numel or 0, call.what)).what
                     sides[least] = sorted([*sides[least], *lost])
                 elif seq == last:
-                    sides["less than that"] = lost
+                    sides[LESS] = lost
             if len(sides) > 1:
                 most = max(map(len, sides.values()))
                 odd = sorted(r for members in sides.values() if len(members) < most for r in members)
+                odd = odd or _unheard_of(
+                    sides, (call.what for row in ranks.values() for n, call in row.items() if n < seq)
+                )
                 odd = odd or sorted(r for members in sides.values() for r in members)
                 told = tuple((what, tuple(members)) for what, members in sides.items())
                 return Parted(group=group, seq=seq, sides=told, odd=tuple(odd))
     return None
+
+
+def _unheard_of(sides: Mapping[str, list[int]], before: Iterable[str]) -> list[int]:
+    """Of sides of equal strength (a third may not have come yet), those who brought what nobody has ever brought before.
+
+    Who brought less than the others and is dead has left no word of what it was: it is odd if theirs is as ever.
+    """
+    known = frozenset(before)
+    usual = [what for what in sides if what in known]
+    strange = [what for what in sides if what not in known and what != LESS]
+    odd = [what for what in sides if what not in usual] if usual else strange if known and LESS in sides else []
+    return sorted(rank for what in odd for rank in sides[what])

@@ -6,7 +6,7 @@ from math import inf
 
 from elasticrl.core.dossier import Facts
 from elasticrl.core.events import Action, Probed, Workers
-from elasticrl.core.model import Member, Pace, Record, View
+from elasticrl.core.model import Member, Pace, Record, Stall, View
 from elasticrl.core.pairs import Result
 from elasticrl.core.policy import Answer
 from elasticrl.core.settings import Settings
@@ -63,6 +63,10 @@ class Lead:
     facts: Facts = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
     finding: Finding | None = None
+    passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
+    marks: tuple[
+        tuple[float, int], ...
+    ] = ()  # of the present gang: when it was looked at, and its foremost rank's step
     let_back: Mapping[str, float] = field(default_factory=dict)  # when a quarantine was seen to be over, lately
     put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
     paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
@@ -88,6 +92,7 @@ class State:
     evidence: Facts = ()  # what this node has found in the last minute, the oldest first
     stalled_at: float | None = None  # when the present stall was first heard of
     looked: int = 0  # the newest request to look at the workers that was answered
+    moved_at: float = -inf  # when a worker that had stood in a collective was last seen out of it
     looked_at: float = -inf  # when they were looked at, asked or not
     leased: float = -inf  # when the newest acknowledged keepalive was sent
     met: int | None = None  # the generation that was there when this daemon first saw the store
@@ -101,6 +106,13 @@ class State:
         default_factory=dict
     )  # decided, and not yet seen to have worked
     reason: str = ""  # the sentence that status shows for this node
+
+    def patient_until(self, stall: Stall) -> float:
+        """Until when a worker that stands still outside of collectives may only be on its way to the next.
+
+        Found live: where a way takes long all phases do, and the first that was seen between two collectives was ended for it.
+        """
+        return -inf if stall.waiting or stall.stopped else self.moved_at + stall.budget_s
 
     def but(self, **changes: object) -> "State":
         """This state with these changes. (`dataclasses.replace` takes ten times as long: a fifth of a simulation.)"""

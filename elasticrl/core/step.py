@@ -33,11 +33,11 @@ from elasticrl.core.events import (
     Watch,
     Workers,
 )
-from elasticrl.core.evidence import Evidence, of_exit, of_stall
+from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.follow import alive, belong, follow, lease_held
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
-from elasticrl.core.model import Verb, View, Work
+from elasticrl.core.model import Stall, Verb, View, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import Decision, Lead, State, Wish
 from elasticrl.core.suspect import conviction, neighbours
@@ -78,11 +78,13 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             return state.but(leased=max(sent, state.leased) if held else -inf), ()
         case Workers():
             joined = max(state.joined, event.generation) if alive(event) else state.joined
-            return _noticed(state.but(workers=event, joined=joined), event), ()
+            moved_at = event.now if _moved(state.workers, event) else state.moved_at
+            return _noticed(state.but(workers=event, joined=joined, moved_at=moved_at), event), ()
         case Found(evidence=facts, scene=scene):
             state = state.but(evidence=dossier.file(state.evidence, facts, event.now))
-            looked = {} if scene is None else {"looked": max(state.looked, scene), "looked_at": event.now}
-            return state.but(**looked), ()
+            if scene is None:
+                return state, ()
+            return _looked(state.but(looked=max(state.looked, scene), looked_at=event.now), facts, event.now), ()
         case Suspected(node=node):
             return state.but(suspects=state.suspects | {node}), ()
         case Cleared(node=node):
@@ -101,26 +103,51 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             raise AssertionError(f"the core knows no event {event!r}")
 
 
+def _moved(before: Workers | None, now: Workers) -> bool:
+    """Has a worker got through the collective that it stood in, without getting through its phase?"""
+    was, stall = before.stall if before else None, now.stall
+    if was is None or stall is None or before is None or before.generation != now.generation:
+        return False
+    return was.slot == stall.slot and was.waiting and not stall.waiting and not stall.stopped
+
+
 def _noticed(state: State, workers: Workers) -> State:
     """What workers say of themselves is evidence too: how one ended, and that one makes no progress."""
     stall = workers.stall
     since = None if stall is None else workers.now if state.stalled_at is None else state.stalled_at
     if not (stall or workers.exit or state.evidence) and since == state.stalled_at:
         return state  # as mostly
-    found = dossier.file(state.evidence, _said_by(state, workers), workers.now)
-    return state.but(evidence=found, stalled_at=since)
+    state = state.but(stalled_at=since)
+    return state.but(evidence=dossier.file(state.evidence, _said_by(state, workers, workers.now), workers.now))
 
 
-def _said_by(state: State, workers: Workers) -> tuple[Evidence, ...]:
+def _looked(state: State, facts: dossier.Facts, now: float) -> State:
+    """A look at a worker that seems to stand still outside of collectives: it does, or was on its way from one to the next."""
+    workers, stall = state.workers, state.workers.stall if state.workers else None
+    if workers is None or stall is None or stall.waiting or stall.stopped:
+        return state
+    rank = _rank(state, workers.generation, stall.slot)
+    if any(f.kind is Kind.STACK and f.sign is Sign.WAITED and f.rank == rank for f in facts):
+        return state.but(moved_at=now)
+    return state.but(evidence=dossier.file(state.evidence, _said_by(state, workers, now), now))
+
+
+def _said_by(state: State, workers: Workers, now: float) -> tuple[Evidence, ...]:
     me, left, stall = state.me, workers.exit, workers.stall
     found = []
     if left is not None:
         found.append(of_exit(left, rank=_rank(state, left.generation, left.slot), node=me.node))
     # A worker that is told of a new gang may still be seen waiting in the old one.
-    if stall is not None and not (workers.work is Work.JOINING and stall.waiting):
+    if stall is not None and not _unsure(state, stall, now) and not (workers.work is Work.JOINING and stall.waiting):
         rank = _rank(state, workers.generation, stall.slot)
         found.append(of_stall(stall, rank=rank, node=me.node, generation=workers.generation))
     return tuple(found)
+
+
+def _unsure(state: State, stall: Stall, now: float) -> bool:
+    """Whether it may only be on its way from one collective to the next: nobody has looked yet, or it was seen to move."""
+    unseen = state.stalled_at is not None and state.looked_at < state.stalled_at
+    return not (stall.waiting or stall.stopped) and (unseen or now < state.patient_until(stall))
 
 
 def _rank(state: State, generation: int, slot: int) -> int | None:

@@ -212,7 +212,8 @@ class Inquiry:
         known = state.lead.facts if state.lead else state.evidence
         generation = plan.generation if plan else 0
         nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
-        kept = dossier.concerning(known, range(generation, generation + 1), frozenset(nodes.values()))
+        passed = state.lead.passed if state.lead else None
+        kept = dossier.concerning(known, range(generation, generation + 1), frozenset(nodes.values()), passed)
         facts = (*kept, *(replace(fact, generation=generation) for fact in found.evidence))
         verdict = judge(facts, Facts(world=plan.world if plan else None, nodes=nodes))
         return {
@@ -277,14 +278,14 @@ class Inquiry:
         plan = self.state().view.plan if took else None
         if plan is None or plan.phase is not Phase.TRAIN or (plan.generation, late) == self._late:
             return
-        self._late = (plan.generation, late)
-        if not late:
-            return
+        before, self._late = self._late, (plan.generation, late)
+        if not late and (before[0] != plan.generation or not before[1]):
+            return  # else it is taken back
         facts = tuple(
             Evidence(
                 kind=Kind.PROBE, sign=Sign.DELAYED if peer in late else Sign.HEALTHY, node=self.place.node, peer=peer,
                 detail=f"a round trip takes {1000 * seconds:.0f} ms, elsewhere {1000 * min(took.values()):.1f} ms"
-                if peer in late else "", source="beats", generation=plan.generation,
+                if peer in late else "", source="ways", generation=plan.generation,
             )
             for peer, seconds in sorted(took.items())
         )  # fmt: skip
@@ -463,7 +464,8 @@ class Inquiry:
         plan = self._plans.get(broken)
         nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
         known = state.lead.facts if state.lead else state.evidence
-        facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()))
+        passed = state.lead.passed if state.lead else None
+        facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()), passed)
         planned = [
             p.verdict for number, p in sorted(self._plans.items()) if broken < number <= generation and p.verdict
         ]

@@ -9,7 +9,7 @@ from test_core_step import Life, member, plan, record
 from elasticrl.core import dossier, events
 from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.model import Exit, Pace, Phase, Plan, Quarantine, Rung, Stall, Work
+from elasticrl.core.model import Exit, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.settings import Health, Membership, Settings
 from elasticrl.core.suspect import probe_links
@@ -83,6 +83,18 @@ def test_a_machine_that_is_in_order_again_is_not_held_to_have_been_the_cause() -
     assert [f.sign for f in dossier.file(known, [full], 7.0)] == [Sign.DISK_FULL]
     other = replace(well, node="n02")
     assert [f.sign for f in dossier.file(dossier.file((), [full], 1.0), [other], 5.0)] == [Sign.DISK_FULL, Sign.HEALTHY]
+
+
+def test_a_way_that_is_quick_again_is_not_held_to_be_slow() -> None:
+    """Found live: a node's cable was mended, another's packets took long, and it was said of all nodes."""
+    way = {"kind": Kind.PROBE, "node": "n00", "source": "ways"}
+    slow = fact(Sign.DELAYED, None, **way, peer="n01", detail="401 ms")
+    known = dossier.file((), [slow, fact(Sign.HEALTHY, None, **way, peer="n02")], 1.0)
+    quick = fact(Sign.HEALTHY, None, **way, peer="n01")
+    known = dossier.file(known, [quick, fact(Sign.HEALTHY, None, **way, peer="n02")], 5.0)
+    assert {(f.peer, f.sign) for f in known} == {("n01", Sign.HEALTHY), ("n02", Sign.HEALTHY)}
+    known = dossier.file(known, [replace(slow, peer="n02")], 9.0)
+    assert {(f.peer, f.sign) for f in known} == {("n01", Sign.HEALTHY), ("n02", Sign.DELAYED)}
 
 
 def test_a_record_carries_few_facts_and_of_them_the_causes() -> None:
@@ -169,7 +181,79 @@ def test_a_stopped_worker_can_say_nothing_and_is_ended_at_once() -> None:
     assert any(isinstance(action, events.Kill) for action in done.actions)
 
 
+def test_a_worker_that_is_seen_between_two_slow_collectives_is_not_ended_for_it() -> None:
+    """Found live: a link was down, or packets took 200 ms, and the first rank that was seen out of a collective was killed."""
+    life = Life("n01/1")
+    life.leased(0.0)
+    life.seen(0.1, "plan", plan=plan(1, *NODES), plan_revision=4, leader=member("n00"), leader_revision=3)
+    stall = Stall(slot=0, step=4, phase="update", for_s=2.1, budget_s=2, waiting=True, op="allreduce", collective=57)
+    busy = Workers(now=0, work=Work.STALLED, generation=1, born=1, warm=True, stall=stall)
+    between = replace(busy, work=Work.TRAINING, stall=replace(stall, waiting=False))
+    for moment in (1.0, 1.6, 2.4):
+        life.at(moment, busy)
+        life.at(moment + 0.1, between)
+        done = life.at(moment + 0.2, Found(now=0, scene=0))
+        assert not any(isinstance(action, events.Kill) for action in done.actions)
+    assert Sign.HOST_STUCK not in {f.sign for f in life.state.evidence}
+    assert not any(isinstance(a, events.Kill) for a in life.at(4.4, Tick(now=0)).actions)
+    assert any(isinstance(a, events.Kill) for a in life.at(7.51, Tick(now=0)).actions), "it has not gone on since"
+
+
+def test_a_worker_that_a_look_finds_in_a_collective_does_not_stand_still_outside_of_them() -> None:
+    """Found where packets took 200 ms: when it was first over its budget it was between two collectives."""
+    for place, sign in ((fact(Sign.WAITED, 1), Sign.WAITED), (fact(Sign.ELSEWHERE, 1), Sign.HOST_STUCK)):
+        life = Life("n01/1")
+        life.leased(0.0)
+        life.seen(0.1, "plan", plan=plan(1, *NODES), plan_revision=4, leader=member("n00"), leader_revision=3)
+        stall = Stall(slot=0, step=4, phase="update", for_s=2.1, budget_s=2, waiting=False)
+        life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, stall=stall))
+        assert Sign.HOST_STUCK not in {f.sign for f in life.state.evidence}, "nobody has looked yet"
+        done = life.at(1.1, Found(now=0, evidence=(place,), scene=0))
+        ended = any(isinstance(action, events.Kill) for action in done.actions)
+        assert ended == (sign is Sign.HOST_STUCK)
+        assert (Sign.HOST_STUCK in {f.sign for f in life.state.evidence}) == ended
+        if not ended:
+            assert any(isinstance(a, events.Kill) for a in life.at(3.2, Tick(now=0)).actions), "nor did it come back"
+
+
 # ---- the leader
+
+
+def noisy(step: int, *claims: Evidence, generation: int = 1) -> list[Record]:
+    records = [record(n, work=Work.TRAINING, generation=generation, born=1, step=step) for n in NODES]
+    return [*records[:1], replace(records[1], evidence=claims), *records[2:]]
+
+
+def test_what_a_rank_had_printed_before_its_gang_went_on_explains_nothing_later() -> None:
+    """Found live: it was held to be why a cable was out half a minute later, and hid another node's full disk."""
+    life = leader({"disk": "report"})
+    claim = fact(Sign.GPU_MEMORY, 1, kind=Kind.OOM, line_no=7, source="rank_1.log")
+    full = fact(Sign.DISK_FULL, None, None, node="n01", kind=Kind.DISK, detail="checkpoint.space", source="health")
+
+    def judged(now: float, step: int, *facts: Evidence) -> Fault | None:
+        life.told(now, *noisy(step, *facts))
+        finding = life.state.lead.finding if life.state.lead else None
+        return finding.verdict.fault if finding else None
+
+    assert judged(2.0, 4, claim) is Fault.OOM_GPU
+    assert judged(2.5, 5, claim) is Fault.OOM_GPU, "the step that was under way says nothing"
+    assert judged(3.0, 8, claim) is Fault.OOM_GPU
+    assert judged(3.5, 12, claim) is Fault.OOM_GPU, "records may be a little older than what they are compared with"
+    assert judged(4.0, 16, claim) is None
+    assert judged(4.1, 17, claim, full) is Fault.DISK
+    well = replace(full, sign=Sign.HEALTHY, detail="checkpoint.space: in order again")
+    assert judged(5.0, 18, claim, well) is None
+    again = replace(claim, line_no=40)
+    assert judged(6.0, 18, again, well) is Fault.OOM_GPU, "it is said anew"
+
+
+def test_what_came_before_a_gang_was_planned_is_not_why_it_broke() -> None:
+    kernel = fact(Sign.OOM_KILLED, None, None, node="n01", kind=Kind.OOM_KILLER, line_no=3, source="news")
+    xid = fact(Sign.GPU_BROKEN, None, None, node="n01", kind=Kind.XID, line_no=4, source="news")
+    nodes = {"n00", "n01", "n02"}
+    kernel, xid = (replace(f, when=5.0) for f in (kernel, xid))
+    assert dossier.concerning((kernel, xid), range(2, 4), nodes, {1: 0.0, 2: 4.0}) == (kernel, xid)
+    assert dossier.concerning((kernel, xid), range(3, 4), nodes, {2: 4.0, 3: 6.0}) == (xid,), "it is broken still"
 
 
 def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:

@@ -201,6 +201,11 @@ SHORT = logged(Sign.MISMATCH, 1, kind=Kind.GLOO_ERROR, when=None, line_no=7)  # 
         ([SHORT, entered(0, SMALL), entered(2, SMALL)], (1,)),
         ([SHORT, entered(0, SMALL), entered(2, LARGE)], (2,)),
         ([SHORT, replace(SHORT, rank=0), entered(2, LARGE)], (2,)),
+        # One against one, for the others have not come yet: who did what had never been done is odd.
+        ([SHORT, entered(0, SMALL, SMALL), entered(2, SMALL)], (1,)),
+        ([SHORT, entered(0, SMALL, LARGE), entered(2, SMALL)], (0,)),
+        ([entered(0, SMALL, SMALL), entered(2, SMALL, LARGE)], (2,)),
+        ([SHORT, entered(0, SMALL)], (0, 1)),
     ],
 )  # fmt: skip
 def test_across_nodes_ranks_are_compared_by_their_last_collectives(
@@ -278,6 +283,56 @@ def test_a_full_disk_explains_no_silence_and_no_broken_way() -> None:
     later = replace(full, when=50.0, clock="core")
     assert (judge([*noise, later]).fault, judge([*noise, later]).nodes) == (Fault.DISK, ("n03",))
     assert judge([full, ended(6, "exit code 1: OSError", own=True)]).fault is Fault.DISK
+
+
+def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
+    """Found live: a hang soon after a disk was full was blamed on the disk, and cost a probe and a restart of all."""
+    full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
+    seen = [
+        Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in range(7)
+    ]
+    for place, fault in (("in its dataloader: __next__", Fault.HOST_HANG), ("saving: save_model", Fault.DISK)):
+        away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=7, node="n03", detail=place, source="faulthandler")
+        assert judge([full, *seen, away], EIGHT).fault is fault
+        stuck = judge([full, *seen, stalled(7, "save" if fault is Fault.DISK else "data", waiting=False)], EIGHT)
+        assert stuck.fault is fault
+    assert judge([replace(full, node="n00"), *seen, away], EIGHT).ranks == (7,), "the other node's disk"
+    assert judge([full, *seen], EIGHT).fault is Fault.DISK, "nothing was seen to befall anybody"
+
+
+def test_nothing_that_a_program_prints_silences_its_node_or_stops_it() -> None:
+    """Found live: a cable was out of a node whose rank had complained before."""
+    noise = [replace(fact, line_no=9, node="n00") for fact in (*NOISE, logged(Sign.DISK_FULL, 1, kind=Kind.DISK))]
+    gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n00", source="leader")
+    assert judge([*noise, gone], EIGHT).fault is Fault.DEAD_NODE
+    assert judge([*noise, stalled(1, stopped=True)], EIGHT).fault is Fault.HOST_HANG
+    assert judge([*noise, ended(1, "exit code 1: ValueError", own=True)], EIGHT).fault is not Fault.DEAD_RANK
+    memory = logged(Sign.HOST_MEMORY, 1, line_no=9, node="n00")
+    assert judge([memory, gone], EIGHT).fault is Fault.OOM_HOST, "a node without memory may fall silent"
+
+
+def test_a_slow_way_is_seen_through_the_noise_of_an_innocent_log() -> None:
+    late = [probe("n00", "n03", Sign.DELAYED), probe("n01", "n03", Sign.DELAYED), probe("n00", "n01", Sign.HEALTHY)]
+    verdict = judge([*(replace(fact, line_no=9) for fact in NOISE), *late], EIGHT)
+    assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n03",))
+
+
+def test_who_was_waiting_a_moment_before_it_was_seen_elsewhere_moves_on() -> None:
+    """Found where packets took 200 ms: all waited for most of the time, and one was looked at between two collectives."""
+    seen = [
+        Evidence(kind=Kind.STACK, sign=Sign.WAITED, rank=r, op="all_reduce", source="faulthandler") for r in range(1, 8)
+    ]
+    away = Evidence(kind=Kind.STACK, sign=Sign.ELSEWHERE, rank=0, source="faulthandler", when=50.2, clock="core")
+    assert judge([*seen, stalled(0), away], EIGHT).fault is Fault.NETWORK
+    assert judge([*seen, stalled(0), replace(away, when=60.0)], EIGHT).ranks == (0,)
+    assert judge([*seen, away], EIGHT).ranks == (0,)
+
+
+def test_a_host_that_a_log_names_is_told_by_the_name_of_its_node() -> None:
+    link = logged(Sign.LINK, 5, kind=Kind.NCCL_WARN, node="node7", line_no=3)
+    assert judge([link], EIGHT).nodes == ("n02",)
+    assert judge([replace(link, node="n03", peer="n01")], EIGHT).nodes == ("n01", "n03")
+    assert judge([link]).nodes == ("node7",), "where nothing is known of the gang, that is all there is"
 
 
 def test_sizes_may_differ_where_the_operation_lets_them() -> None:
