@@ -33,6 +33,7 @@ SUM: Final = struct.Struct("<I")
 HALF: Final = 512
 SIZE: Final = 2 * HALF + 64
 FIRST: Final = 64  # where the first copy begins; before it only the magic
+COUNTS: Final = struct.Struct(f"<{FIRST + SUM.size}xQ{HALF - 8}xQ")  # of both copies, each the first field of its body
 
 
 class State(IntEnum):
@@ -220,12 +221,14 @@ class Page:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._memory = _map(path, create=True)
+        self._read: tuple[int, Snapshot] | None = None  # last
 
     def read(self) -> Snapshot | None:
-        """The newest whole beat; None before the first."""
+        """The newest whole beat; None before the first. It is the same object until the worker writes another."""
         for _ in range(3):  # a writer that is being read can tear one copy at a time
-            newest = _newest(self._memory)
+            newest = _newest(self._memory, self._read)
             if newest is not None:
+                self._read = newest
                 return newest[1]
         return None
 
@@ -245,9 +248,15 @@ def _map(path: Path, *, create: bool) -> mmap.mmap:
         os.close(handle)
 
 
-def _newest(memory: mmap.mmap) -> tuple[int, Snapshot] | None:
-    copies = (unpack(memory[start : start + HALF]) for start in (FIRST, FIRST + HALF))
-    return max((copy for copy in copies if copy), key=lambda copy: copy[0], default=None)
+def _newest(memory: mmap.mmap, known: tuple[int, Snapshot] | None = None) -> tuple[int, Snapshot] | None:
+    """The newer whole copy; `known` itself if it still is. A count may be read while it is written, and be nonsense: it only
+    says which copy to look at first.
+    """
+    first, second = COUNTS.unpack_from(memory)
+    if known is not None and known[0] == max(first, second):
+        return known
+    newer, older = (FIRST, FIRST + HALF) if first > second else (FIRST + HALF, FIRST)
+    return unpack(memory[newer : newer + HALF]) or unpack(memory[older : older + HALF])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,12 @@ collectives is counted in looks, and so only as fine as they are.
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks; a phase shorter than this may be counted to the one before it
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
+ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +86,19 @@ class StepLog:
         self._workers = workers
         self._pages: dict[str, Page] = {}
         self._marks: dict[str, Marks] = {}
+        self._file: FileIO | None = None  # kept open: short steps end twenty times a second
 
     async def run(self) -> None:
         """Until it is cancelled. A disk that takes nothing costs lines, and nothing else."""
-        while True:
-            lines = self.look(time.monotonic())
-            if lines:
-                with suppress(OSError):
-                    self._write(lines)
-            await asyncio.sleep(LOOK_S if self._pages else IDLE_S)
+        try:
+            while True:
+                lines = self.look(time.monotonic())
+                if lines:
+                    with suppress(OSError):
+                        self._write(lines)
+                await asyncio.sleep(LOOK_S if self._pages else IDLE_S)
+        finally:
+            self.close()
 
     def look(self, now: float) -> list[Line]:
         """All workers once."""
@@ -105,22 +112,39 @@ class StepLog:
                 if not Path(beat).exists():
                     continue
                 self._pages[beat] = Page(Path(beat))
-            seen = self._pages[beat].read()
-            if seen is None:
-                continue
-            self._marks[beat], line = after(self._marks.get(beat), now, seen, rank)
+            seen, marks = self._pages[beat].read(), self._marks.get(beat)
+            if seen is None or (marks is not None and seen is marks.last):
+                continue  # it has said nothing new; what it has waited counts when it does
+            self._marks[beat], line = after(marks, now, seen, rank)
             if line is not None:
                 found.append(line)
         return found
 
     def _write(self, lines: Iterable[Line]) -> None:
+        at = round(time.time(), 3)
+        text = "".join(
+            ENCODE({
+                "at": at, "node": self._node, "rank": line.rank, "step": line.step, "steps": line.steps,
+                "generation": line.generation, "seconds": line.seconds, "waited": line.waited, "bytes": line.bytes,
+            }) + "\n" for line in lines
+        )  # fmt: skip
+        self._place().write(text.encode())
+
+    def _place(self) -> FileIO:
+        """Where the next lines go: a new file if the present one is full, or somebody has removed it."""
+        if self._file is not None:
+            here = os.fstat(self._file.fileno())
+            if here.st_nlink and here.st_size <= LIMIT:
+                return self._file
+            self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size > LIMIT:
             self._path.replace(self._path.with_name("steps-old.jsonl"))
-        with self._path.open("a", encoding="utf-8") as file:
-            for line in lines:
-                plain = {
-                    "at": round(time.time(), 3), "node": self._node, "rank": line.rank, "step": line.step, "steps": line.steps,
-                    "generation": line.generation, "seconds": line.seconds, "waited": line.waited, "bytes": line.bytes,
-                }  # fmt: skip
-                file.write(json.dumps(plain, separators=(",", ":")) + "\n")
+        self._file = FileIO(self._path, "a")
+        return self._file
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

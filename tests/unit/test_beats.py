@@ -27,6 +27,16 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
     assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, State.TRAINING, 5000)
 
 
+def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
+    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    for step in range(3):
+        beat.sealed(step)
+        seen = page.read()
+        assert seen is not None
+        assert seen.step == step
+        assert page.read() is seen
+
+
 def test_nothing_is_read_before_the_first_beat(tmp_path: Path) -> None:
     assert Page(tmp_path / "page").read() is None
 

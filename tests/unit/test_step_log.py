@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.beats import Beat
+from elasticrl.agent.wire import Worker
+from elasticrl.daemon.steps import LIMIT, StepLog
+
+
+def of(folder: Path) -> tuple[StepLog, Beat]:
+    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(folder / "page"), log="")
+    beat = Beat(folder / "page")
+    beat.joining(generation=3, born=3, resume=4)
+    beat.training()
+    return StepLog(folder / "log" / "steps.jsonl", "n0", lambda: (worker,)), beat
+
+
+def steps_of(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_wait_of_many_looks_counts_whole_when_it_ends(tmp_path: Path) -> None:
+    log, beat = of(tmp_path)
+    beat.collective(1, "allreduce")
+    for look in range(10):  # nothing new is said meanwhile
+        log.look(100.0 + look / 20)
+    beat.arrived()
+    log.look(100.5)
+    (marks,) = log._marks.values()
+    assert marks.waited == pytest.approx({"reform": 0.5})
+
+
+def test_lines_go_to_a_new_file_when_the_old_one_is_full_or_removed(tmp_path: Path) -> None:
+    log, beat = of(tmp_path)
+    log.look(100.0)
+    path = tmp_path / "log" / "steps.jsonl"
+
+    def seal(step: int) -> None:
+        beat.sealed(step)
+        log._write(log.look(100.0 + step))
+
+    seal(5)
+    seal(6)
+    assert steps_of(path) == [5, 6]
+    path.unlink()
+    seal(7)
+    assert steps_of(path) == [7]
+    with path.open("a") as file:
+        file.truncate(LIMIT + 1)
+    seal(8)
+    assert steps_of(path) == [8]
+    assert path.with_name("steps-old.jsonl").stat().st_size > LIMIT
+    log.close()
