@@ -1,6 +1,7 @@
 """What runs: `daemon` (one node, for systemd), `agent` (its unit), `run` (some nodes on this machine, in the foreground)."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ def daemon(
     adopt: Adopt = False,
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
+    gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
     from elasticrl.config import ConfigError, load
 
     try:
@@ -51,8 +53,6 @@ def daemon(
 
 def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], Any] | None = None) -> int:
     """Run a daemon in this process."""
-    import gc
-
     from elasticrl.cli.kept import checkpoints
     from elasticrl.daemon.history import History
     from elasticrl.daemon.life import Taken
@@ -70,6 +70,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
         node.kept, node.adopt = checkpoints(tree), adopt
         node.crew.log = node.vault.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
+        gc.enable()
         return asyncio.run(node.run())
     except (Taken, StoreError, ValueError) as error:
         log.info("daemon.refused", reason=str(error))

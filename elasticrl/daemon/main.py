@@ -29,7 +29,7 @@ from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantin
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import control, web
+from elasticrl.daemon import control
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
@@ -217,7 +217,7 @@ class Daemon:
             self._serve_metrics(stack)
             steps = StepLog(self._logs / STEPS, self.name, lambda: self.crew.report.workers if self.crew.report else ())
             await stack.enter_async_context(background(steps.run(), "steps"))
-            await web.serve(stack, self.tree.web, self.picture, self.log)
+            await self._serve_page(stack)
             for text in (await store.status()).warnings:
                 self.log.info("store.warning", text=text)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
@@ -368,6 +368,12 @@ class Daemon:
 
             server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
             stack.callback(server.shutdown)
+
+    async def _serve_page(self, stack: AsyncExitStack) -> None:
+        if self.tree.web.port:  # else it need not even be imported
+            from elasticrl.daemon import web
+
+            await web.serve(stack, self.tree.web, self.picture, self.log)
 
     # ---- the middle
 
@@ -673,9 +679,11 @@ async def how_it_ended(store: Store) -> tuple[int, str] | None:
 
 async def the_secret(store: Store) -> bytes:
     """The key that this job's beats are signed with; the first daemon makes it."""
-    fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
-    await store.txn([Absent(key=keys.SECRET)], [fresh])
-    entry = await store.get(keys.SECRET)
+    entry = await store.get(keys.SECRET)  # first: a transaction that might write waits for the disks of a majority
+    if entry is None:
+        fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
+        await store.txn([Absent(key=keys.SECRET)], [fresh])
+        entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     return bytes.fromhex(entry.value.decode())
 

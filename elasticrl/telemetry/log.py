@@ -7,11 +7,19 @@ field that was not declared, is a bug, and is logged as one, so that no line exi
 import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, TextIO
-
-import structlog
+from typing import Any, TextIO, cast
 
 from elasticrl.telemetry.events import BY_NAME
+
+# structlog brings rich and pygments along where they are installed, 40 ms of each daemon's start, to draw exceptions that ours
+# never are: `format_exc_info` has made them text by then.
+_hide = "rich" not in sys.modules
+if _hide:
+    sys.modules["rich"] = cast(Any, None)
+import structlog  # noqa: E402 - see above
+
+if _hide:
+    del sys.modules["rich"]
 
 BOUND = frozenset({"event", "level", "at", "job", "node", "member", "exception", "exc_info", "stack_info"})
 
