@@ -20,6 +20,7 @@ Pair = tuple[str, str]
 
 LOSS = 0.05  # a share of lost packets from which TCP becomes useless for collectives
 SLOW_MS = 20.0  # no path inside of a cluster takes this long, unless something is wrong with it ...
+BEGUN = "stalled after"  # how a probe says that a connection was made, and did not carry all in time
 LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time
 SLOW_TIMES = 10.0  # ... or all of them do; so it must also be this many times the fastest
 
@@ -203,13 +204,15 @@ def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidenc
         if view.mtu and view.largest and view.largest < view.mtu:
             said = f"packets over {view.largest} bytes vanish, the interface says {view.mtu}"
             return _fact(Sign.MTU, view.node, view.peer, said)
-    if not spoke and (said := _said(seen, "tcp")):
+    slow = [view.latency_ms for view in seen if view.latency_ms is not None]
+    late = bool(slow) and median(slow) > max(SLOW_MS, SLOW_TIMES * usual_ms)
+    # Where a round trip takes half a second no connection has carried its bytes in time: that it began to is no broken way.
+    if not spoke and (said := _said(seen, "tcp")) and not (late and said.startswith(BEGUN)):
         return _fact(Sign.UNREACHABLE, a, b, f"datagrams pass, TCP does not ({said})")
     loss = max(view.loss for view in seen)
     if loss > LOSS:
         return _fact(Sign.LOSSY, a, b, f"{loss:.0%} of packets are lost")
-    slow = [view.latency_ms for view in seen if view.latency_ms is not None]
-    if slow and median(slow) > max(SLOW_MS, SLOW_TIMES * usual_ms):
+    if late:
         return _fact(Sign.DELAYED, a, b, f"a round trip takes {median(slow):.0f} ms, elsewhere {usual_ms:.1f} ms")
     # An end that ran out of time left the other alone with it: that proves nothing.
     if all(view.gloo is not None for view in seen) and (said := _said(seen, "gloo")):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from elasticrl.core.dossier import WAYS
 from elasticrl.core.evidence import Kind, Sign
 from elasticrl.core.findings import with_cause
 from elasticrl.core.model import Phase, Rung, Work
@@ -10,6 +11,8 @@ from elasticrl.core.scene import Move, Scene
 from elasticrl.core.state import Finding
 from elasticrl.core.strikes import hopeless, strike_of, strike_or
 from elasticrl.core.verdict import Confidence, Fault
+
+WORD_S = 1.0  # every node times its ways twice in that
 
 
 def stuck(scene: Scene) -> Move | None:
@@ -28,11 +31,21 @@ def stuck(scene: Scene) -> Move | None:
     if stop := hopeless(scene):
         return stop
     finding = scene.lead.finding
+    if finding is not None and scene.now < due + WORD_S and _half_told(finding):
+        return Move(wake_at=due + WORD_S, why="a way takes long; waiting for what others find of theirs", inspect=ask)
     if finding is not None and (move := _known(scene, finding)):
         return move
     verdict = finding.verdict if finding else None
     why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
     return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
+
+
+def _half_told(finding: Finding) -> bool:
+    """Has one end of a way that takes long said so? A probe over it is slow itself; the other end, or a third, is about to say
+    which of the two is at fault.
+    """
+    late = any(fact.source == WAYS and fact.sign is Sign.DELAYED for fact in finding.of)
+    return late and finding.verdict.fault is Fault.NETWORK and finding.verdict.confidence is Confidence.MEDIUM
 
 
 def said(scene: Scene) -> bool:

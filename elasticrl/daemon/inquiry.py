@@ -285,7 +285,7 @@ class Inquiry:
             Evidence(
                 kind=Kind.PROBE, sign=Sign.DELAYED if peer in late else Sign.HEALTHY, node=self.place.node, peer=peer,
                 detail=f"a round trip takes {1000 * seconds:.0f} ms, elsewhere {1000 * min(took.values()):.1f} ms"
-                if peer in late else "", source="ways", generation=plan.generation,
+                if peer in late else "", source=dossier.WAYS, generation=plan.generation,
             )
             for peer, seconds in sorted(took.items())
         )  # fmt: skip

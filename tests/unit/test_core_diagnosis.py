@@ -307,6 +307,20 @@ def test_a_stall_is_not_probed_before_all_were_looked_at_nor_later_than_that_may
     assert found.phase is Phase.PROBE
 
 
+def test_a_way_of_which_one_end_has_told_is_not_probed_before_others_have_told_of_theirs() -> None:
+    life = leader({"network": "quarantine"})
+    ways = {"kind": Kind.PROBE, "source": dossier.WAYS}
+    first = fact(Sign.DELAYED, None, **ways, node="n00", peer="n01", detail="a round trip takes 401 ms")
+    fine = fact(Sign.HEALTHY, None, **ways, node="n00", peer="n02")
+    everybody_looked(life, 2.0, *WAITS, fact(Sign.WAITED, 1, detail="in all_reduce"), first, fine)
+    assert proposed(life) is None
+    second = fact(Sign.DELAYED, None, **ways, node="n02", peer="n01", detail="a round trip takes 402 ms")
+    life.told(3.2, record("n02", work=Work.STALLED, generation=1, born=1, evidence=(second,), looked=90))
+    written = proposed(life)
+    assert written is not None
+    assert (written.phase, written.verdict and written.verdict.nodes) == (Phase.TRAIN, ("n01",))
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool) -> None:
     life = leader()

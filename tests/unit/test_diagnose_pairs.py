@@ -183,6 +183,19 @@ def test_late_answers_are_a_fault_only_where_the_others_are_far_faster(
     assert {fact.sign for fact in findings(far_apart)} == {Sign.HEALTHY}
 
 
+def test_a_connection_that_does_not_carry_its_bytes_in_time_over_a_late_way_is_late_and_not_cut() -> None:
+    """Found live: a node's packets took 200 ms, TCP began and ran out of time, and its way was said to be cut."""
+    stalled = "stalled after at most 589824 bytes: timed out"
+    for latency_ms, tcp, sign in (
+        (400.0, stalled, Sign.DELAYED),
+        (0.3, stalled, Sign.UNREACHABLE),
+        (400.0, "connect: timed out", Sign.UNREACHABLE),
+    ):
+        broken = [replace(VIEW, latency_ms=latency_ms, tcp=tcp, gloo=None)]
+        (fact, _) = findings([*broken, replace(VIEW, node="n1", peer="n2")])
+        assert (fact.node, fact.sign) == ("n0", sign)
+
+
 def test_gloo_fine_and_nccl_broken_is_the_fabric_and_names_what_the_pairs_have_in_common() -> None:
     def with_nccl(broken: set[Pair]) -> list[Result]:
         return [
