@@ -229,3 +229,30 @@ def test_an_injected_fault_is_named_beside_a_noisy_innocent(job: Bed, row: Row) 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_injected_fault_is_named_in_time(job: Bed, row: Row, *, noisy: bool) -> None:
     check(job, row, noisy=noisy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"), [("a full disk", "sleep in the dataloader"), ("host memory in a cgroup", "SIGKILL")]
+)
+def test_a_fault_is_not_explained_by_what_befell_the_same_node_before(job: Bed, before: str, after: str) -> None:
+    """The disk is full still; there is room in memory again, and what was said of it is not a minute old."""
+    rows, node = {row.name: row for row in ROWS}, NODES[1]
+    job.until_well(300.0)
+    first = job.mark(node)
+    undo = rows[before].strike(job, node)
+    try:
+        job.until(
+            lambda: any(right(rows[before], line, first) for line in job.since(first, "verdict.found")), 27.0, before
+        )
+        if rows[before].fault is not Fault.DISK:
+            undo()
+        struck = job.mark(node)
+        took_s, allowed_s, cause = judge(job, rows[after], node)
+    finally:
+        undo()
+    say(rows[after], node, took_s, allowed_s, noisy=False, cause=cause)
+    assert took_s <= allowed_s, cause
+    probes = [line for line in job.since(struck, "plan.adopted") if line["phase"] == "probe"]
+    assert not probes, "it was known who it was"
+    job.check()
