@@ -29,8 +29,8 @@ from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, schedule
 from elasticrl.diagnose.health import offset_s
 
 PING, PONG, BYE = 1, 2, 3
-HEAD: Final = struct.Struct("!4sB8sHIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping
-MAGIC: Final = b"elP1"
+HEAD: Final = struct.Struct("!4sB8s8sIdH")  # magic, kind, token, sender, number, the sender's clock, size of the ping
+MAGIC: Final = b"elP2"
 LATE, LEFT, STUCK, DIED = "late", "left", "the collectives did not come back in time", "the process that computes died"
 LEAST_S: Final = 0.5  # with less than this left nothing further is begun
 EVERY_S: Final = 0.01  # between datagrams
@@ -52,8 +52,12 @@ class Task:
 
     me: str
     token: str  # of this probe alone: what comes from another one is dropped
-    nodes: Mapping[str, str]  # name -> host:port, which is both TCP and UDP; the same on all nodes
-    rounds: tuple[tuple[Pair, ...], ...] = ()  # empty: `pairs.schedule` of all nodes
+    nodes: Mapping[
+        str, str
+    ]  # name -> host:port, which is both TCP and UDP: itself and those that it tests, at the least
+    rounds: tuple[
+        tuple[Pair, ...], ...
+    ] = ()  # empty: `pairs.schedule` of all nodes, which must be the same on all then
     within_s: float = 10.0  # all of it; what is not done by then is reported as not tested
     start_s: float = 4.0  # how long a partner is awaited that may not have started yet
     tcp_s: float = 1.5  # for a connection, and again for the transfer
@@ -105,7 +109,9 @@ class Post:
 
     def __init__(self, task: Task, family: int, address: tuple[Any, ...]) -> None:
         self.task = task
-        self._names = sorted(task.nodes)
+        # By digests of their names: a node knows itself and its partners only, so numbers would mean others to others.
+        self._names = {digest(name): name for name in task.nodes}
+        self._me = digest(task.me)
         self._token = digest(task.token)
         self.socket = socket.socket(family, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,7 +126,7 @@ class Post:
     def send(self, kind: int, peer: str, number: int = 0, size: int = 0, clock: float | None = None) -> bool:
         """One datagram of `size` bytes, headers of IP and UDP included; False if the kernel refuses (too large, no route)."""
         body = HEAD.pack(
-            MAGIC, kind, self._token, self._names.index(self.task.me), number,
+            MAGIC, kind, self._token, self._me, number,
             time.monotonic() if clock is None else clock, size,
         )  # fmt: skip
         try:
@@ -144,10 +150,8 @@ class Post:
             if len(data) < HEAD.size:
                 continue
             magic, kind, token, sender, number, clock, _ = HEAD.unpack_from(data)
-            if magic != MAGIC or token != self._token or sender >= len(self._names):
-                continue
-            name = self._names[sender]
-            if name not in self.peers:
+            name = self._names.get(sender)
+            if magic != MAGIC or token != self._token or name not in self.peers:
                 continue
             peer = self.peers[name]
             if kind == PING:

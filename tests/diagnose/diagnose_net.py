@@ -120,10 +120,22 @@ def probe(
     absent: AbstractSet[str] = frozenset(),
     **task: Any,
 ) -> tuple[list[Result], tuple[Evidence, ...]]:
-    """One process for each node."""
+    """One process for each node, which knows of those that it tests, as in a gang."""
     running = {}
+    pairs = [pair for turn in schedule(ends) for pair in turn]
     for node in sorted(set(ends) - absent):
-        plain = {"me": node, "token": "t", "nodes": ends, "within_s": 30.0, "gloo_s": 10.0, "start_s": 8.0, **task}
+        known = {name: end for name, end in ends.items() if name == node or {name, node} in map(set, pairs)}
+        own = [[pair] for pair in pairs if node in pair]
+        plain = {
+            "me": node,
+            "token": "t",
+            "nodes": known,
+            "rounds": own,
+            "within_s": 30.0,
+            "gloo_s": 10.0,
+            "start_s": 8.0,
+            **task,
+        }
         command = [*inside(node), sys.executable, "-m", "elasticrl.diagnose.probe", "-"]
         running[node] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         stdin = running[node].stdin
