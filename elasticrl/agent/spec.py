@@ -111,9 +111,13 @@ def common_env(spec: Spec) -> dict[str, str]:
     return {
         **dict.fromkeys(pools, threads),
         # c10d's default and torchrun's (1) tear the process down at the first broken collective. A survivor must outlive it:
-        # communicators are aborted (2), and the watchdog's monitor does not end the process.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+        # only the runtime aborts communicators (0; see runtime.group), and the watchdog's monitor does not end the process.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "NCCL_RUNTIME_CONNECT": "0",  # connect while the gang forms, not in the middle of a call
+        "NCCL_HOSTID": f"{spec.job}.{spec.node}",  # nodes that share a machine may share a GPU: NCCL refuses that of one host
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS's sums depend on what else the GPU does
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
         "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked
         "ELASTICRL_JOB": spec.job,

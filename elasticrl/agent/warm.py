@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import
+KEPT: Final = ("jemalloc_bg_thd",)  # threads that come again by themselves after a fork: pyarrow's allocator has one
 PARENT: Final = "ELASTICRL_PARENT"  # in a worker's: whose death is its own
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +42,11 @@ def load(modules: Iterable[str]) -> None:
         importlib.import_module(name)
 
 
+def lost(threads: Iterable[str]) -> list[str]:
+    """Those of a process's threads that a fork would lose, this one among them."""
+    return [name for name in threads if name not in KEPT]
+
+
 def prepare(agent: int, modules: Iterable[str]) -> None:
     """Make this process a fork server of the agent."""
     global failure  # noqa: PLW0603 - read in the children
@@ -50,7 +56,7 @@ def prepare(agent: int, modules: Iterable[str]) -> None:
         load(modules)
     except Exception:  # noqa: BLE001 - a program's module may raise anything; its workers will tell
         failure = traceback.format_exc()
-    threads = [(task / "comm").read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").iterdir()]
+    threads = lost([(task / "comm").read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").iterdir()])
     if len(threads) > 1:
         failure = failure or (
             f"importing {', '.join(modules)} has started threads ({', '.join(sorted(threads))}), which a fork would lose: "

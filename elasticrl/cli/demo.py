@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 JOB = """\
 # A tiny model learns to read four digits backwards. See docs/CONFIGURATION.md for every key.
 job: {{name: {name}, program: elasticrl.ppo, seed: 0, steps: {steps}}}
-node: {{device: cpu, interface: lo, state_dir: {folder}/state}}
+node: {{device: {device}, interface: lo, state_dir: {folder}/state}}
 store: {{embedded: true, try_timeout: 500ms, timeout: 5s, retry: 1s}}
 membership: {{min_nodes: 2, max_nodes: 3, settle: 1s, lease_ttl: 5s, keepalive: 1500ms}}
 timeouts: {{floor: 5s, slack: 20, confirm: 1s}}
@@ -58,6 +59,13 @@ data: {{path: {folder}/prompts.jsonl, max_prompt: 6}}
 """
 
 
+class Device(StrEnum):
+    """What the demonstration's workers compute on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command()(demo)
@@ -68,10 +76,11 @@ def demo(
         Path, typer.Option("--folder", help="Where everything goes; what an earlier demo left is removed.")
     ] = Path("run/demo"),
     steps: Annotated[int, typer.Option("--steps", min=30, help="Steps of PPO.")] = 60,
+    device: Annotated[Device, typer.Option("--device", help="cuda: all nodes share one GPU, over NCCL.")] = Device.CPU,
 ) -> None:
     """Train a tiny model with PPO on three local nodes, kill some, and show that not a bit was lost. About two minutes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    show = Show(folder.resolve(), steps)
+    show = Show(folder.resolve(), steps, device.value)
     try:
         raise typer.Exit(show.run())
     except KeyboardInterrupt:
@@ -111,6 +120,7 @@ class Show:
 
     folder: Path
     steps: int
+    device: str
     faults: list[Fault] = field(default_factory=list)
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     alone: subprocess.Popen[bytes] | None = None
@@ -156,7 +166,9 @@ class Show:
         shm = Path("/dev/shm")  # noqa: S108 - tmpfs is the point; the vault makes its own folder there, closed to others
         vault = shm / "elasticrl-demo" if shm.is_dir() else self.folder / "vault"
         self.config.write_text(
-            JOB.format(name=self.name, steps=self.steps, folder=self.folder, vault=vault, digits=DIGITS),
+            JOB.format(
+                name=self.name, steps=self.steps, folder=self.folder, vault=vault, digits=DIGITS, device=self.device
+            ),
             encoding="utf-8",
         )
         code = (

@@ -86,9 +86,10 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     if ppo.algorithm == "ppo" and tree.model.value_head == "separate":
         makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
     run = ElasticRun(base, parts=parts_of(ppo, lanes))
-    built = {name: given_as(strategy_of(tree, name), make) for name, make in makers.items()}
+    device = base.context.device
+    built = {name: given_as(strategy_of(tree, name), make, device) for name, make in makers.items()}
     base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
-    frozen = Frozen(tree)
+    frozen = Frozen(tree, device)
     reference = frozen.model("ref", lambda: reference_of(tree)) if ppo.kl.where != "off" else None
     data = prompts.load(tree.data, tokenizer)
     cursor = Cursor(
@@ -116,7 +117,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
-        ref=reference, tokenizer=tokenizer, device=base.context.device, temperature=tree.rollout.temperature,
+        ref=reference, tokenizer=tokenizer, device=device, temperature=tree.rollout.temperature,
     )  # fmt: skip
     gathers = collective(tree, "actor")
     engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
@@ -159,8 +160,9 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         return models.actor(tree.model, path, seed=tree.job.seed)
 
     run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
-    actor = given_as(strategy_of(tree, "actor"), make)
-    frozen = Frozen(tree)
+    device = base.context.device
+    actor = given_as(strategy_of(tree, "actor"), make, device)
+    frozen = Frozen(tree, device)
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
     data = given.load(tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens)
@@ -173,7 +175,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     roles = Roles(
         model=tree.model, actor=at_first(actor), ref=frozen.model("ref", lambda: reference_of(tree)),
-        tokenizer=tokenizer, device=base.context.device,
+        tokenizer=tokenizer, device=device,
     )  # fmt: skip
     trainer = PreferenceTrainer(
         run, roles, ppo=ppo, lanes=lanes, steps=tree.job.steps, answers=given.Feed(cursor, data),
@@ -257,10 +259,12 @@ def shards(make: Callable[[], nn.Module]) -> Callable[[DeviceMesh], nn.Module]:
     return build
 
 
-def given_as(strategy: str, make: Callable[[], nn.Module]) -> nn.Module | Build:
-    """What the runtime is given of a trained model: itself, or how to build it for a gang."""
+def given_as(strategy: str, make: Callable[[], nn.Module], device: str) -> nn.Module | Build:
+    """What the runtime is given of a trained model: itself, on its device, or how to build it for a gang: what shards it puts
+    each layer there by itself, so that no GPU holds all of it.
+    """
     if strategy == "replicated":
-        return make()
+        return make().to(device)
     return shards(make) if strategy == "fsdp" else lambda _mesh: make()
 
 
@@ -272,7 +276,8 @@ def at_first(given: nn.Module | Build) -> nn.Module:
 class Frozen:
     """Models that only compute: whole on each worker, or with layers that are sharded, and then built anew for each gang."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, device: str) -> None:
+        self._device = device
         frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
         self._sharded = {role for role, placement in frozen.items() if placement.strategy == "fsdp"}
         self._make: dict[str, Callable[[], nn.Module | None]] = {}
@@ -283,7 +288,8 @@ class Frozen:
         if role in self._sharded:
             self._make[role] = make
             return None
-        self._whole[role] = make()
+        made = make()
+        self._whole[role] = made.to(self._device) if made is not None else None
         return self._whole[role]
 
     def here(self, role: str, base: Run) -> nn.Module | None:
@@ -298,7 +304,7 @@ def layered(model: nn.Module | None, mesh: DeviceMesh) -> nn.Module | None:
     for layers in (module for module in (model.modules() if model else ()) if isinstance(module, nn.ModuleList)):
         for layer in layers:
             fully_shard(layer, mesh=mesh)
-    return model
+    return model.to(mesh.device_type) if model is not None else None
 
 
 def idle_of(tree: Tree, trainer: Trainer) -> Idle:

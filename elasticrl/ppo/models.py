@@ -156,7 +156,7 @@ def whole_scores(model: nn.Module, tokens: torch.Tensor, attention: torch.Tensor
     body: Any = model
     hidden = body.base_model(**_inputs({"tokens": tokens, "attention": attention})).last_hidden_state
     last = (attention.long() * torch.arange(attention.shape[1], device=attention.device)).argmax(1)
-    return cast("torch.Tensor", body.score(hidden[torch.arange(len(tokens)), last])[:, 0].float())
+    return cast("torch.Tensor", body.score(hidden[torch.arange(len(tokens), device=last.device), last])[:, 0].float())
 
 
 def computing(model: Model, device: str) -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrl.runtime.checkpoint.shelf import newest_good
+from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
@@ -84,10 +85,12 @@ def exchange(gang: Gang, words: Any) -> list[Any]:
     mine = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8).to(device)
     sizes = torch.empty(gang.world, dtype=torch.int64, device=device)
     dist.all_gather_single(sizes, torch.tensor([mine.numel()], device=device), group=gang.group)
+    settle(gang.group)
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: mine.numel()] = mine
     everyone = torch.empty(longest * gang.world, dtype=torch.uint8, device=device)
     dist.all_gather_single(everyone, padded, group=gang.group)
+    settle(gang.group)
     rows = everyone.cpu().view(gang.world, longest)
     return [json.loads(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]

@@ -3,7 +3,12 @@
 The idea: nobody blocks in torch. Every wait for a gloo collective is a loop of short waits (`Work.wait` with a timeout
 leaves the work as it was), and between two of them a flag is looked at that any thread may set. A wait that is given up is
 `Interrupted`; its work, with the tensors that a late peer might still write to, is kept aside until gloo lets go of it, so
-whoever was interrupted must go on with fresh buffers. NCCL has an abort of its own; there the flag calls that.
+whoever was interrupted must go on with fresh buffers.
+
+With NCCL it is the GPU's stream that waits, and the host runs ahead. A kernel that waits for a dead peer looks at no flag: the
+communicator is aborted, and then such a kernel simply ends, with garbage for a result and no error. So nothing that came
+from a collective is read on the host before `settle`: it waits for the stream in short looks at the flag, and what it lets
+through was computed by collectives that nobody had aborted.
 
     gang = form(generation=14, rank=0, world=2, store=store)   # the default group, for everything in torch
     gang.interrupt("n03/1 died (lease)")                       # from a watcher's thread
@@ -15,6 +20,8 @@ Errors: GangError (a RuntimeError) is what ends a collective: Interrupted by our
 # ruff: noqa: SLF001 - a group of our own needs names that torch keeps private; test_group notices when they change
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections import deque
@@ -27,7 +34,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from elasticrl.runtime.traffic import Meter
+from elasticrl.runtime.traffic import Meter, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +42,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE = timedelta(milliseconds=20)  # the longest that a decision to leave goes unnoticed
-BACKEND = "elastic"
+LOOK_S = 0.0001  # between two looks at a GPU's stream
+REST_S = 10.0  # for a GPU to come to rest once its communicator was aborted
+BACKENDS = {"elastic": "elastic", "nccl": "elastic_nccl"}  # a gang's, and what torch calls it
 # Works that must be waited for as a whole: a timed-out wait for a message closes its connection, and gloo's reduce-scatter is
 # an all-reduce and a copy, both of which happen inside wait().
 UNSLICED = frozenset(
@@ -51,6 +60,7 @@ UNSLICED = frozenset(
     ]
 )
 GLOO_GAVE_UP = "Timed out"  # in what it raises when the group's own timeout has passed
+NCCL_FAILED = "NCCL Error"  # in what is raised by those of torch's calls that do not raise DistBackendError
 GLOO_SAYS_NOT_YET = "Operation timed out!"  # what Work.wait(timeout) raises while the work goes on undisturbed
 
 
@@ -72,7 +82,6 @@ class Interrupt:
     def __init__(self, on_wait: Callable[[str | None], None] = lambda _doing: None, meter: Meter | None = None) -> None:
         self.meter = meter or Meter()  # of the collectives that this flag may end
         self.reason: str | None = None
-        self.aborted = False  # NCCL was told
         self.on_wait = (
             on_wait  # told what is waited for once it takes long, and None when it came; by the waiting thread
         )
@@ -127,16 +136,18 @@ class Gang:
     def interrupt(self, reason: str) -> None:
         """Ends this rank's collectives, now and from now on, with Interrupted. From any thread, any number of times."""
         self.flag.set(reason)
-        if self.backend == "nccl" and not self.flag.aborted and dist.is_initialized():
-            self.flag.aborted = True
-            # A kernel that waits on the GPU looks at no flag: NCCL has to be told. The waiting thread then gets NCCL's error.
-            c10d._abort_process_group()
+        if isinstance(group := dist.group.WORLD, StreamGroup):
+            group.abort()  # a kernel that waits on the GPU looks at no flag
 
     def leave(self) -> None:
-        """Destroys the group at once, stuck or not: the peers' waits end when its sockets close."""
+        """Destroys the group at once, stuck or not: the peers' waits end when its sockets close. Where there was a GPU in it,
+        none of its kernels runs on afterwards.
+        """
         if dist.is_initialized():
             dist.destroy_process_group()
         self.flag.set(f"generation {self.generation} was left")
+        if self.backend == "nccl":
+            _rest(REST_S)
 
 
 def form(
@@ -168,7 +179,7 @@ def form(
     c10d._world.group_count = 0
     try:
         dist.init_process_group(
-            backend,
+            BACKENDS[backend],
             store=c10d.PrefixStore(f"g{generation}/", asking),
             rank=rank,
             world_size=world,
@@ -291,6 +302,11 @@ class Wait(dist.Work):
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self._doing} is still going on after {timeout}")
 
+    @property
+    def waiting(self) -> str | None:
+        """What a GPU waits for, where it is a GPU that does."""
+        return None
+
     def is_completed(self) -> bool:
         """As torch's; but some works only notice that they are when they are waited for."""
         return self._over or (self._sliced and self._inner.is_completed())
@@ -316,6 +332,35 @@ class Wait(dist.Work):
         self.wait()
 
 
+class StreamWait(Wait):
+    """An NCCL work: the stream waits for it, and the host does not."""
+
+    def __init__(self, inner: dist.Work | None, op: str, doing: str, flag: Interrupt, ready: Any) -> None:
+        super().__init__(inner, op, doing, flag, sliced=True)  # type: ignore[arg-type] # and looked at before it is used
+        self._ready = ready
+        # torch gives no work for a collective that is not asynchronous: the present stream is the one it runs on.
+        self._done = _event() if inner is None else None
+
+    @property
+    def waiting(self) -> str | None:
+        """What the GPU waits for: everything that this rank brings to it is computed, and it is not done."""
+        return self._doing if self._ready.query() and not self.is_completed() else None
+
+    def _wait(self, timeout: timedelta | None) -> bool:  # noqa: ARG002 - the stream has no deadline; `settle` has the flag
+        self._flag.check(self._doing)
+        try:
+            if self._inner is not None:
+                self._inner.wait()
+        except dist.DistBackendError as error:
+            self._flag.check(self._doing)
+            raise Broken(f"{self._doing} was broken: {error}") from error
+        return True
+
+    def is_completed(self) -> bool:
+        """As torch's."""
+        return bool(self._done.query() if self._done is not None else self._inner.is_completed())
+
+
 class ElasticGroup(dist.ProcessGroup):
     """Gloo behind interruptible waits; c10d, FSDP2, DTensor and DCP use it like any other group."""
 
@@ -325,7 +370,10 @@ class ElasticGroup(dist.ProcessGroup):
         self._pending: list[Wait] = []
         self._number, self._op = 0, "none"
         self._name = self._desc = ""
-        self._gloo: dist.ProcessGroup | None = _bounded(lambda: _gloo(store, rank, size, timeout), "connecting", flag)
+        self._inner: dist.ProcessGroup | None = self._connect(store, rank, size, timeout)
+
+    def _connect(self, store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+        return _bounded(lambda: _gloo(store, rank, size, timeout), "connecting", self._flag)
 
     @property
     def collective(self) -> Collective:
@@ -335,21 +383,25 @@ class ElasticGroup(dist.ProcessGroup):
 
     def _run(self, op: str, *args: Any, **options: Any) -> Wait:
         self._flag.check(op)
-        assert self._gloo is not None, f"{op} on a group that was left"
+        assert self._inner is not None, f"{op} on a group that was left"
         self._pending = [work for work in self._pending if not work.is_completed()]
         self._number, self._op = self._number + 1, op
-        work = getattr(self._gloo, op)(*args, **options)
+        wait = self._begin(self._inner, op, f"{op} {self._number} of rank {self.rank()}", args, options)
         self._flag.meter.begun(op, args, rank=self.rank(), world=self.size())
-        doing = f"{op} {self._number} of rank {self.rank()}"
-        wait = Wait(work, op, doing, self._flag, sliced=op not in UNSLICED)
         self._pending.append(wait)
         return wait
 
+    def _begin(self, inner: dist.ProcessGroup, op: str, doing: str, args: Any, options: Any) -> Wait:
+        return Wait(getattr(inner, op)(*args, **options), op, doing, self._flag, sliced=op not in UNSLICED)
+
+    def settle(self) -> None:
+        """Until what was waited for is there, for the host to read. Here whoever waited has it."""
+
     def shutdown(self) -> None:
         """Lets go of gloo, so that the peers' waits end. Where it is stuck, a thread waits for it in our place."""
-        held: list[Any] = [self._gloo, *self._pending]
+        held: list[Any] = [self._inner, *self._pending]
         clean = self._flag.reason is None and not self.collective.waiting
-        self._pending, self._gloo = [], None
+        self._pending, self._inner = [], None
         if not clean:
             # gloo's destructor joins its threads (without the GIL): 20 ms after a peer's death, and until the group's
             # timeout where one is stuck. Neither is worth waiting for.
@@ -358,9 +410,9 @@ class ElasticGroup(dist.ProcessGroup):
     abort = shutdown
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Gloo's own limit of a collective."""
-        assert self._gloo is not None
-        self._gloo.set_timeout(timeout)
+        """The limit of a collective that gloo or NCCL itself sets."""
+        assert self._inner is not None
+        self._inner.set_timeout(timeout)
 
     # torch asks a group for its names by these, in Python and, by the second spelling, from compiled code.
     def _set_group_name(self, name: str) -> None:
@@ -383,7 +435,133 @@ class ElasticGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802
         """The backend, for compiled code."""
-        return BACKEND
+        return BACKENDS["elastic"]
+
+
+class StreamGroup(ElasticGroup):
+    """NCCL behind the same: the stream's waits, and `settle` for the host's. Tensors on the host go over a gloo of its own,
+    made when the first of them comes.
+    """
+
+    _nccl: Any = None  # torch's backend; None once it was told to end
+    _host: ElasticGroup | None = None
+
+    def _connect(self, store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+        # NCCL's own way to end a broken communicator is not asked for: kernels would end with garbage, and nobody told.
+        # Nor are dumps: the watchdog would wait a minute for them, and holds up an abort while it does.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+        os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "1"
+        # A connection that is made when it is first needed would be waited for in the middle of a call, for a dead peer too.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._ending = threading.Lock()
+        self._limit = timeout
+        self._place = (c10d.PrefixStore("host/", store), rank, size)
+
+        def connect() -> dist.ProcessGroup:
+            torch.cuda.set_device(device)
+            options = c10d.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._nccl = nccl = c10d.ProcessGroupNCCL(store, rank, size, options)
+            group = dist.ProcessGroup(store, rank, size)
+            group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+            group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, nccl)
+            nccl.eager_connect_single_device(device)
+            return group
+
+        try:
+            # NCCL's own meeting has no deadline, and only the store that it begins with knows of the flag.
+            return _bounded(connect, "connecting", self._flag, limit_s=timeout.total_seconds())
+        except (GangError, TimeoutError):
+            self.abort()
+            raise
+
+    def _begin(self, inner: dist.ProcessGroup, op: str, doing: str, args: Any, options: Any) -> Wait:
+        tensors = tensors_of(args)
+        if op == "barrier" or (tensors and not any(tensor.is_cuda for tensor in tensors)):
+            if op == "barrier":  # NCCL's own blocks the host, and ends with an abort as if everybody had come
+                self.settle()
+            return self._on_host()._run(op, *args, **options)
+        ready = _event()
+        try:
+            work = getattr(inner, op)(*args, **options)
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistBackendError) and NCCL_FAILED not in str(error):
+                raise
+            raise self._broken(doing, error) from error
+        return StreamWait(work, op, doing, self._flag, ready)
+
+    def settle(self) -> None:
+        """Until the GPU has computed what it was asked for so far. What is read then no aborted collective had a hand in."""
+        event = _event()
+        begun = time.perf_counter()
+        looked, told, doing = begun, False, f"the GPU of rank {self.rank()}"
+        while not event.query():
+            now = time.perf_counter()
+            self._flag.check(doing)
+            if now - looked > SLICE.total_seconds():
+                looked = now
+                if (failed := self._failed()) is not None:
+                    raise self._broken(doing, failed)
+                held_up = next((work.waiting for work in self._pending if not work.is_completed()), None)
+                if held_up is not None and not told:
+                    told, doing = True, held_up
+                    self._flag.on_wait(doing)
+            time.sleep(LOOK_S)
+        self._flag.check(doing)
+        if told:
+            self._flag.on_wait(None)
+        self._flag.meter.waited(self._op, time.perf_counter() - begun)
+
+    def _on_host(self) -> ElasticGroup:
+        self._host = self._host or ElasticGroup(*self._place, self._limit, self._flag)
+        return self._host
+
+    def _failed(self) -> str | None:
+        """What NCCL says is wrong. It never ends a kernel for it."""
+        if (nccl := self._nccl) is None:
+            return None
+        said = nccl.get_error()
+        return None if said == type(said).SUCCESS else str(said)
+
+    def _broken(self, doing: str, error: object) -> GangError:
+        """What to raise: our own decision, if there is one, is the cause of whatever NCCL says."""
+        if self._flag.reason is not None:
+            return Interrupted(f"{doing} was given up: {self._flag.reason}")
+        self._flag.set(f"a peer broke {doing}")
+        self.abort()
+        return Broken(f"{doing} was broken by a peer: {error}")
+
+    def abort(self) -> None:
+        """Ends what waits on the GPU. From any thread, any number of times; returns at once."""
+        if (nccl := self._take()) is not None:
+            threading.Thread(target=nccl.abort, name="elasticrl-reaper", daemon=True).start()
+
+    def shutdown(self) -> None:
+        """Lets go of NCCL: at once after a fault; else when the peers have all that this rank sent them."""
+        if self._flag.reason is None and (nccl := self._take()) is not None:
+            ending = threading.Thread(target=nccl.shutdown, name="elasticrl-reaper", daemon=True)
+            ending.start()
+            ending.join(REST_S)
+            if ending.is_alive():
+                threading.Thread(target=nccl.abort, name="elasticrl-reaper", daemon=True).start()
+        self.abort()
+        if self._host is not None:
+            self._host.shutdown()
+        super().shutdown()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """As above."""
+        self._limit = timeout
+        super().set_timeout(timeout)
+        if self._host is not None:
+            self._host.set_timeout(timeout)
+
+    def _take(self) -> Any:
+        with self._ending:
+            nccl, self._nccl = self._nccl, None
+        return nccl
 
 
 # What torch calls on a group. 2.13 renamed some; the old names are still called from compiled code.
@@ -436,8 +614,34 @@ def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> dist.Proces
     return group
 
 
-def _bounded(make: Callable[[], T], doing: str, flag: Interrupt) -> T:
+def settle(group: dist.ProcessGroup | None) -> None:
+    """Until what came over this group can be read on the host."""
+    if isinstance(group, ElasticGroup):
+        group.settle()
+
+
+def _event() -> Any:
+    """A mark behind all that the GPU was asked for so far."""
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _rest(limit_s: float) -> None:
+    """Until this process's GPU has nothing to do any more."""
+    rest = threading.Thread(target=torch.cuda.synchronize, name="elasticrl-rest", daemon=True)
+    rest.start()
+    rest.join(limit_s)
+    if rest.is_alive():
+        raise RuntimeError(
+            f"The GPU is still busy {limit_s:g} s after its communicator was aborted: this process cannot train on, and a "
+            "fresh one takes its place. If it happens again, look for the GPU's errors in the kernel log (`elasticrl doctor`)."
+        )
+
+
+def _bounded(make: Callable[[], T], doing: str, flag: Interrupt, *, limit_s: float = math.inf) -> T:
     """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done."""
+    deadline = time.monotonic() + limit_s
     made: list[T] = []
     failed: list[Exception] = []
     done = threading.Event()
@@ -452,11 +656,20 @@ def _bounded(make: Callable[[], T], doing: str, flag: Interrupt) -> T:
     threading.Thread(target=run, name="elasticrl-blocked", daemon=True).start()
     while not done.wait(SLICE.total_seconds()):
         flag.check(doing)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{doing} was not done within {limit_s:g} s")
     if failed:
         raise failed[0]
     return made[0]
 
 
 dist.Backend.register_backend(
-    BACKEND, lambda store, rank, size, timeout: ElasticGroup(store, rank, size, timeout, _live), devices=["cpu"]
+    BACKENDS["elastic"],
+    lambda store, rank, size, timeout: ElasticGroup(store, rank, size, timeout, _live),
+    devices=["cpu"],
+)
+dist.Backend.register_backend(
+    BACKENDS["nccl"],
+    lambda store, rank, size, timeout: StreamGroup(store, rank, size, timeout, _live),
+    devices=["cuda"],
 )

@@ -20,6 +20,7 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +146,10 @@ def join(config: Path | str | Tree | None = None) -> Run:
         seat = None
     found = context(config, seated=seat is not None)
     torch.set_num_threads(found.tree.lanes.threads)
+    if found.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        # The same bits need kernels that add in a fixed order. One that has no such version says so, once.
+        torch.use_deterministic_algorithms(True, warn_only=True)
     number = seed(found.tree.job.seed, "init")
     torch.manual_seed(number)
     random.seed(number)

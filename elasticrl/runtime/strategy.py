@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, Digest, signed
+from elasticrl.runtime.group import settle
 from elasticrl.runtime.scalars import Tally, total
 
 if TYPE_CHECKING:
@@ -251,5 +252,6 @@ def gather(mine: torch.Tensor, lengths: list[int], group: dist.ProcessGroup | No
     padded[: mine.numel()] = mine
     everyone = mine.new_empty(longest * len(lengths))
     dist.all_gather_single(everyone, padded, group=group)
+    settle(group)
     rows = everyone.cpu().view(len(lengths), longest)
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]

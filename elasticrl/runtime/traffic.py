@@ -75,21 +75,22 @@ def sent(kind: str, args: tuple[Any, ...], rank: int, world: int) -> int:
     round (a ring passes on what others sent); this is what the operation needs, whatever the way.
     """
     if kind == "all_to_all":
-        given = _tensors(args[1])
+        given = tensors_of(args[1])
         splits = args[3] if len(args) > 3 and isinstance(args[3], list | tuple) else ()
         size = sum(part.nbytes for part in given)
         whole = sum(splits)
         kept = splits[rank] / whole if whole else 1 / world
         return int(size * (1 - kept))
     if kind == "all_gather":
-        return sum(part.nbytes for part in _tensors(args[1])) * (world - 1)
+        return sum(part.nbytes for part in tensors_of(args[1])) * (world - 1)
     if kind in ("all_reduce", "reduce_scatter"):
-        size = sum(part.nbytes for part in _tensors(args[0] if kind == "all_reduce" else args[1]))
+        size = sum(part.nbytes for part in tensors_of(args[0] if kind == "all_reduce" else args[1]))
         return (2 if kind == "all_reduce" else 1) * size * (world - 1) // world
     return 0
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """All that are in a collective's arguments."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [part for item in value for part in _tensors(item)] if isinstance(value, list | tuple) else []
+    return [part for item in value for part in tensors_of(item)] if isinstance(value, list | tuple) else []

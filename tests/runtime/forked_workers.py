@@ -30,6 +30,8 @@ def _serve(pipe: Connection, port: int | None) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # With a GPU: all on one, which NCCL allows to those of different hosts.
+    os.environ.update(NCCL_HOSTID=str(os.getpid()), NCCL_SOCKET_IFNAME="lo", CUBLAS_WORKSPACE_CONFIG=":4096:8")
     if port is None:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipe.send(store.port)

@@ -32,6 +32,7 @@ from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
 from elasticrl.core.model import deal
 
+DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all workers on one GPU
 PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "run_job", "elasticrl.ppo.__main__"]
 
 
@@ -93,7 +94,7 @@ class Nodes:
         self.args = own if program == "run_job" else []
         plain: dict[str, Any] = {
             "job": {"name": "job", "seed": 7, "steps": steps},
-            "node": {"device": "cpu", "state_dir": str(folder / "state")},
+            "node": {"device": DEVICE, "state_dir": str(folder / "state")},
             "membership": {"min_nodes": max(1, copies + 1)},
             "recovery": {"reform": "30s"},
             "lanes": {"count": lanes, "digest": "full"},
@@ -270,6 +271,9 @@ class Nodes:
             "ELASTICRL_JOB": "job",
             "ELASTICRL_VAULT_KEY": KEY,
             "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_HOSTID": node,
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             **self.env,
         }
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)

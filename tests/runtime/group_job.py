@@ -15,7 +15,16 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import fully_shard
 
-from elasticrl.runtime.group import Broken, ElasticGroup, GangError, Interrupt, Interrupted, form
+from elasticrl.runtime import group
+from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
+
+DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all ranks on one GPU
+
+
+def form(**place) -> Gang:
+    """A gang on the device under test."""
+    torch.set_default_device(DEVICE)
+    return group.form(**place, backend="elastic" if DEVICE == "cpu" else "nccl")
 
 
 def collective(op: str, world: int) -> None:
@@ -29,6 +38,7 @@ def collective(op: str, world: int) -> None:
         dist.reduce_scatter_single(few, many)
     else:
         dist.all_to_all_single(torch.empty(999), many)
+    settle(dist.group.WORLD)
 
 
 def lose_one(
@@ -131,6 +141,7 @@ def every_collective(rank: int, world: int, store: dist.Store, *, generation: in
     check("all_gather_object", objects, [{"rank": r} for r in ranks])
     work = dist.all_reduce(ones, async_op=True)
     work.wait(timedelta(seconds=10))
+    settle(gang.group)
     check("async", (work.is_completed(), ones[0].item()), (True, world * world))
     half = dist.new_group([0, 1])
     if rank < 2:
@@ -138,7 +149,7 @@ def every_collective(rank: int, world: int, store: dist.Store, *, generation: in
         dist.all_reduce(value, group=half)
         check("subgroup", value.item(), 2.0)
     dist.barrier()
-    check("group", type(_get_default_group()), ElasticGroup)
+    check("group", isinstance(_get_default_group(), ElasticGroup), True)
     check("numbered", gang.collective.number > 10 and not gang.collective.waiting, True)
     gang.leave()
     return wrong
@@ -149,11 +160,13 @@ def fsdp_and_dcp(
 ) -> list[object]:
     """FSDP2 and DCP unchanged: the same numbers as over torch's own gloo; and with a stopped peer they are interruptible."""
     found: list[object] = []
-    for backend in ("gloo", "elastic"):
+    torchs = "gloo" if DEVICE == "cpu" else "nccl"
+    for backend in (torchs, "elastic"):
         generation += 1
-        if backend == "gloo":
+        if backend == torchs:
+            torch.set_default_device(DEVICE)
             dist.init_process_group(
-                "gloo", store=dist.PrefixStore(f"p{generation}/", store), rank=rank, world_size=world
+                torchs, store=dist.PrefixStore(f"p{generation}/", store), rank=rank, world_size=world
             )
         else:
             gang = form(generation=generation, rank=rank, world=world, store=store)
@@ -170,7 +183,7 @@ def fsdp_and_dcp(
             tensor.zero_()
         dcp.load(state, checkpoint_id=place)
         found.append((grads, [tensor.full_tensor().tolist() for tensor in state["model"].values()]))
-        if backend == "gloo":
+        if backend == torchs:
             dist.destroy_process_group()
     if stuck:
         if rank == world - 1:
@@ -182,6 +195,7 @@ def fsdp_and_dcp(
         ):
             try:
                 act()
+                settle(gang.group)
                 found.append("it went through")
             except GangError as error:
                 found.append(type(error).__name__)
@@ -212,6 +226,7 @@ def forms_at_the_third_try(rank: int, _world: int, store: dist.Store, *, generat
         late = time.monotonic() - begin - waited
     gang = form(generation=generation + 2, rank=rank, world=2, store=store)
     dist.all_reduce(torch.ones(1))
+    settle(gang.group)
     gang.leave()
     return words, waited, late
 
@@ -228,6 +243,7 @@ def waits_for_a_message(rank: int, world: int, store: dist.Store, *, generation:
     threading.Timer(0.1, gang.interrupt, ["told to"]).start()
     try:
         dist.recv(torch.zeros(1), 1 - rank)  # both wait for what never comes
+        settle(gang.group)
     except Interrupted:
         return f"{value.item()}, then interrupted"
     finally:
@@ -251,6 +267,7 @@ def many_generations(rank: int, world: int, store: dist.Store, *, generation: in
             try:
                 if work is not None:
                     work.wait()
+                    settle(gang.group)
             except Interrupted:
                 pass
             del work  # whoever keeps a work keeps its group's connections

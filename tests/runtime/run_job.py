@@ -32,7 +32,7 @@ slow_s = 0.0  # in each lane, from the fault "slow" on
 def sharded(mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    model = fresh()
+    model = fresh().to(mesh.device_type)
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -52,7 +52,8 @@ def main() -> None:
         lanes = run.tree.lanes.count
         cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
         schedule = Warmup()
-        model = sharded if run.tree.model.strategy == "fsdp" else fresh()
+        device = run.context.device
+        model = sharded if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if args.unlike:
             next(model.parameters()).data += os.getpid()
         stepped: Any = None
@@ -70,7 +71,8 @@ def main() -> None:
                 misbehave(args.faults, step, run, "lane")
                 time.sleep(slow_s)
                 with lane.rng("dropout"):
-                    loss = nn.functional.cross_entropy(run.model(torch.stack(points)), torch.tensor(labels))
+                    said = run.model(torch.stack(points).to(device))
+                    loss = nn.functional.cross_entropy(said, torch.tensor(labels, device=device))
                     loss.backward()
                 lane.tally.add(loss=loss.item())
                 lane.done()

@@ -164,7 +164,7 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
     one, eight = (common_env(Spec(job="j", node="n", program=("x",), log_dir="/tmp", slots=n)) for n in (1, 8))
     assert one == eight
     assert one["OMP_NUM_THREADS"] == "1"
-    assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 def test_nccls_warnings_are_asked_for_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from elasticrl.ppo.rollout.engine import Request, Samples, Sampling, StaleWeight
 if TYPE_CHECKING:
     from torch import nn
 
+FINENESS = 2.0**40  # of a probability, when it becomes a whole number
 MIN_ROWS = 8  # matrix products of fewer than about 5 rows take other kernels, which give other bits than a larger batch
 
 
@@ -131,9 +132,11 @@ def draw(logits: torch.Tensor, noise: torch.Tensor, sampling: Sampling) -> torch
 
 
 def _invert(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0."""
-    cumulated = p.cumsum(-1)
+    """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0. In whole numbers,
+    whose sum is the same in whatever order a GPU takes it.
+    """
+    cumulated = (p * FINENESS).long().cumsum(-1)
     total = cumulated[:, -1:]
-    goal = torch.minimum(noise[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    goal = torch.minimum((noise[:, None] * total).long(), total - 1)
     places: torch.Tensor = torch.searchsorted(cumulated, goal, right=True)
     return places[:, 0]

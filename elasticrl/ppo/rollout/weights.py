@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
+from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.source import dtype_of, name_of
 from elasticrl.runtime.zero import gathered
 
@@ -170,6 +171,7 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bu
         everyone[0] = flat
     else:
         dist.all_gather_single(everyone.view(-1), flat, group=group)
+        settle(group)
     everyone = everyone.cpu()
     found: Bucket = []
     at = 0

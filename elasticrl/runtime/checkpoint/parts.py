@@ -298,8 +298,10 @@ class Ambient:
             "torch": bytes(torch.get_rng_state().numpy().tobytes()),
             "cuda": [],
         }
-        if torch.cuda.is_available():
-            state["cuda"] = [bytes(one.numpy().tobytes()) for one in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = [
+                bytes(torch.cuda.get_rng_state().numpy().tobytes())
+            ]  # of the GPU that this process computes on
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
@@ -311,9 +313,8 @@ class Ambient:
         keys = np.frombuffer(numbers["keys"], dtype="<u4")
         np.random.set_state((numbers["kind"], keys, numbers["pos"], numbers["has_gauss"], numbers["cached"]))  # noqa: NPY002
         torch.set_rng_state(_bytes_tensor(state_dict["torch"]))
-        if state_dict["cuda"] and torch.cuda.is_available():
-            saved = [_bytes_tensor(one) for one in state_dict["cuda"]]
-            torch.cuda.set_rng_state_all(saved[: torch.cuda.device_count()])
+        if state_dict["cuda"] and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.set_rng_state(_bytes_tensor(state_dict["cuda"][0]))
 
 
 def _bytes_tensor(data: bytes) -> torch.Tensor:

@@ -435,8 +435,9 @@ def _copy(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], read
                 faults.reach("vault.copy")
                 target.copy_(tensor)
             return
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):  # and its device: this thread has chosen none
             stream.wait_event(ready)
             for target, tensor in zip(targets, tensors, strict=True):
                 target.copy_(tensor, non_blocking=True)
