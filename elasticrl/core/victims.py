@@ -9,6 +9,7 @@ from elasticrl.core.meanings import CONSEQUENCES
 from elasticrl.core.verdict import Confidence, Fault, Verdict, rank_names
 
 SHORT_TIMEOUT_MS = 120_000  # a collective timeout that a save or an evaluation on one rank easily exceeds
+HERE = ("localhost", "127.0.0.1", "::1")  # a far end of this name may be any process of that machine
 LATE_RUN = 100_000  # collectives after which preparation is long over
 
 
@@ -31,11 +32,16 @@ def followed(case: Case) -> Verdict | None:
         told = [fact for fact in case.evidence if fact.sign is sign and not case.late(fact)]
         if not told:
             continue
-        peers = tuple(sorted({fact.peer for fact in told if fact.peer}))
+        peers = tuple(sorted({fact.peer for fact in told if fact.peer and fact.peer not in HERE}))
         nodes = peers if sign is Sign.PEER_GONE and len(peers) == 1 else ()
+        speak = {fact.rank for fact in case.evidence if fact.sign is not Sign.NOISE}
+        silent = tuple(sorted(case.facts.heard - speak)) if sign is Sign.PEER_GONE else ()
+        ranks = silent if len(silent) == 1 else ()
+        words = meaning.words + (f" (far end: {nodes[0]})" if nodes else "")
+        if ranks:
+            words += f"; {rank_names(ranks)} is the one of which nothing more was heard"
         return Verdict(
-            fault=meaning.fault, nodes=nodes, confidence=meaning.confidence, cause=meaning.words + (" (far end: "
-            f"{nodes[0]})" if nodes else ""),
+            fault=meaning.fault, ranks=ranks, nodes=nodes, confidence=meaning.confidence, cause=words,
             remedy=meaning.remedy, because=tuple(told[:4]), against=(meaning.contradicted_by,),
         )  # fmt: skip
     return None

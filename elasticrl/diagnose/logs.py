@@ -44,6 +44,8 @@ _ANSI = re.compile(
 )  # some pipes lose the escape and keep the rest
 _RAY = re.compile(r"\((?:raylet|\w{1,60} pid=\d{1,9})(?:, ip=(?P<ip>[\w.:]{1,45}))?\) ?")
 _SRUN = re.compile(r"\s{0,8}(?:\[?(?P<task>\d{1,5})\]?: |\[default(?P<default>\d{1,5})\]:)")
+_SPEAKS = re.compile(rb"^\[(?:rank|default)(\d{1,6})\]:", re.MULTILINE)
+EARLY = 5_000  # lines, in which whoever writes to this log is expected to have spoken, whatever it said
 _RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:?")
 _RANK_SAID = re.compile(r"\[[^\[\]]{0,120}?\bRank (\d{1,6})\]")
 _NODE = re.compile(r"(?:^|\s)([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,3}\]")
@@ -190,6 +192,8 @@ class Parser:
     def _scan(self, cut: int) -> list[Evidence]:
         """Evidence in the lines of `_left` that begin before `cut` and were not looked at before."""
         found: list[Evidence] = []
+        if self._number < EARLY:
+            self.ranks.update(map(int, _SPEAKS.findall(self._left, 0, cut)))
         for window in self._windows(cut):
             for record in records(window):
                 found += self._judge(record)

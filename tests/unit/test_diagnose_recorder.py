@@ -54,6 +54,21 @@ def test_a_rank_that_has_finished_its_last_collective_is_stuck_on_its_host() -> 
     assert signs(found)[1] is Sign.HOST_STUCK
 
 
+@pytest.mark.parametrize(
+    ("case", "signs_of", "fault", "seq"),
+    [
+        ("shape", {1: Sign.MISMATCH}, Fault.DESYNC, 42),
+        ("skip", {0: Sign.WAITED, 1: Sign.HOST_STUCK, 2: Sign.WAITED}, Fault.HOST_HANG, 51),
+    ],
+)
+def test_what_nccl_ranks_on_a_gpu_recorded(case: str, signs_of: dict[int, Sign], fault: Fault, seq: int) -> None:
+    """Three ranks on one H100, after a real watchdog timeout. Without the collective that rank 1 left out it is one behind."""
+    found = compare({rank: load((REAL / f"h100_{case}_{rank}.json").read_text()) for rank in range(3)})
+    assert signs(found) == signs_of
+    assert {fact.seq for fact in found} == {seq}
+    assert (judge(found).fault, judge(found).ranks) == (fault, (1,))
+
+
 def test_a_rank_that_never_entered_the_group_is_named() -> None:
     assert signs(compare({0: row("all_reduce"), 1: [], 2: row("all_reduce")}))[1] is Sign.ABSENT
 
