@@ -105,8 +105,8 @@ def _check(fact: Evidence) -> Hashable:
 
 
 def _place(fact: Evidence) -> Hashable:
-    """Of what a snapshot is one."""
-    return fact.kind, fact.rank, fact.node, fact.group
+    """Of what a snapshot is one. (Where a rank is in the next gang says nothing of where it was in this one.)"""
+    return fact.kind, fact.rank, fact.node, fact.group, fact.generation
 
 
 def told(facts: Facts, generation: int) -> Facts:

@@ -276,8 +276,8 @@ EXPLAINS: Mapping[Sign, frozenset[Sign]] = {
 }  # fmt: skip
 DISKS = frozenset({Sign.DISK_FULL, Sign.DISK_BROKEN})
 SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an end say that a rank stood in a save
-#: What nothing that a program can survive explains: its node, or the kernel, would have gone on.
-OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED})
+#: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
+OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.
 LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED})
 #: Ends and silences that have nothing to do with how much room a disk has.

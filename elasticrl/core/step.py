@@ -106,7 +106,7 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
 def _moved(before: Workers | None, now: Workers) -> bool:
     """Has a worker got through the collective that it stood in, without getting through its phase?"""
     was, stall = before.stall if before else None, now.stall
-    if was is None or stall is None or before is None or before.generation != now.generation:
+    if was is None or stall is None:  # told of another gang it is the same stall: it is on its way out of a wait
         return False
     return was.slot == stall.slot and was.waiting and not stall.waiting and not stall.stopped
 

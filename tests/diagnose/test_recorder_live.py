@@ -1,5 +1,6 @@
 """Flight recorders of real gloo ranks, asked for while the ranks are stuck, and compared."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,9 @@ from diagnose_gang import gang, until
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose import stacks
+from elasticrl.diagnose import stacks, witness
 from elasticrl.diagnose.logs import Parser
-from elasticrl.diagnose.recorder import Entry, collect, compare, entries
+from elasticrl.diagnose.recorder import Entry, ask, collect, compare, entries
 
 
 def when_stuck(folder: Path, workers: dict[int, int], lengths: dict[int, int]) -> dict[int, tuple[Entry, ...]]:
@@ -88,6 +89,36 @@ def test_who_has_no_recorder_or_is_gone_does_not_hold_up_the_others(tmp_path: Pa
         began = time.monotonic()
         assert collect(tmp_path, {0: process.pid, 1: gone.pid}, within_s=20.0) == {0: ()}
         assert time.monotonic() - began < 10.0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_an_older_question_that_is_heard_later_does_not_take_back_the_answer_to_a_newer_one(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from elasticrl.diagnose import witness\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    answers = witness.recorder_file(tmp_path, process.pid)
+
+    def answered() -> str:
+        return str(json.loads(answers.read_bytes())["token"]) if answers.exists() else ""
+
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at\n"
+        older, newer = "1" * 24, "2" * 24
+        assert ask(tmp_path, process.pid, newer)
+        deadline = time.monotonic() + 20.0
+        while answered() != newer and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ask(tmp_path, process.pid, older)
+        for _ in range(30):
+            time.sleep(0.01)
+            assert answered() == newer
     finally:
         process.kill()
         process.wait()

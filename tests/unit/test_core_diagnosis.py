@@ -69,6 +69,8 @@ def test_where_a_rank_was_before_is_not_put_beside_where_others_are_now() -> Non
     other = fact(Sign.WAITED, 0, detail="in all_reduce")
     known = dossier.file(dossier.file((), [before, other], 1.0), [now], 2.0)
     assert [(f.rank, f.sign) for f in known] == [(0, Sign.WAITED), (1, Sign.WAITED)]
+    later = dossier.file(known, [replace(before, generation=2)], 3.0)
+    assert [(f.rank, f.generation) for f in later] == [(0, 1), (1, 1), (1, 2)], "that is another gang"
 
 
 def test_a_machine_that_is_in_order_again_is_not_held_to_have_been_the_cause() -> None:

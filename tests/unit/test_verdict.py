@@ -306,6 +306,8 @@ def test_nothing_that_a_program_prints_silences_its_node_or_stops_it() -> None:
     gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n00", source="leader")
     assert judge([*noise, gone], EIGHT).fault is Fault.DEAD_NODE
     assert judge([*noise, stalled(1, stopped=True)], EIGHT).fault is Fault.HOST_HANG
+    killed = ended(1, "out of memory: Killed process 7 (python)")
+    assert judge([*noise, killed], EIGHT).fault is Fault.OOM_HOST
     assert judge([*noise, ended(1, "exit code 1: ValueError", own=True)], EIGHT).fault is not Fault.DEAD_RANK
     memory = logged(Sign.HOST_MEMORY, 1, line_no=9, node="n00")
     assert judge([memory, gone], EIGHT).fault is Fault.OOM_HOST, "a node without memory may fall silent"
