@@ -49,6 +49,7 @@ NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 PROCESS = re.compile(r"[Kk]illed process (\d+)")
+GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
 
@@ -87,6 +88,7 @@ class Inquiry:
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
+        self._env: Mapping[str, str] = {}  # that this node's workers get
         self._written: tuple[int, int, datetime] | None = (
             None  # the newest incident: its gang, what came of it, since when
         )
@@ -104,7 +106,10 @@ class Inquiry:
         return self._port.address
 
     def lint(self, env: Mapping[str, str]) -> None:
-        """Say what is wrong with the environment that workers get, and what the profile has set in it."""
+        """Say what is wrong with the environment that workers get, and what the profile has set in it. A probe gets it too:
+        what NCCL does by other settings would prove nothing.
+        """
+        self._env = env
         added = environment.PROFILES[self.tree.comm.profile].apply({**env, **self.tree.agent.env})
         if added:
             said = [f"{name}={value}" for name, value in sorted(added.items())]
@@ -309,6 +314,13 @@ class Inquiry:
             self._probing = action.generation
             self._spawn(self._test(action), "probe")
 
+    @property
+    def _on_gpus(self) -> bool:
+        """NCCL is what carries this job, or would be."""
+        wanted, device = self.tree.comm.backend, self.tree.node.device
+        there = device == "cuda" or (device == "auto" and GPUS.exists())
+        return wanted != "gloo" and there
+
     async def _test(self, action: Probe) -> None:
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self.tree.recovery.probe_s
@@ -316,12 +328,13 @@ class Inquiry:
             "me": self.place.node, "token": f"{self.place.job}/g{action.generation}", "nodes": dict(action.nodes),
             "rounds": [[list(pair)] for pair in action.pairs], "within_s": within_s,
             "start_s": min(4.0, 0.4 * within_s), "gloo_s": min(4.0, 0.4 * within_s),
-            "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB, "off"),
+            "facts": json.dumps(doctor.versions()), "nccl": os.environ.get(STUB) or ("on" if self._on_gpus else "off"),
         }  # fmt: skip
         self._port.release()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "elasticrl.diagnose.probe", "-",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **self._env},
         )  # fmt: skip
         said: list[bytes] = []
         self._spawn(self._end(process, within_s + 2.0), "probe's end")

@@ -1,9 +1,9 @@
 """A node tests the way to its partners, outside of the trainers: `python -m elasticrl.diagnose.probe TASK.json`.
 
 The one idea: every node answers all the time and asks when it is its turn, so nobody has to be ready at the same moment. From
-the bottom up: do datagrams arrive (and back), how late, how many, how large; does TCP connect and carry; does gloo compute.
-What a layer shows decides what is at fault, so TCP is tried where datagrams are lost; each has its deadline. gloo, which takes
-seconds to import, is tried where nothing below it is wrong.
+the bottom up: do datagrams arrive (and back), how late, how many, how large; does TCP connect and carry; do gloo and NCCL
+compute. What a layer shows decides what is at fault, so TCP is tried where datagrams are lost; each has its deadline. What
+takes seconds to import is tried where nothing below it is wrong.
 
 The task is JSON (see `Task`); what was found goes to stdout as one JSON line for each partner (`pairs.Result`), and the exit
 code is 0 whatever it is. Datagrams and connections bear the task's token: what does not is dropped.
@@ -64,7 +64,7 @@ class Task:
     bytes: int = 16 << 20  # sent at most to measure bandwidth
     gloo_s: float = 4.0  # for both collectives; 0: no gloo
     facts: str = ""  # what this node says of itself to those who test it: versions, as JSON
-    nccl: str = "off"  # off, or stub:FILE, a JSON list of pairs that fail ("*" for any node)
+    nccl: str = "off"  # off; on, where there are GPUs; or stub:FILE, a JSON list of pairs that fail ("*" for any node)
 
     def __post_init__(self) -> None:
         """Refuse what could never work."""
@@ -322,9 +322,8 @@ def transfer(task: Task, peer: str) -> tuple[str, float | None]:
 
 
 def fabric(task: Task, peer: str) -> str | None:
-    """The round over NCCL: None if there is none.
-
-    The stub stands for it where there is no GPU: a file names the pairs that fail, and is read by the node that tests.
+    """What stands for the round over NCCL where there is no GPU: a file names the pairs that fail, and is read by the node
+    that tests. None without it.
     """
     if not task.nccl.startswith("stub:"):
         return None
@@ -342,7 +341,7 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     Port(task, family, address).keys["facts"] = task.facts.encode()[:CHUNK]
     post = Post(task, family, address)
     results: dict[str, Result] = {}
-    gloo = Gloo(task) if task.gloo_s else None
+    computing = Computing(task) if task.gloo_s else None
     asking = [
         threading.Thread(target=lambda peer=peer: results.update({peer: post.measure(peer)}), daemon=True)
         for peer in task.partners
@@ -358,11 +357,21 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     sound = all(results[peer].tcp == "ok" and not _lame(results[peer]) for peer in task.partners)
     for peer in task.partners:
         left_s = deadline - time.monotonic()
-        if gloo is not None and sound and left_s > LEAST_S:
-            results[peer] = replace(results[peer], gloo=gloo.ask(peer, min(2 * task.gloo_s, left_s), post.peers[peer]))
+        if computing is not None and sound and left_s > LEAST_S:
+            said = computing.ask("gloo", peer, min(2 * task.gloo_s, left_s), post.peers[peer])
+            results[peer] = replace(results[peer], gloo=said)
+    sound = sound and all(results[peer].gloo == "ok" for peer in task.partners)
+    for peer in task.partners:
+        left_s = deadline - time.monotonic()
+        if computing is not None and sound and task.nccl == "on" and left_s > LEAST_S:
+            said = computing.ask("nccl", peer, min(2 * task.gloo_s, left_s), post.peers[peer])
+            well, _, way = (said or "").partition(" ")
+            results[peer] = replace(
+                results[peer], nccl="ok" if well == "ok" else said, transport=way if well == "ok" else ""
+            )
         say(results[peer])
-    if gloo is not None:
-        gloo.close()
+    if computing is not None:
+        computing.close()
     # Stay to answer those that are not done with us.
     for peer in task.partners:
         post.send(BYE, peer)
@@ -427,7 +436,7 @@ def acquaint(task: Task, peer: str) -> tuple[float | None, str]:
     return (round(best[1], 4) if best else None), facts.decode(errors="replace")
 
 
-class Gloo:
+class Computing:
     """The process that imports torch and computes: importing holds the GIL for seconds, and late answers look like loss."""
 
     def __init__(self, task: Task) -> None:
@@ -435,7 +444,7 @@ class Gloo:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "elasticrl.diagnose.probe_gloo"]
+        command = [sys.executable, "-m", "elasticrl.diagnose.probe_torch"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
         self._ready = False
@@ -443,12 +452,12 @@ class Gloo:
         print(json.dumps(plain), file=process.stdin, flush=True)
         return process
 
-    def ask(self, peer: str, within_s: float, known: Peer) -> str | None:
+    def ask(self, carrier: str, peer: str, within_s: float, known: Peer) -> str | None:
         """How the collectives with this partner went; None if one of the two was not ready in time, or is done with its part,
         which proves nothing.
         """
         answer: list[str] = []
-        thread = threading.Thread(target=lambda: answer.append(self._say(peer, within_s)), daemon=True)
+        thread = threading.Thread(target=lambda: answer.append(self._say(carrier, peer, within_s)), daemon=True)
         thread.start()
         deadline = time.monotonic() + within_s + self._task.gloo_s
         while not answer and not known.left and time.monotonic() < deadline:
@@ -460,7 +469,7 @@ class Gloo:
             self._process = self._start()
         return None if said in {LATE, LEFT} else said
 
-    def _say(self, peer: str, within_s: float) -> str:
+    def _say(self, carrier: str, peer: str, within_s: float) -> str:
         """Ask, and wait: for its import (`ready`, the first time), then for the answer."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -472,7 +481,7 @@ class Gloo:
             left_s = within_s - (time.monotonic() - begin)
             if left_s <= 0:
                 return LATE
-            print(f"{left_s} {peer}", file=stdin, flush=True)
+            print(f"{carrier} {left_s} {peer}", file=stdin, flush=True)
             return stdout.readline().strip() or DIED
         except (OSError, ValueError):
             return DIED

@@ -37,7 +37,7 @@ from torch.distributed import distributed_c10d as c10d
 from elasticrl.runtime.traffic import Meter, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -262,10 +262,20 @@ class _Asking(Store):
 
 
 class Wait(dist.Work):
-    """A gloo work whose wait can be interrupted."""
+    """A gloo work whose wait can be interrupted. `land` brings what came to where it was asked for."""
 
-    def __init__(self, inner: dist.Work, op: str, doing: str, flag: Interrupt, *, sliced: bool) -> None:
+    def __init__(
+        self,
+        inner: dist.Work,
+        op: str,
+        doing: str,
+        flag: Interrupt,
+        *,
+        sliced: bool,
+        land: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._land = land
         self._inner, self._op, self._doing, self._flag, self._sliced = inner, op, doing, flag, sliced
         self._over = False
 
@@ -295,6 +305,9 @@ class Wait(dist.Work):
             else:
                 if late:
                     self._flag.on_wait(None)
+                if self._over:
+                    self._land()
+                    self._land = lambda: None
                 return self._over
             if not late:
                 late = True
@@ -392,7 +405,9 @@ class ElasticGroup(dist.ProcessGroup):
         return wait
 
     def _begin(self, inner: dist.ProcessGroup, op: str, doing: str, args: Any, options: Any) -> Wait:
-        return Wait(getattr(inner, op)(*args, **options), op, doing, self._flag, sliced=op not in UNSLICED)
+        land, sent = _staged(op, args)
+        work = getattr(inner, op)(*sent, **options)
+        return Wait(work, op, doing, self._flag, sliced=op not in UNSLICED, land=land)
 
     def settle(self) -> None:
         """Until what was waited for is there, for the host to read. Here whoever waited has it."""
@@ -620,6 +635,27 @@ def settle(group: dist.ProcessGroup | None) -> None:
         group.settle()
 
 
+def _staged(op: str, args: Sequence[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
+    """The same call with copies in the host's memory for tensors of a GPU, and what brings the results back: gloo in the place
+    of an NCCL that does not work.
+    """
+    if not any(tensor.is_cuda for tensor in tensors_of(args)):
+        return (lambda: None), args
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.cpu()
+        return [copied(item) for item in value] if isinstance(value, list | tuple) else value
+
+    sent = [copied(value) for value in args]
+
+    def land() -> None:
+        for there, here in zip(tensors_of(sent[0]), tensors_of(args[0]), strict=True):
+            here.copy_(there)
+
+    return (land if op != "send" else lambda: None), sent
+
+
 def _event() -> Any:
     """A mark behind all that the GPU was asked for so far."""
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -666,7 +702,7 @@ def _bounded(make: Callable[[], T], doing: str, flag: Interrupt, *, limit_s: flo
 dist.Backend.register_backend(
     BACKENDS["elastic"],
     lambda store, rank, size, timeout: ElasticGroup(store, rank, size, timeout, _live),
-    devices=["cpu"],
+    devices=["cpu", "cuda"],
 )
 dist.Backend.register_backend(
     BACKENDS["nccl"],

@@ -148,8 +148,9 @@ def join(config: Path | str | Tree | None = None) -> Run:
     torch.set_num_threads(found.tree.lanes.threads)
     if found.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        # The same bits need kernels that add in a fixed order. One that has no such version says so, once.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # The same bits need kernels that add in a fixed order. One that has no such version raises, and says so; if it only
+        # warned, memory-efficient attention for one would add in any order although it can do better.
+        torch.use_deterministic_algorithms(True, warn_only=found.tree.lanes.exact != "require")
     number = seed(found.tree.job.seed, "init")
     torch.manual_seed(number)
     random.seed(number)

@@ -14,6 +14,7 @@ from diagnose_net import Net, cannot, network, probe
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Confidence, Fault
+from elasticrl.daemon.inquiry import GPUS
 from elasticrl.diagnose.probe import Task, task_of
 
 pytestmark = pytest.mark.timeout(240)
@@ -169,3 +170,17 @@ def test_a_node_that_is_200_ms_away_is_named(net: Net) -> None:
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1",)), facts
     assert "answers late" in verdict.cause
+
+
+@pytest.mark.skipif(not GPUS.exists(), reason="there is no GPU")
+def test_nccl_is_tried_where_there_are_gpus_and_says_which_way_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(2))}
+    results, facts = probe(ends, nccl="on", within_s=40.0, gloo_s=12.0)
+    assert [(result.gloo, result.nccl, result.transport) for result in results] == [("ok", "ok", "NET/Socket")] * 2
+    assert signs(facts) == {("n0", "n1"): Sign.HEALTHY}
+    monkeypatch.setenv("NCCL_NET", "IB")  # which is not there
+    results, facts = probe(ends, nccl="on", within_s=40.0, gloo_s=12.0)
+    assert {result.gloo for result in results} == {"ok"}
+    assert all("NET plugin" in str(result.nccl) for result in results), results
+    assert judge(facts).fault is Fault.FABRIC

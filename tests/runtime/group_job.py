@@ -19,12 +19,13 @@ from elasticrl.runtime import group
 from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all ranks on one GPU
+OVER_GLOO = bool(os.environ.get("ELASTICRL_TEST_GLOO"))  # a GPU's tensors over gloo, as where NCCL does not work
 
 
 def form(**place) -> Gang:
     """A gang on the device under test."""
     torch.set_default_device(DEVICE)
-    return group.form(**place, backend="elastic" if DEVICE == "cpu" else "nccl")
+    return group.form(**place, backend="elastic" if DEVICE == "cpu" or OVER_GLOO else "nccl")
 
 
 def collective(op: str, world: int) -> None:

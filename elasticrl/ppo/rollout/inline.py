@@ -125,17 +125,21 @@ def draw(logits: torch.Tensor, noise: torch.Tensor, sampling: Sampling) -> torch
     if not sampling.top_k and sampling.top_p >= 1.0:
         return _invert(p, noise)
     p, order = p.sort(stable=True, dim=-1, descending=True)
-    kept = p.cumsum(-1) - p < sampling.top_p  # the likeliest is always kept
+    fine = _whole(p)
+    kept = fine.cumsum(-1) - fine < sampling.top_p * FINENESS  # the likeliest is always kept
     if sampling.top_k:
         kept[:, sampling.top_k :] = False
     return order.gather(-1, _invert(torch.where(kept, p, 0.0), noise)[:, None])[:, 0]
 
 
+def _whole(p: torch.Tensor) -> torch.Tensor:
+    """Probabilities as whole numbers, whose sum is the same in whatever order a GPU takes it."""
+    return (p * FINENESS).long()
+
+
 def _invert(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0. In whole numbers,
-    whose sum is the same in whatever order a GPU takes it.
-    """
-    cumulated = (p * FINENESS).long().cumsum(-1)
+    """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0."""
+    cumulated = _whole(p).cumsum(-1)
     total = cumulated[:, -1:]
     goal = torch.minimum((noise[:, None] * total).long(), total - 1)
     places: torch.Tensor = torch.searchsorted(cumulated, goal, right=True)
