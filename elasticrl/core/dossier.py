@@ -54,9 +54,7 @@ def file(
         have = {identity(fact) for fact in known}
     over = {_check(fact) for fact in fresh if fact.source in STATES and identity(bounded(fact)) not in have}
     left = tuple(fact for fact in known if fact.source not in STATES or _check(fact) not in over) if over else known
-    withdrawn = len(left) < len(
-        known
-    )  # a disk that was full has room again, a way is quick again, or the other way round
+    withdrawn = len(left) < len(known)  # a disk that was full has room again, a way is quick again, or the reverse
     if withdrawn:
         known, have = left, {identity(fact) for fact in left}
     found = []

@@ -64,9 +64,7 @@ class Lead:
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
     finding: Finding | None = None
     passed: Mapping[int, float] = field(default_factory=dict)  # until when each gang has outlived what was found
-    marks: tuple[
-        tuple[float, int], ...
-    ] = ()  # of the present gang: when it was looked at, and its foremost rank's step
+    marks: tuple[tuple[float, int], ...] = ()  # of the present gang: when it was looked at, its foremost rank's step
     let_back: Mapping[str, float] = field(default_factory=dict)  # when a quarantine was seen to be over, lately
     put_out: tuple[float, ...] = ()  # when quarantines of the last hour were first seen
     paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)  # each seated node's newest
