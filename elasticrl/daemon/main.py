@@ -142,6 +142,8 @@ class Daemon:
             "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(round(tree.timeouts.monitor_s)),
             **witness.environment(tree.comm.recorder),
+            # Libraries that look for cards find none: a job on processors has no business in a card's memory.
+            **({"CUDA_VISIBLE_DEVICES": ""} if tree.node.device == "cpu" else {}),
         }
         profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
         return {**ours, **profile, **tree.agent.env}
