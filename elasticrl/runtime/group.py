@@ -366,7 +366,8 @@ class StreamWait(Wait):
                 self._inner.wait()
         except dist.DistBackendError as error:
             self._flag.check(self._doing)
-            raise Broken(f"{self._doing} was broken: {error}") from error
+            self._flag.set(f"a peer broke {self._doing}")
+            raise Broken(f"{self._doing} was broken by a peer: {error}") from error
         return True
 
     def is_completed(self) -> bool:
@@ -665,7 +666,8 @@ def _event() -> Any:
 
 def _rest(limit_s: float) -> None:
     """Until this process's GPU has nothing to do any more."""
-    rest = threading.Thread(target=torch.cuda.synchronize, name="elasticrl-rest", daemon=True)
+    device = torch.cuda.current_device()  # a thread has one of its own
+    rest = threading.Thread(target=torch.cuda.synchronize, args=(device,), name="elasticrl-rest", daemon=True)
     rest.start()
     rest.join(limit_s)
     if rest.is_alive():
