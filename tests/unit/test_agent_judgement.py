@@ -7,6 +7,7 @@ from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.exits import Facts, exception_of, judge, killed_in, tail
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
+from elasticrl.agent.warm import lost
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.suspect import Budgets
@@ -165,6 +166,18 @@ def test_thread_counts_do_not_depend_on_how_many_workers_a_node_has() -> None:
     assert one == eight
     assert one["OMP_NUM_THREADS"] == "1"
     assert one["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_nodes_that_share_a_machine_are_hosts_of_their_own_to_nccl_and_the_workers_of_a_node_are_not() -> None:
+    hosts = [
+        common_env(Spec(job="j", node=n, program=("x",), log_dir="/tmp", slots=2))["NCCL_HOSTID"] for n in ("a", "b")
+    ]
+    assert hosts == ["j.a", "j.b"]
+
+
+def test_a_fork_loses_every_thread_but_those_that_come_again_by_themselves() -> None:
+    assert lost(["python3", "jemalloc_bg_thd"]) == ["python3"]
+    assert lost(["python3", "pt_autograd_0"]) == ["python3", "pt_autograd_0"]
 
 
 def test_nccls_warnings_are_asked_for_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

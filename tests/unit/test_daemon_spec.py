@@ -1,0 +1,24 @@
+"""What a daemon tells its agent of the workers to come."""
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from elasticrl.config.tree import Tree
+from elasticrl.daemon.history import History
+from elasticrl.daemon.main import Daemon
+
+
+@pytest.mark.parametrize(("device", "sees"), [("cpu", ""), ("auto", None), ("cuda", None)])
+def test_only_a_job_on_processors_is_kept_from_the_cards(tmp_path: Path, device: str, sees: str | None) -> None:
+    folders = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    tree = Tree.model_validate(
+        {
+            "job": {"name": "j", "program": "x"},
+            "node": {"device": device, "interface": "lo", **folders},
+            "checkpoint": {"dir": str(tmp_path / "saves")},
+        }
+    )
+    daemon = Daemon(tree, log=structlog.get_logger(), history=History())
+    assert daemon.spec().env.get("CUDA_VISIBLE_DEVICES") == sees
