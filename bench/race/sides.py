@@ -261,7 +261,7 @@ class Peer(Side):
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
                 return
-            time.sleep(0.05)
+            time.sleep(0.05)  # between attempts to connect
 
     def _launch(self, node: str, command: Sequence[str]) -> None:
         common = {"RACE": str(self.folder), "NODE": node, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

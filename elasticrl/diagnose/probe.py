@@ -321,7 +321,7 @@ def transfer(task: Task, peer: str) -> tuple[str, float | None]:
         return "ok", round(total * 8 / max(time.monotonic() - begin, 1e-6) / 1e6, 1)
 
 
-def fabric(task: Task, peer: str) -> str | None:
+def stubbed(task: Task, peer: str) -> str | None:
     """What stands for the round over NCCL where there is no GPU: a file names the pairs that fail, and is read by the node
     that tests. None without it.
     """
@@ -394,7 +394,7 @@ def _stream(task: Task, post: Post, result: Result, deadline: float) -> Result:
     tcp, mbps = transfer(hurried, peer)
     if tcp == "ok":
         offset, facts = acquaint(hurried, peer)
-        result = replace(result, nccl=fabric(task, peer), offset_s=offset, facts=facts)
+        result = replace(result, nccl=stubbed(task, peer), offset_s=offset, facts=facts)
     return replace(result, tcp=tcp, mbps=mbps)
 
 

@@ -524,7 +524,7 @@ class StreamGroup(ElasticGroup):
                 if held_up is not None and not told:
                     told, doing = True, held_up
                     self._flag.on_wait(doing)
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # between looks: a blocking wait would look at no flag
         self._flag.check(doing)
         if told:
             self._flag.on_wait(None)
@@ -659,7 +659,7 @@ def _staged(op: str, args: Sequence[Any]) -> tuple[Callable[[], None], Sequence[
 
 def _event() -> Any:
     """A mark behind all that the GPU was asked for so far."""
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch has not annotated it
     event.record()
     return event
 

@@ -78,7 +78,7 @@ def test_a_stopped_rank_costs_the_deadline_and_is_the_one_that_is_named(tmp_path
 def test_who_has_no_recorder_or_is_gone_does_not_hold_up_the_others(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from elasticrl.diagnose import witness\n"
-        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"  # until it is killed
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     gone = subprocess.Popen(["true"])
@@ -99,7 +99,7 @@ def test_who_has_no_recorder_or_is_gone_does_not_hold_up_the_others(tmp_path: Pa
 def test_an_older_question_that_is_heard_later_does_not_take_back_the_answer_to_a_newer_one(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from elasticrl.diagnose import witness\n"
-        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"
+        "witness.stand(Path(sys.argv[1])); print('at', flush=True); time.sleep(600)\n"  # until it is killed
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
     answers = witness.recorder_file(tmp_path, process.pid)
@@ -114,10 +114,10 @@ def test_an_older_question_that_is_heard_later_does_not_take_back_the_answer_to_
         assert ask(tmp_path, process.pid, newer)
         deadline = time.monotonic() + 20.0
         while answered() != newer and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # between looks, up to the deadline
         assert ask(tmp_path, process.pid, older)
         for _ in range(30):
-            time.sleep(0.01)
+            time.sleep(0.01)  # it answers a question in a few milliseconds: an answer to the older one would come now
             assert answered() == newer
     finally:
         process.kill()

@@ -298,7 +298,7 @@ class Ambient:
             "torch": bytes(torch.get_rng_state().numpy().tobytes()),
             "cuda": [],
         }
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if _on_card():
             state["cuda"] = [
                 bytes(torch.cuda.get_rng_state().numpy().tobytes())
             ]  # of the GPU that this process computes on
@@ -313,8 +313,13 @@ class Ambient:
         keys = np.frombuffer(numbers["keys"], dtype="<u4")
         np.random.set_state((numbers["kind"], keys, numbers["pos"], numbers["has_gauss"], numbers["cached"]))  # noqa: NPY002
         torch.set_rng_state(_bytes_tensor(state_dict["torch"]))
-        if state_dict["cuda"] and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if state_dict["cuda"] and _on_card():
             torch.cuda.set_rng_state(_bytes_tensor(state_dict["cuda"][0]))
+
+
+def _on_card() -> bool:
+    """Does this process compute on a GPU? Asking whether there is one would put a context on it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call] # torch has not annotated it
 
 
 def _bytes_tensor(data: bytes) -> torch.Tensor:

@@ -436,7 +436,7 @@ def _copy(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], read
                 target.copy_(tensor)
             return
         device = next(tensor.device for tensor in tensors if tensor.is_cuda)
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch has not annotated it
         with torch.cuda.stream(stream):  # and its device: this thread has chosen none
             stream.wait_event(ready)
             for target, tensor in zip(targets, tensors, strict=True):
