@@ -866,8 +866,10 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
             continue
         begin = eased.get(fact.number, fact.at) if fact.kind in BLOCKING else fact.at
         budget = _hang_s(case) if fact.kind == "hang_worker" else BUDGETS.get(fact.kind, AFTER_S)
-        # Another fault may stand in the way at the same time: then the clock begins when the last of them is over.
-        begin = max([begin, *(end for start, end in busy if start <= begin + budget and end > begin)])
+        # Another fault may stand in the way at the same time: then the clock begins when the last of them is over, and what
+        # that one sets off (a probe, a reform) has its time too.
+        over = max([begin, *(end for start, end in busy if start <= begin + budget and end > begin)])
+        begin, budget = over, budget if over == begin else max(budget, AFTER_S)
         after = [at for at in seals if at > begin][1:2]
         took = after[0] - begin if after else inf
         if took > budget * factor and not any(at <= begin + budget * factor for at in stops):

@@ -287,6 +287,13 @@ class Gang:
         self.break_()
         self.cluster.beats.doubt(node.name)
 
+    def bereft(self, node: "Node") -> None:
+        """A member's vault went. Who trains has its state; who is about to restore it leaves, and the others notice nothing."""
+        if not self.running and not self.broken:
+            self.broken = True
+            self.joined.discard(node.name)
+            self.world.later(0.005, self._park, node)
+
     def break_(self) -> None:
         """The group is broken: members leave it and wait, with what they hold."""
         if self.broken:

@@ -109,6 +109,8 @@ class Node:
         self.vault = {}
         self.vault_life += 1
         self.saved, self.manifest = 0, ""
+        if self.gang is not None:
+            self.gang.bereft(self)
 
     def start_daemon(self) -> None:
         """A daemon begins; it adopts the workers it finds."""

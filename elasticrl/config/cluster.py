@@ -233,8 +233,8 @@ class Timeouts(Section):
     floor_s: Seconds = 2.0
     """Seconds. A learned budget is never shorter. Less finds a hang sooner; too little takes a pause for one."""
     slack: Annotated[float, Ge(1)] = 10.0
-    """A factor. A learned budget is this many times the slowest seen. Less finds a hang sooner; more forgives an unusual
-    step."""
+    """A factor. A learned budget is this many times what nine of ten took at most lately, and at least twice the slowest
+    ever. Less finds a hang sooner; more forgives an unusual step."""
     confirm_s: Seconds = 1.0
     """Seconds that a stall must stand after its budget before it is acted on. More forgives; less acts sooner."""
     dump_s: Seconds = 10.0

@@ -241,7 +241,9 @@ def _sign_of_exit(ended: "Exit") -> Sign:
     if "signal" in words:
         number = words[words.index("signal") + 1 :][:1]
         if number and number[0].isdigit():
-            return SIGNALS.get(int(number[0]), Sign.KILLED)
+            # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
+            sign = SIGNALS.get(int(number[0]), Sign.KILLED)
+            return Sign.KILLED if sign is Sign.TOLD else sign
     if not ended.own or any(word.rsplit(".", 1)[-1] in NOT_ITS_OWN for word in words):
         return Sign.PEER_GONE
     return Sign.DIVERGED if any(word.rsplit(".", 1)[-1] == "Diverged" for word in words) else Sign.PROGRAM

@@ -85,7 +85,7 @@ def probing(scene: Scene) -> Move | None:
         return Move(plan=again, confine=confine, verdict=verdict)
     if plan.backend:
         return _on_gloo(scene, verdict)
-    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act)):
+    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
     step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
@@ -126,8 +126,12 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken), verdict=verdict)
 
 
-def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:
-    """All are in reach of each other, and yet a way, or NCCL, is not in order."""
+def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evidence]) -> Move | None:
+    """All are in reach of each other, and yet a way, or NCCL, is not in order.
+
+    Only what was found on the ways puts a node out. Found live: packets that a device had dropped minutes before cost a node
+    its seat, and 25 sealed steps with it, after a probe that found every way in order.
+    """
     plan = scene.plan
     assert plan is not None
     seats = scene.kept
@@ -136,7 +140,8 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act) -> Move | None:
         fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
         return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1), verdict=verdict)
     if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
-        members = {seat.member: verdict.said for seat in seats if seat.member.node in verdict.nodes}
+        ill = {node for way in ways if way.sign is not Sign.HEALTHY for node in (way.node, way.peer)}
+        members = {seat.member: verdict.said for seat in seats if seat.member.node in ill.intersection(verdict.nodes)}
         confine = confinements(scene, members)
         put_out = {quarantine.member for quarantine in confine}
         if put_out:

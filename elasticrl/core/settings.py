@@ -61,7 +61,7 @@ class Timeouts:
     phase_s: dict[str, float] = field(default_factory=dict)  # cap per phase; see `default_phase_s` for the others
     default_phase_s: float = 60.0
     floor_s: float = 2.0  # a learned budget is never shorter
-    slack: float = 10.0  # a learned budget is this many times the slowest seen
+    slack: float = 10.0  # a learned budget is this many times what is usual
     confirm_s: float = 1.0  # a stall must stand this long after its budget before it is acted on
     dump_s: float = 10.0  # the longest that stacks and recorders of stalled workers are waited for
 

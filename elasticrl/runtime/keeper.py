@@ -155,8 +155,11 @@ class Keeper:
                     with waiting():
                         self._wait_copied(kept.ticket)
             except VaultError as error:
-                if kept.ticket.done and not kept.ticket.path:
+                path = kept.ticket.path
+                if kept.ticket.done and not path:
                     raise
+                if path and not path.exists():  # cleared away after it was sealed: no copy of it would ever come
+                    self.vault.mend()
                 if time.monotonic() > deadline:
                     self._complain(f"step {kept.version} has too few copies: {error}")
                     self.late = True

@@ -1,9 +1,11 @@
 """Snapshots by a worker: what they cost, what a kill leaves, and how another gang gets them back."""
 
 import os
+import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,6 +263,59 @@ def test_a_damaged_own_copy_is_passed_over_for_the_buddys(tmp_path: Path):
         with vault.gather(found) as source:
             assert torch.equal(source.shards[0].tensors[0], torch.arange(1000.0))
         vault.close()
+
+
+def test_a_cleared_directory_costs_what_was_in_it_and_not_the_worker(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    for step in range(3):
+        one(vault, step, content(torch.full((1000,), float(step)))).wait_sealed(5)
+    shutil.rmtree(tmp_path / "v")
+    for step in range(3, 6):
+        one(vault, step, content(torch.full((1000,), float(step)))).wait_sealed(5)
+    assert sorted(held(tmp_path / "v")) == [3, 4, 5]
+    assert (tmp_path / "v").stat().st_mode & 0o077 == 0
+    vault.close()
+
+
+def test_what_was_cleared_away_is_brought_back_from_the_workers_memory_and_copied(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        vault = Vault(nodes[0].directory, job="job", node="n0")
+        one(vault, 3, content(torch.full((5000,), 3.0))).wait_sealed(5)
+        ticket = one(vault, 4, content(torch.full((5000,), 4.0)))
+        ticket.wait_sealed(5)
+        nodes[0].kill()
+        shutil.rmtree(nodes[0].directory)
+        nodes[0].start()
+        ring(nodes)
+        with pytest.raises(VaultError):
+            vault.wait_copied(ticket, 0.3)
+        vault.mend()
+        assert vault.wait_copied(ticket, 5) == 1
+        assert {step: float(tensor[0]) for step, tensor in held(nodes[0].directory).items()} == {3: 3.0, 4: 4.0}
+        one(vault, 5, content(torch.full((5000,), 5.0))).wait_sealed(5)
+        assert sorted(held(nodes[0].directory)) == [3, 4, 5]
+        vault.close()
+
+
+def test_a_server_that_is_being_started_again_is_waited_for(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        vault = Vault(nodes[0].directory, job="job", node="n0")
+        assert vault.wait_copied(one(vault, 3, content(torch.arange(1000.0))), 5) == 1
+        vault.close()
+        found = newest_whole(nodes[1].control.survey(timeout_s=2.0).holdings, here="n1")
+        assert found is not None
+        nodes[0].kill()
+        shutil.rmtree(nodes[0].directory)
+        other = Vault(nodes[0].directory, job="job", node="n0")
+        back = threading.Timer(0.5, nodes[0].start)
+        back.start()
+        elsewhere = replace(found, sources=(("n1",),))
+        with other.gather(elsewhere, also={"n1": nodes[1].address}) as source:
+            assert torch.equal(source.shards[0].tensors[0], torch.arange(1000.0))
+        back.join()
+        other.close()
 
 
 def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):

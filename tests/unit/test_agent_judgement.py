@@ -132,7 +132,7 @@ def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> Non
 
 def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
     pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)]).learn([beating(since=90.6, phase="rollout")])
-    assert pace.budgets.slowest == {"update": pytest.approx(0.6)}
+    assert pace.budgets.took["update"].lately == (pytest.approx(0.6),)
     other = pace.learn([beating(since=99.0, pid=8)])  # another process: nothing can be said
     assert other.budgets == pace.budgets
 

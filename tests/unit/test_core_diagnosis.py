@@ -332,11 +332,14 @@ def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool) ->
     life.told(2.5, left, *(record(n, work=Work.JOINING, generation=2, born=2) for n in ("n00", "n02")))
     life.at(3.6, Tick(now=0))
     written = proposed(life)
-    assert (written is not None) == said, "the others are joining: without a word they are waited for"
-    if written is not None:
+    assert written is not None
+    if said:
         assert written.phase is Phase.PROBE
         assert written.verdict is not None
         assert (written.verdict.fault, written.verdict.nodes) == (Fault.CONFIG, ("n01",))
+    else:
+        assert (written.phase, written.rung) == (Phase.TRAIN, Rung.RESTART)
+        assert written.reason.startswith("the gang broke up before it had formed: again")
 
 
 def test_a_request_that_was_made_twice_is_answered_by_who_has_answered_the_first() -> None:
@@ -569,6 +572,15 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     kept = probed(life, 3.0, 2, found)
     assert len(kept.seats) == 3
     assert "health.quarantine_share" in kept.reason
+
+
+def test_what_a_device_has_counted_puts_no_node_out_whose_ways_a_probe_found_in_order() -> None:
+    dropped = fact(Sign.LINK, None, None, kind=Kind.KERNEL, node="n02", when=2.0, detail="nic.eth0: 10 tx_dropped")
+    life = leader({"network": "quarantine"})
+    life.told(2.0, *(stalled(name, *([dropped] if name == "n02" else [])) for name in NODES))  # type: ignore[arg-type]
+    written = probed(life, 3.0, 2, results())
+    assert len(written.seats) == 3
+    assert written.reason.startswith("the probes find every node in reach")
 
 
 def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_put_out() -> None:

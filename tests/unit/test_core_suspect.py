@@ -132,6 +132,21 @@ def test_budgets_are_learned_between_the_floor_and_the_cap():
     assert str(learned.stalled(worker, 105.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
 
 
+def test_a_rare_slow_phase_counts_twice_and_not_tenfold():
+    budgets = Budgets(settings=Timeouts(default_phase_s=100, floor_s=1, slack=10))
+    for _ in range(40):
+        budgets = budgets.learn("update", 0.2)
+    assert budgets.budget("update") == 2
+    waited = budgets.learn("update", 6.0)  # for a vault that stood still
+    assert waited.budget("update") == 12
+    for _ in range(40):
+        waited = waited.learn("update", 0.2)
+    assert waited.budget("update") == 12, "what was seen once may come again"
+    for _ in range(4):
+        waited = waited.learn("update", 3.0)
+    assert waited.budget("update") == 30, "more than one of ten: that is usual now"
+
+
 def test_a_worker_that_left_the_present_gang_is_a_reason_to_ask_neighbours():
     seats = tuple(Seat(member=Member(node=name, incarnation=1), born=1) for name in "ab")
     plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats)

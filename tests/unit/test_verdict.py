@@ -56,6 +56,8 @@ NOISE = [logged(Sign.PROGRAM, 1, when=None), logged(Sign.GPU_MEMORY, 1, when=Non
 INJECTED: dict[str, tuple[list[Evidence], Fault, tuple[int, ...], tuple[str, ...]]] = {
     "SIGSTOP": ([*(stalled(r) for r in (0, 1, 2)), stalled(3, waiting=False, stopped=True)], Fault.HOST_HANG, (3,),
     ("n01",)),
+    "SIGTERM, not of the agent's": ([ended(3, "signal 15 (SIGTERM)"), Evidence(kind=Kind.KERNEL, sign=Sign.LINK, node="n00",
+    source="health", detail="40 tx_dropped")], Fault.DEAD_RANK, (3,), ("n01",)),
     "SIGKILL": ([ended(3, "signal 9 (SIGKILL)"), ended(2, "exit code 1: RuntimeError: Connection closed by peer",
     when=50.1)],
                 Fault.DEAD_RANK, (3,), ("n01",)),

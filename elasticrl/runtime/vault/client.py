@@ -199,6 +199,18 @@ class Vault:
                 f"The vault's thread did not forget what came after step {version} within {self._deadline_s:g} s."
             )
 
+    def mend(self) -> None:
+        """Somebody has cleared the directory away, or a file in it: bring back what is still in this worker's memory."""
+
+        def run() -> None:
+            try:
+                for name in self._slots.mend():
+                    self._sealed.put(name)
+            except (OSError, VaultError) as error:
+                self.notice = str(error)
+
+        self._put(run)
+
     def _put(self, work: Callable[[], None]) -> None:
         try:
             self._queue.put(work, timeout=self._deadline_s)
@@ -336,6 +348,7 @@ class Vault:
         answer = self.control.ask(
             "fetch",
             timeout_s=timeout_s,
+            patience_s=self._deadline_s,
             at=node,
             step=whole.version.step,
             update=whole.version.update,

@@ -211,12 +211,18 @@ class Slots:
             raise VaultError(
                 f"All {MAX_FILES} files of {self.stem} in {self.directory} are pinned: a reader has not let go of any of them."
             )
-        slot = self._slots[number] = Slot(self.directory / f"{self.stem}{number}{SUFFIX}")
+        slot = self._make(number)
         if not slot.lock():
             raise VaultError(
                 f"{slot.path} is being written by another process: two workers have one name on this node."
             )
         return self._begin(slot, nbytes)
+
+    def _make(self, number: int) -> Slot:
+        """A new file. A directory that somebody has cleared away is made again: its loss shall not cost the worker too."""
+        prepare(self.directory)
+        slot = self._slots[number] = Slot(self.directory / f"{self.stem}{number}{SUFFIX}")
+        return slot
 
     def _begin(self, slot: Slot, nbytes: int) -> Slot:
         try:
@@ -232,15 +238,31 @@ class Slots:
     def reserve(self, count: int, nbytes: int) -> None:
         """Have `count` files with memory for `nbytes` each; none of them loses what it holds."""
         for number in range(count):
-            if number not in self._slots:
-                self._slots[number] = Slot(self.directory / f"{self.stem}{number}{SUFFIX}")
-            slot = self._slots[number]
+            slot = self._slots[number] if number in self._slots else self._make(number)
             if slot.lock():
                 try:
                     slot.reserve(nbytes)
                     slot.touch()
                 finally:
                     slot.unlock()
+
+    def mend(self) -> tuple[str, ...]:
+        """Write again what somebody has cleared away: the memory behind a removed file is still ours. Names, the newest last."""
+        found: list[tuple[tuple[Version, int], str]] = []
+        for number, lost in list(self._slots.items()):
+            held = lost.version()
+            if lost.path.exists() or held is None:
+                continue
+            slot = self._make(number)
+            if slot.lock():
+                try:
+                    slot.reserve(len(lost.memory))
+                    layout.copy(lost.memory, slot.memory)
+                finally:
+                    slot.unlock()
+                found.append((held, slot.path.name))
+            lost.close()
+        return tuple(name for _, name in sorted(found))
 
     def void_after(self, version: Version, generation: int) -> None:
         """Unseal whatever is newer: the gang has agreed to go on from `version` as `generation` left it."""
