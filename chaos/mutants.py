@@ -104,7 +104,7 @@ MUTANTS: Final = (
     _m("the word of the convicted does not count", "suspect", "accusers.difference_update(top)", "pass", "two-deaf-nodes-beside-one"),
     _m("a cut is probed, not judged", "suspect", "if any(other in against[node] for node in top for other in top):", "if False:", "every-second-node-cut-off"),
     _m("who left before the gang had formed is not waited for", "losses", "        return _broken_up(scene)", "        return Move(wake_at=scene.deadline)", "a-vault-is-lost-while-the-gang-forms"),
-    _m("a gang that breaks up twice is probed", "losses", "if born - before < settings.recovery.reform_s:", "if False:", "the-gang-breaks-up-twice-while-it-forms"),
+    _m("a gang that breaks up twice is probed", "losses", "if lead.formed < plan.generation - 1:", "if False:", "the-gang-breaks-up-twice-while-it-forms"),
     _m("a rung has a deadline", "losses", "if scene.now < scene.deadline:", "if True:", "a-link-breaks-while-forming"),
     _m("a blamed stall is not probed too", "stalls", "    if scene.now < due:\n        return Move(wake_at=due, why=\"members have stalled", "    if False:\n        return Move(wake_at=due, why=\"members have stalled", "a-hang-is-found-after-its-victims"),
     _m("those out of reach lose their seats", "probing", "fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate", "fate for fate", "data-link-down"),

@@ -26,6 +26,7 @@ from elasticrl.core.stalls import stuck
 from elasticrl.core.state import Failures, Lead, State, Wish
 
 HOUR_S = 3600.0
+FORMED = (Work.TRAINING, Work.STALLED, Work.DONE)  # who says one of these has been through the gang's first collective
 PASSED = 16  # gangs of which it is known what they have outlived
 Rule = Callable[[Scene], Move | None]
 RULES: tuple[Rule, ...] = (
@@ -113,6 +114,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         elif last.generation < left.generation:
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
     new_plan = scene.view.generation != lead.generation
+    formed = lead.formed if lead.generation else scene.view.generation - 1  # of those before, a new leader thinks well
     results = results_of(scene) if scene.plan and scene.plan.phase is Phase.PROBE else ()
     begins = stalled and (lead.stalled_at is None or new_plan or deaf)
     put_out = tuple(at for at in lead.put_out if now < at + HOUR_S) if lead.put_out else ()
@@ -130,6 +132,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         confined={node: lead.confined.get(node, now) for node in scene.held},
         failures=failures,
         gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,
+        formed=scene.view.generation if any(scene.doing[work] for work in FORMED) else formed,
         facts=lead.facts,
         read=lead.read,
         finding=lead.finding,

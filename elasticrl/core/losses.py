@@ -5,7 +5,6 @@ The one idea: `losses` answers what has happened to the gang; `late`, that nothi
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
 
 from elasticrl.core.findings import with_cause
 from elasticrl.core.model import Member, Phase, Rung, Seat, Work
@@ -117,14 +116,12 @@ def _broken_up(scene: Scene) -> Move | None:
     assert plan is not None
     if said(scene):
         return None  # one has said why it left, and it will not form
-    settings = scene.settings
-    due = (scene.now if lead.stalled_at is None else lead.stalled_at) + settings.timeouts.confirm_s
+    due = (scene.now if lead.stalled_at is None else lead.stalled_at) + scene.settings.timeouts.confirm_s
     if scene.now < due:
         return Move(
             wake_at=due, why="members have left before the gang had formed; waiting for the one that is to blame"
         )
-    born, before = lead.passed.get(plan.generation, lead.planned_at), lead.passed.get(plan.generation - 1, -inf)
-    if born - before < settings.recovery.reform_s:
+    if lead.formed < plan.generation - 1:
         why = "the gang broke up again before it had formed: probing"
         return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
     why = "the gang broke up before it had formed: again"

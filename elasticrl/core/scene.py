@@ -283,6 +283,8 @@ class Scene:
         """Has every seat got through the first collective of this generation?"""
         if self.plan is None or self.plan.phase is not Phase.TRAIN:
             return False
+        if self.lead.formed != self.plan.generation and len(self.doing[Work.PARKED]) == len(self.plan.seats):
+            return False  # all have left it again before
         return self.at_work(Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
 
     @cached_property

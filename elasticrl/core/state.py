@@ -60,6 +60,7 @@ class Lead:
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
     failures: Mapping[str, "Failures"] = field(default_factory=dict)
     gang: int = 0  # the newest generation that was to train: whose fault is judged
+    formed: int = 0  # the newest generation of which a member was seen to train
     facts: Facts = ()  # of all nodes, the oldest first
     read: Mapping[str, Record] = field(default_factory=dict)  # records whose facts are among these
     finding: Finding | None = None

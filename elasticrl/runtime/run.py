@@ -634,7 +634,10 @@ class Run:
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
             with keeper.vault.gather(
-                agreed.whole, choose=lambda source: parts.needs(source, but=kept), timeout_s=timeout_s
+                agreed.whole,
+                choose=lambda source: parts.needs(source, but=kept),
+                timeout_s=timeout_s,
+                check=lambda: self._flag.check("getting shards"),
             ) as source:
                 self.timeline.mark("gather")
                 parts.restore(source, but={*kept, "ledger"})

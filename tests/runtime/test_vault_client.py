@@ -321,7 +321,7 @@ def test_a_server_that_is_being_started_again_is_waited_for(tmp_path: Path):
 def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):
     with cluster(tmp_path, 1) as (node,):
         ring([node])
-        vault = Vault(node.directory, job="job", node="n0")
+        vault = Vault(node.directory, job="job", node="n0", deadline_s=0.3)
         nowhere = Whole(version=Version(3), generation=1, world=1, lineage=(), sources=(("n0", "n9"),), passed_over=())
         with pytest.raises(
             VaultError, match=r"Shard 0 of 1 of step 3\.0 cannot be had: .* does not hold it any more; node n9"

@@ -28,6 +28,7 @@ from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Version
 
 _T = TypeVar("_T")
+PAUSE_S = 0.05  # between two attempts to get a shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,24 +295,28 @@ class Vault:
         *,
         timeout_s: float = 60.0,
         also: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
-        `choose` is shown the outline (all pieces and values, the data of remote ones not yet there) and says which pieces it
-        will read; None reads everything. `also` gives addresses of vaults that are not in the present ring.
+        A vault that is away for a moment, because it is being started again, is waited for, and `check` may raise meanwhile:
+        somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
+        there) and says which pieces it will read; None reads everything. `also` gives addresses of vaults that are not in the
+        present ring.
         """
         name = f"step {whole.version} of generation {whole.generation}"
         with ExitStack() as pins:
             local = {number: pins.enter_context(shard) for number, shard in self._local(whole)}
             look = partial(self._look, whole, local, timeout_s=timeout_s, also=dict(also or {}))
             first: list[int] | None = None if choose is None else []
-            parts = [self._nearest(whole, number, partial(look, number, first)) for number in range(whole.world)]
+            nearest = partial(self._nearest, whole, check=check)
+            parts = [nearest(number, partial(look, number, first)) for number in range(whole.world)]
             for part in parts:
                 pins.enter_context(part.shard)
             wanted = None if choose is None else choose(Source([shard_of(part.shard) for part in parts], name=name))
             shards = []
             for number, part in enumerate(parts):
-                shard = self._nearest(whole, number, partial(self._obtain, look, number, part, wanted))
+                shard = nearest(number, partial(self._obtain, look, number, part, wanted))
                 shards.append(shard_of(pins.enter_context(shard)))
             return Source(shards, name=name, pins=pins.pop_all())
 
@@ -348,7 +353,6 @@ class Vault:
         answer = self.control.ask(
             "fetch",
             timeout_s=timeout_s,
-            patience_s=self._deadline_s,
             at=node,
             step=whole.version.step,
             update=whole.version.update,
@@ -379,14 +383,20 @@ class Vault:
             raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
         return part.shard
 
-    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T]) -> _T:
+    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T], *, check: Callable[[], None]) -> _T:
         """The first of the vaults that hold a shard from which the attempt succeeds."""
-        failures: list[str] = []
-        for node in whole.sources[number]:
-            try:
-                return attempt(node)
-            except VaultError as error:
-                failures.append(str(error))
+        limit = time.monotonic() + self._deadline_s
+        while True:
+            failures: list[str] = []
+            for node in whole.sources[number]:
+                try:
+                    return attempt(node)
+                except VaultError as error:
+                    failures.append(str(error))
+            check()
+            if not failures or time.monotonic() > limit:
+                break
+            time.sleep(PAUSE_S)
         raise VaultError(
             f"Shard {number} of {whole.world} of step {whole.version} cannot be had: {'; '.join(failures) or 'nobody has it'}"
         )

@@ -38,14 +38,8 @@ class Control:
         self._sock: socket.socket | None = None
         self._rest = b""
 
-    def ask(
-        self, op: str, *, timeout_s: float | None = None, patience_s: float = 0.0, **fields: object
-    ) -> dict[str, Any]:
-        """The server's answer; VaultError with its sentence if it refuses, or with ours if it doesn't answer in time.
-
-        A server that is not there is waited for, for `patience_s`: one that died is started again.
-        """
-        self._await(time.monotonic() + patience_s)
+    def ask(self, op: str, *, timeout_s: float | None = None, **fields: object) -> dict[str, Any]:
+        """The server's answer; VaultError with its sentence if it refuses, or with ours if it doesn't answer in time."""
         limit = time.monotonic() + (self.deadline_s if timeout_s is None else timeout_s + GRACE_S)
         if timeout_s is not None:
             fields["timeout_s"] = timeout_s
@@ -66,15 +60,6 @@ class Control:
         if not answer.get("ok"):
             raise VaultError(str(answer.get("why", "the vault refused")))
         return answer
-
-    def _await(self, limit: float) -> None:
-        while time.monotonic() < limit:
-            try:
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
-                    there.connect(str(self.path))
-                    return
-            except OSError:
-                time.sleep(0.02)
 
     def _exchange(self, line: bytes, limit: float) -> dict[str, Any]:
         if self._sock is None:

@@ -247,7 +247,7 @@ class Slots:
                     slot.unlock()
 
     def mend(self) -> tuple[str, ...]:
-        """Write again what somebody has cleared away: the memory behind a removed file is still ours. Names, the newest last."""
+        """Write again what somebody has cleared away: the memory of a removed file is still ours. Names, the newest last."""
         found: list[tuple[tuple[Version, int], str]] = []
         for number, lost in list(self._slots.items()):
             held = lost.version()
