@@ -26,8 +26,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import dump, end_cleanly, machine, noisy, show, summary
+from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
+from elasticrl.shell.office import together
 from elasticrl.store import Put, StoreSettings, open_store
 from elasticrl.store.embedded import Embedded
 
@@ -129,11 +131,13 @@ class Crowd:
 
     async def renew(self, store: Any, number: int, leases: dict[int, int]) -> None:
         await asyncio.sleep(KEEPALIVE_S * (number % 1000) / 1000)  # as in a cluster, where nobody starts together
+        await together(TTL_S)
         while number not in self.dead:
             lease = await store.keepalive(leases[number])
             self.sent[number] = lease.sent
             self.renewed += 1
-            await asyncio.sleep(KEEPALIVE_S)
+            await asyncio.sleep(KEEPALIVE_S - TOGETHER_S)
+            await together(TTL_S)
 
 
 def crowd(endpoint: str, numbers: range, pipe: Any) -> None:

@@ -858,6 +858,9 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
     stops = [fact.at for fact in case.plans if fact.plan.phase is Phase.STOP]
     eased = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
     busy = _blocked(case, eased)
+    due: list[
+        tuple[Struck, float, float, float, float]
+    ] = []  # a fault, the clock's beginning, its budget, the load, the limit
     factor = 2.0
     for fact in case.history:
         if isinstance(fact, Loaded):
@@ -866,14 +869,15 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
             continue
         begin = eased.get(fact.number, fact.at) if fact.kind in BLOCKING else fact.at
         budget = _hang_s(case) if fact.kind == "hang_worker" else BUDGETS.get(fact.kind, AFTER_S)
-        # Another fault may stand in the way at the same time: then the clock begins when the last of them is over, and what
-        # that one sets off (a probe, a reform) has its time too.
-        over = max([begin, *(end for start, end in busy if start <= begin + budget and end > begin)])
-        begin, budget = over, budget if over == begin else max(budget, AFTER_S)
+        # Another fault may stand in the way at the same time: then the clock begins when the last of them is over.
+        begin = max([begin, *(end for start, end in busy if start <= begin + budget and end > begin)])
+        due.append((fact, begin, budget, factor, begin + budget * factor))
+    for fact, begin, budget, factor, _ in due:
+        # What another fault has set off (a probe, the end of a hang) has that one's time, by which it is judged itself.
+        limit = max(theirs for _, start, _, _, theirs in due if start <= begin <= theirs)
         after = [at for at in seals if at > begin][1:2]
-        took = after[0] - begin if after else inf
-        if took > budget * factor and not any(at <= begin + budget * factor for at in stops):
-            said = f"{took:.1f} s" if after else "never"
+        if (not after or after[0] > limit) and not any(at <= limit for at in stops):
+            said = f"{after[0] - begin:.1f} s" if after else "never"
             yield (
                 fact.at,
                 f"{fact.kind}: the next steps came after {said}, the budget is {budget:g} s x {factor:g} (load)",

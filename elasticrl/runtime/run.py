@@ -388,8 +388,8 @@ class Run:
     def keep(self) -> None:
         """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`."""
         self._raise_cut()
-        self._settle_votes()
-        self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
+        if self.tree.vault.updates:
+            self._keep_within()
 
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""
@@ -760,14 +760,24 @@ class Run:
         self._counts = {v: c for v, c in self._counts.items() if c >= progress.count - 1} | {version: progress.count}
         self._now, self._changed = version, False
 
+    @property
+    def _due(self) -> bool:
+        """Whether the state after the updates made so far in this step is one to keep."""
+        every = self.tree.vault.updates
+        return every > 0 and self.progress.update % every == 0
+
+    def _keep_within(self) -> None:
+        """What this step has come to so far."""
+        self._settle_votes()
+        self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
+
     def _pass_over(self, role: str) -> Iterator[Lane]:
         if self._cut:
             return
         strategy = self.role(role).live
         try:
-            if self._changed:  # a further update of this step: the last one's state is kept first
-                self._settle_votes()
-                self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
+            if self._changed and self._due:  # a further update of this step: the last one's state is kept first
+                self._keep_within()
                 self._hold().taken()
             for turn in strategy.turns:
                 self._flag.check(f"lane {turn.lane}")

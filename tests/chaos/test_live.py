@@ -190,6 +190,7 @@ KILL = Scenario(name="x", shape=SHAPE, faults=(Fault(kind="kill_worker", at=0.0)
     [
         (steps(0.5, 1.1, 3.0), ""),
         (steps(0.5, 1.1, 30.0), "back_within_budget"),
+        ([*steps(0.5, 1.1, 30.0), Struck(at=2.0, number=0, kind="disk_full", nodes=("n1",))], "back_within_budget"),
         (steps(0.5), "back_within_budget"),
         ([*steps(0.5, 1.1, 3.0), Missed(at=2.0, number=0, kind="kill_worker", why="it lives")], "every_fault_proved"),
         ([*steps(0.5, 1.1, 3.0), Proved(at=5.0, what="audit", ok=False, sentence="twice")], "what_the_end_shows"),
@@ -198,11 +199,23 @@ KILL = Scenario(name="x", shape=SHAPE, faults=(Fault(kind="kill_worker", at=0.0)
             "each_step_has_one_digest",
         ),
     ],
-    ids=["well", "late", "never", "missed", "used twice", "other bits"],
+    ids=["well", "late", "late beside a short one", "never", "missed", "used twice", "other bits"],
 )
 def test_the_live_judge_sees(more: list[Fact], said: str) -> None:
     history = sorted(facts(*more), key=lambda fact: fact.at)
     assert {violation.check for violation in judge_live(KILL, history)} == ({said} if said else set())
+
+
+def test_a_fault_that_costs_no_step_is_not_blamed_for_the_hang_beside_it() -> None:
+    full = Struck(at=2.0, number=0, kind="disk_full", nodes=("n1",))
+    hang = Struck(at=1.0, number=0, kind="hang_worker", nodes=("n1",))
+    for back, said in ((14.0, set()), (200.0, {"hang_worker", "disk_full"})):
+        history = [*facts(*steps(0.5, 1.1, back, back + 0.1), full)]
+        history = sorted(
+            (hang if isinstance(f, Struck) and f is not full else f for f in history), key=lambda fact: fact.at
+        )
+        found = judge_live(KILL, history)
+        assert {violation.what.partition(":")[0] for violation in found} == said
 
 
 def test_a_fault_that_never_struck_fails_the_live_run() -> None:

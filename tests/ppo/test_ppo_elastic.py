@@ -129,6 +129,29 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
     assert sorted(told) == list(range(STEPS)), "each step is told once, whoever died"
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("updates", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
+    tmp_path: Path, conf, undisturbed, updates: int
+):
+    phases = ["update", "values", "update"]
+    with nodes(tmp_path, {**conf, "vault": {"updates": updates}}, program="ppo_ends") as gang:
+        ends = tmp_path / "ends"
+        ends.mkdir()
+        gang.env |= {"PPO_ENDS": str(ends)}
+        gang.plan("n0", "n1")
+        for number, phase in enumerate(phases):
+            gang.until_sealed(number + 1, within_s=240.0)
+            (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 3}))
+            (ends / "fresh").rename(ends / "n1")
+            gang.workers["n1"].process.join(120)
+            assert gang.workers["n1"].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
+            gang.kill_worker("n1")
+            gang.plan("n0", "n1")
+        gang.until_done(within_s=240.0)
+        assert outcome(gang) == undisturbed
+
+
 LEARNS = {
     "batch": 128, "mini_batch": 64, "micro_batch": 16, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
     "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
