@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
 from elasticrl.core.model import Plan, Role
-from elasticrl.daemon.life import started_at
+from elasticrl.daemon.life import started_at, state_of
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer
@@ -30,6 +30,7 @@ SOCKET: Final = "control.sock"
 SOCKET_PATH: Final = 107  # characters, says the kernel
 LOOK_S: Final = 0.02  # between looks whether a vault that was started answers
 ALIVE_S: Final = 2.0  # between signs of life that are asked for
+STOPPED_S: Final = 0.5  # between looks whether it is stopped; twice in a row is no chance
 PAUSE_S: Final = 0.1  # before the first new start; each further one doubles it
 PAUSE_MAX_S: Final = 10.0
 STEADY_S: Final = 30.0  # a vault that has lived for so long was started well
@@ -218,7 +219,7 @@ class Vault:
             try:
                 talk = await self._reach()
                 try:
-                    await self._attend(talk)
+                    await first(self._attend(talk), self._until_stopped())
                 finally:
                     await talk.close()
             except (Silent, Refused, OSError) as error:
@@ -320,6 +321,16 @@ class Vault:
             if not done:
                 await talk.ask("status")
 
+    async def _until_stopped(self) -> None:
+        """Until somebody has stopped it (SIGSTOP, a debugger). Its files outlive it, so a new one is soon there: sooner than a
+        gang loses its patience.
+        """
+        still = 0
+        while still < 2:
+            await asyncio.sleep(STOPPED_S)
+            still = still + 1 if state_of(self.pid) in {"T", "t"} else 0
+        raise Stuck("it is stopped, the kernel says")
+
     async def _tell(self, talk: Talk, ring: Ring) -> None:
         try:
             await talk.ask(
@@ -382,6 +393,19 @@ class Vault:
         if state != self._state:
             self._state = state
             self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
+
+
+async def first(*ways: Coroutine[Any, Any, None]) -> None:
+    """Until one of them ends, as that one ends; the others are given up."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def once(socket: Path, deadline_s: float, op: str, **fields: object) -> Mapping[str, Any]:
