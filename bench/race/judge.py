@@ -40,6 +40,7 @@ class Outcome:
     blamed: str = ""
     end: str = ""  # "job lost", "never in 60 s", or why it was not run; empty if all that was waited for came
     load: float = 0.0  # of the machine when the trial began
+    day: str = ""  # when that was
 
 
 def deal(line: str) -> Deal:

@@ -16,17 +16,21 @@ store        kill -9 of elasticrl's whole etcd, started again after 0.5 s
 join         a third node is started beside two that train
 power        kill -9 of everything everywhere, memory is lost, all is started again after 0.5 s
 
-Every trial is written to a record as soon as it is over (`--record`, `out/race` by default); `bench/race/RESULTS.md` and its
-plot are made of all trials in the record. `--report` makes them anew and runs nothing; `--fresh` begins a new record.
+All trials take some hours. Every one is written to a record as soon as it is over (`--record`), and what is in the record is
+not run again: `--minutes 60` goes on for an hour from wherever the race stands, another day too. `bench/race/RESULTS.md` and
+its plot are made of all trials in the record. `--report` makes them anew and runs nothing; `--fresh` begins a new record.
 """
 
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -43,12 +47,20 @@ FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store",
 PATIENCE_S = 60.0
 AFTER_S = 2.0  # of steps that are judged as well
 UNDISTURBED_STEPS = 1500
-RECORD = Path(__file__).parents[2] / "out" / "race"
+RECORD = Path(__file__).parent / "trials.jsonl"
+REFERENCES = (
+    Path(__file__).parents[2] / "out" / "race" / "undisturbed.json"
+)  # digests; made again where they are missing
+FAILED = ("did not start", "the bench failed")  # how a trial ends that says nothing, and is run again
 
 
-def schedule(sides: list[str], faults: list[str], trials: int) -> list[tuple[int, str, str]]:
-    """Which fault when to whom: sides in turn, so that a slow minute of the machine meets all."""
-    return [(number, fault, side) for number in range(1, trials + 1) for fault in faults for side in sides]
+def schedule(
+    sides: list[str], faults: list[str], trials: int, done: Sequence[Outcome] = ()
+) -> list[tuple[int, str, str]]:
+    """Which fault when to whom: sides in turn, so that a slow minute of the machine meets all. Without what is done."""
+    told = Counter((outcome.fault, outcome.side) for outcome in done if not outcome.end.startswith(FAILED))
+    every = [(number, fault, side) for number in range(1, trials + 1) for fault in faults for side in sides]
+    return [(number, fault, side) for number, fault, side in every if number > told[fault, side]]
 
 
 def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
@@ -120,6 +132,7 @@ def undisturbed(name: str, kept: Path) -> dict[int, str]:
                     break
                 time.sleep(0.2)
             known[name] = {str(line.step): line.digest for line in side.lines() if line.world == len(NODES)}
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(known))
     return {int(step): digest for step, digest in known.get(name, {}).items()}
 
@@ -134,6 +147,7 @@ def main() -> int:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=inf, help="begin no trial after that")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--report", action="store_true")
@@ -142,17 +156,20 @@ def main() -> int:
     end_cleanly()
     options = parser.parse_args()
     if options.fresh:
-        shutil.rmtree(options.record, ignore_errors=True)
-    options.record.mkdir(parents=True, exist_ok=True)
-    record = options.record / "trials.jsonl"
+        options.record.unlink(missing_ok=True)
+    record, until = options.record, time.monotonic() + 60 * options.minutes
     if not options.report:
-        for number, fault, side in schedule(options.sides.split(","), options.faults.split(","), options.trials):
+        sides, faults = options.sides.split(","), options.faults.split(",")
+        for number, fault, side in schedule(sides, faults, options.trials, recorded(record)):
+            if time.monotonic() > until:
+                break
             try:
-                outcome = trial(side, fault, undisturbed(side, options.record / "undisturbed.json"))
+                outcome = trial(side, fault, undisturbed(side, REFERENCES))
             except (Late, OSError, ValueError) as error:
                 outcome = Outcome(
                     side=side, fault=fault, end=f"the bench failed: {type(error).__name__}: {error}"[:200]
                 )
+            outcome = replace(outcome, day=f"{datetime.now(UTC):%Y-%m-%d}")
             with record.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
             print(f"trial {number}: {side}: {fault}: {outcome}", file=sys.stderr)

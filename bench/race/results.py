@@ -178,9 +178,10 @@ def page(
     few, many = min(tried), max(tried)
     often = f"{few if few == many else f'{few} to {many}'}"
     load = f"{min(loads):.1f} to {max(loads):.1f}, median {median(loads):.1f}"
+    ran_on = days(run) or f"{when:%Y-%m-%d}"
     parts = [
         "# The race",
-        f"{MADE} {when:%Y-%m-%d}, {cores} cores, {facts}. Trials of each: {often}. Load when they began: {load}.",
+        f"{MADE} {ran_on}, {cores} cores, {facts}. Trials of each: {often}. Load when they began: {load}.",
         *([BUSY] if busy else []),
         *([note] if note else []),
         WHAT,
@@ -195,6 +196,12 @@ def page(
     if absent:
         parts += ["## What could not be run", "\n".join(f"- {side}, {fault}: {why}." for side, fault, why in absent)]
     return "\n\n".join(parts) + "\n"
+
+
+def days(outcomes: Sequence[Outcome]) -> str:
+    """When the trials were run. Example: "2026-11-22 to 2026-11-24" """
+    known = sorted({outcome.day for outcome in outcomes if outcome.day})
+    return " to ".join(dict.fromkeys((*known[:1], *known[-1:])))
 
 
 def plot(outcomes: Sequence[Outcome]) -> str:

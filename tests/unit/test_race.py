@@ -53,6 +53,23 @@ def test_sides_run_in_turn_so_that_a_slow_minute_meets_all():
     ]
 
 
+def test_a_race_goes_on_where_it_stands_and_repeats_what_never_began():
+    done = [
+        Outcome(side="a", fault="worker", day="2026-11-22"),
+        Outcome(side="b", fault="worker", end="did not start: late", day="2026-11-22"),
+        Outcome(side="b", fault="stop", end="not run: it cannot", day="2026-11-24"),
+    ]
+    assert schedule(["a", "b"], ["worker", "stop"], 2, done) == [
+        (1, "worker", "b"),
+        (1, "stop", "a"),
+        (2, "worker", "a"),
+        (2, "worker", "b"),
+        (2, "stop", "a"),
+        (2, "stop", "b"),
+    ]
+    assert results.days(done) == "2026-11-22 to 2026-11-24"
+
+
 def test_a_step_that_was_under_way_when_the_blow_fell_proves_nothing():
     lines = [*step(1.0, 7), *step(1.06, 8), *step(3.0, 8, ("n0", "n2"), generation=2, world=2)]
     new = fresh(lines, 1.05)
