@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,3 +188,19 @@ def test_nccls_warnings_are_asked_for_unless_the_operator_says_otherwise(monkeyp
     assert environment(spec)["NCCL_DEBUG"] == "WARN"
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert environment(spec)["NCCL_DEBUG"] == "INFO"
+
+
+def test_a_program_that_was_imported_beforehand_is_run_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
+    (tmp_path / "trainer" / "__main__.py").write_text("import sys; print(__name__, sys.argv)")
+    code = "import trainer.__main__; from elasticrl.agent.worker import run; run(('-m', 'trainer'), ('--fast',))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].startswith("__main__ [")
