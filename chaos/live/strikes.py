@@ -279,7 +279,7 @@ class Hands:
 
     def _kill_node(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
-        if box is None:
+        if box is None or ("freezer" in box.groups and box.frozen):  # nothing that is frozen dies
             return None
         daemon = self.gang.daemon(box.name)
         pids = [daemon, *(pid for pid in reversed(box.pids()) if pid != daemon)]
