@@ -1,7 +1,7 @@
 """Samples and tokens a second of a whole PPO step: elasticrl beside TRL's PPO trainer, in one run, in turn.
 
-    python bench/ppo.py [--rounds 3] [--steps 8] [--worlds 1,2] [--json] [--sides elasticrl,plain,trl] [--venv DIR]
-    python bench/ppo.py --sides daemon,plain --rounds 8          (what the daemon costs)
+    python bench/ppo.py [--rounds 3] [--steps 10] [--worlds 1,2] [--json] [--sides elasticrl,plain,trl] [--venv DIR]
+    python bench/ppo.py --sides daemon,daemon-each,plain --rounds 8          (what the daemon costs)
 
 A Qwen2 of about 10 million random parameters, prompts and answers of 32 tokens, batches of 32 samples that are trained on
 twice, a reward model and a critic of the same size, float32, one thread in each worker, gloo. Both sides have the same models,
@@ -9,9 +9,11 @@ prompts, lengths, batch, micro-batch and number of updates, and whole processes 
 of each are warm-up. elasticrl's step has everything on: vaults with a copy at the neighbour, digests, the ledger.
 
 `plain` is our trainer under torchrun alone, without seats, vaults and ledger: the runtime's own cost is the difference to it.
-`daemon` is `elasticrl` under real daemons, one for each worker, with their agents and an etcd, all on this machine: each round
-gives the ratio of its median step to that of `plain` in the same round, which side goes first changes with the round, and
-shown are the ratios' median and its 95 % interval. With fewer than six rounds there is none.
+`daemon` is the same under real daemons, one for each worker, with their agents and an etcd, all on this machine; the state is
+kept every 8 steps. `daemon-each` keeps it after each rollout and update, as `elasticrl` does and as is the default: copied,
+summed and sent to the neighbour by processors that have nothing to spare here. Each round gives the ratio of their mean step
+to that of `plain` in the same round, which side goes first changes with the round, and shown are the ratios' median and its
+95 % interval. With fewer than six rounds there is none.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -25,10 +27,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from math import comb
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -40,7 +43,9 @@ TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
 PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2
 WARM_UP = 2
 PATIENCE_S = 900.0
-SIDES = ("elasticrl", "daemon", "plain", "trl")
+SIDES = ("elasticrl", "daemon", "daemon-each", "plain", "trl")
+DAEMONS = ("daemon", "daemon-each")
+SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; none inside of a step
 GOAL = 1.02  # a step under daemons, by one without
 
 
@@ -49,7 +54,7 @@ class Found:
     """Of one side with one number of workers: seconds of each step, and by phase where it tells."""
 
     steps: list[float] = field(default_factory=list)
-    rounds: list[float] = field(default_factory=list)  # the median of each
+    rounds: list[float] = field(default_factory=list)  # the mean of each: a state that is kept now and then counts too
     phases: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -114,20 +119,18 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
     return found
 
 
-def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
-    """One daemon, agent and vault for each worker, and an etcd."""
+def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: Mapping[str, int] = SELDOM) -> Found:
+    """One daemon, agent and vault for each worker, and an etcd. A step is timed by the daemon's log of rank 0's phases."""
     from chaos.live.local import Job
 
     folder.mkdir(parents=True)
-    history = folder / "history"
     conf = configuration(job)
     conf["lanes"]["count"] = LANES
     conf |= {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
-        "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
         "membership": {"min_nodes": world, "max_nodes": world},
         "timeouts": {"floor": "30s"},
-        "vault": {"copies": world - 1},
+        "vault": {"copies": world - 1, **vault},
         "checkpoint": {"every": 100_000},
     }
     with Job(etcd=1, name="bench", conf=conf) as live:
@@ -137,9 +140,9 @@ def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Foun
         codes = [one.returncode for one in ended]
         if any(codes):
             raise SystemExit(f"the daemons ended with {codes}: see {live.folder}")
-    # A step is told when the next one has sealed it, and the last one when all ends.
-    times = [json.loads(line)["at"] for line in history.read_text().splitlines()][:-1]
-    return Found(steps=[after - before for before, after in pairwise(times)][WARM_UP - 1 :])
+        told = [json.loads(line) for log in live.folder.rglob("steps.jsonl") for line in log.read_text().splitlines()]
+    times = {line["step"]: sum(line["seconds"].values()) for line in told if line["rank"] == 0}
+    return Found(steps=[times[step] for step in sorted(times)][WARM_UP:])
 
 
 def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
@@ -181,7 +184,7 @@ def environment(folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--worlds", default="1,2")
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv-trl")
@@ -199,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for world in worlds:
                 for side in sides if number % 2 == 0 else sides[::-1]:
                     folder = Path(base) / f"{number}-{side}-{world}"
-                    ours = {"elasticrl": elasticrl, "daemon": daemon}
+                    ours = {"elasticrl": elasticrl, "daemon": daemon, "daemon-each": partial(daemon, vault={})}
                     one = (
                         ours[side](job, folder, world, options.steps)
                         if side in ours
@@ -207,15 +210,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     print(f"round {number + 1}: {side}, W {world}: {seconds(summary(one.steps))}", file=sys.stderr)
                     found[side, world].steps += one.steps
-                    found[side, world].rounds.append(median(one.steps))
+                    found[side, world].rounds.append(fmean(one.steps))
                     for phase, took in one.phases.items():
                         found[side, world].phases.setdefault(phase, []).extend(took)
     return told(found, sides, worlds, noisy(load, os.getloadavg()[0]), as_json=options.json)
 
 
-def pairs(found: Mapping[tuple[str, int], Found], world: int) -> dict[str, Any]:
+def pairs(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict[str, Any]:
     """A step under daemons by one without, round by round."""
-    rows = [found[side, world].rounds for side in ("daemon", "plain") if (side, world) in found]
+    rows = [found[one, world].rounds for one in (side, "plain") if (one, world) in found]
     ratios = [ours / theirs for ours, theirs in zip(*rows, strict=True)] if len(rows) == 2 else []
     if not ratios:
         return {}
@@ -257,7 +260,7 @@ def told(
         }
         shape = {"batch": BATCH, "prompt": PROMPT, "answer": ANSWER, "micro_batch": MICRO, "epochs": EPOCHS}
         ratio = {f"{side} W{world}": value for (side, world), value in ratios.items()}
-        cost = {f"W{world}": pairs(found, world) for world in worlds}
+        cost = {f"{side} W{world}": pairs(found, world, side) for world in worlds for side in DAEMONS}
         dump(
             {"bench": "ppo", "results": results, "ratio": ratio, "daemon": cost, "job": shape, "noise": noise,
              "machine": machine()}
@@ -281,11 +284,11 @@ def told(
         for world in worlds
         if "elasticrl" in sides
     ]
-    for world in worlds:
-        if cost := pairs(found, world):
+    for side, world in product(DAEMONS, worlds):
+        if cost := pairs(found, world, side):
             between = "95 % {:.3f}-{:.3f}, ".format(*cost["ratio_95"]) if cost["ratio_95"] else ""
             notes.append(
-                f"daemon by plain, W {world}: {cost['ratio']:.3f} ({between}{len(cost['pairs'])} pairs); goal at most "
+                f"{side} by plain, W {world}: {cost['ratio']:.3f} ({between}{len(cost['pairs'])} pairs); goal at most "
                 f"{GOAL:.2f}: {cost['verdict']}"
             )
     show(
