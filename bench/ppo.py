@@ -120,14 +120,16 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
 
 
 def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: Mapping[str, int] = SELDOM) -> Found:
-    """One daemon, agent and vault for each worker, and an etcd. A step is timed by the daemon's log of rank 0's phases."""
+    """One daemon, agent and vault for each worker, and an etcd."""
     from chaos.live.local import Job
 
     folder.mkdir(parents=True)
+    history = folder / "history"
     conf = configuration(job)
     conf["lanes"]["count"] = LANES
     conf |= {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
+        "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
         "membership": {"min_nodes": world, "max_nodes": world},
         "timeouts": {"floor": "30s"},
         "vault": {"copies": world - 1, **vault},
@@ -140,9 +142,8 @@ def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: 
         codes = [one.returncode for one in ended]
         if any(codes):
             raise SystemExit(f"the daemons ended with {codes}: see {live.folder}")
-        told = [json.loads(line) for log in live.folder.rglob("steps.jsonl") for line in log.read_text().splitlines()]
-    times = {line["step"]: sum(line["seconds"].values()) for line in told if line["rank"] == 0}
-    return Found(steps=[times[step] for step in sorted(times)][WARM_UP:])
+    made = [json.loads(line)["made"] for line in history.read_text().splitlines()]
+    return Found(steps=[after - before for before, after in pairwise(made)][WARM_UP - 1 :])
 
 
 def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:

@@ -7,6 +7,7 @@ each step is one `with` that a fault may cut short.
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -63,7 +64,7 @@ def main(config: str | None = None) -> None:
                 reporter.keep(
                     report,
                     *watched(base, report, [words["own"] for words in told]),
-                    {"generation": generation, "world": base.world},
+                    {"generation": generation, "world": base.world, "made": round(time.time(), 4)},
                 )
         reporter.close(sealed=base.sealed, rank=base.rank)
         if isinstance(trainer.engine, Served):

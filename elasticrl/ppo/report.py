@@ -87,7 +87,7 @@ class Reporter:
     def __init__(self, sinks: Sinks, adviser: Adviser) -> None:
         self._sinks, self._adviser = sinks, adviser
         self._steps, self._comm = Baseline(), Baseline()
-        self._kept: dict[int, tuple[Report, Comm, Seen, Mapping[str, int]]] = {}
+        self._kept: dict[int, tuple[Report, Comm, Seen, Mapping[str, float]]] = {}
         self._tellers: dict[int, int] = {}
 
     @property
@@ -95,7 +95,7 @@ class Reporter:
         """The steps that this worker could tell of."""
         return sorted(self._kept)
 
-    def keep(self, report: Report, comm: Comm, seen: Seen, gang: Mapping[str, int]) -> None:
+    def keep(self, report: Report, comm: Comm, seen: Seen, gang: Mapping[str, float]) -> None:
         """A step is made; it may yet be made again."""
         self._kept[report.step] = (report, comm, seen, gang)
 
@@ -121,7 +121,7 @@ class Reporter:
                     self._sinks.write(advice_event(step, each))
 
 
-def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, int]) -> Event:
+def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, float]) -> Event:
     """A step."""
     fields = {**gang, "metrics": dict(report.metrics), "seconds": dict(report.seconds), "usual": dict(usual)}
     scalars = {f"step/{name}": value for name, value in report.metrics.items()}

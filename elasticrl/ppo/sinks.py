@@ -100,7 +100,7 @@ class History:
         if event.name == "ppo.step":
             # Monotonic for durations; the wall clock is for whoever lays other curves beside these.
             at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
-            gang = {name: event.fields[name] for name in ("generation", "world")}
+            gang = {name: event.fields[name] for name in ("generation", "world", "made")}
             found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(at | found) + "\n")

@@ -292,6 +292,7 @@ EVENTS: tuple[Declared, ...] = (
             "step": "its number",
             "generation": "that made it",
             "world": "its workers",
+            "made": "when, in seconds since 1970: before it was sealed",
             "metrics": "reward, kl and the others, of the whole batch",
             "seconds": "by phase, of this worker",
             "usual": "the medians of the last steps, by phase",

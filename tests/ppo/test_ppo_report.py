@@ -33,7 +33,7 @@ def a_step(number, reward=0.7):
         Report(step=number, metrics={"reward": reward, "kl": 0.02}, seconds={"rollout": 0.185, "update": 0.2}),
         Comm(step=number, costs=COSTS, sync_s=0.061, timeouts=0),
         Seen(step=number, seconds={"rollout": 0.185, "update": 0.2}, padding=0.9),
-        {"generation": 3, "world": 2},
+        {"generation": 3, "world": 2, "made": 1.5},
     )
 
 
