@@ -19,10 +19,10 @@ from elasticrl.core.reach import pieces
 Pair = tuple[str, str]
 
 LOSS = 0.05  # a share of lost packets from which TCP becomes useless for collectives
-SLOW_MS = 20.0  # no path inside of a cluster takes this long, unless something is wrong with it ...
+LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time ...
+SLOW_MS = 1000 * LATE_S
+SLOW_TIMES = 10.0  # ... unless all of them do: so it must also be this many times the fastest
 BEGUN = "stalled after"  # how a probe says that a connection was made, and did not carry all in time
-LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time
-SLOW_TIMES = 10.0  # ... or all of them do; so it must also be this many times the fastest
 
 
 def ring(nodes: Iterable[str], seed: str = "") -> tuple[str, ...]:

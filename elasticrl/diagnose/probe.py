@@ -405,7 +405,7 @@ def _hole(result: Result) -> bool:
 
 def _lame(result: Result) -> bool:
     """Packets are lost, or take long."""
-    return result.loss > LOSS or (result.latency_ms or 0.0) > 5 * SLOW_MS
+    return result.loss > LOSS or (result.latency_ms or 0.0) > 2 * SLOW_MS
 
 
 def ask_key(task: Task, owner: str, key: str, value: bytes | None = None) -> bytes | None:
