@@ -493,7 +493,8 @@ class Inquiry:
             self.log.info("incident.lost", id=told.id, error=str(error))
             return
         if state.lead and verdict.fault is not Fault.UNKNOWN and planned and verdict.said != planned[-1].said:
-            self.log.info("verdict.found", **found(verdict).fields)  # what came to be known after the plan
+            # What came to be known after the plan: by now another gang may have broken.
+            self.log.info("verdict.found", generation=broken, **found(verdict).fields)
         self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
         self.log.info(
             "incident.saved",

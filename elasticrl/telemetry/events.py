@@ -121,6 +121,7 @@ EVENTS: tuple[Declared, ...] = (
             "confidence": "low, medium or high",
             "remedy": "what to do",
             "because": "the facts that it rests on",
+            "generation": "the gang that broke, where this came to be known after the plan",
         },
     ),
     Declared(

@@ -47,6 +47,7 @@ class Struck:
     at: float  # time.time()
     node: str = ""
     rank: int = -1
+    gang: int = 0  # its generation
     incidents: dict[str, int] = field(default_factory=dict)  # that each node had before
     lines: dict[str, int] = field(default_factory=dict)
 
@@ -175,7 +176,7 @@ class Bed:
     def mark(self, node: str = "") -> Struck:
         """Just before a strike at this node."""
         return Struck(
-            at=time.time(), node=node, rank=self.rank(node) if node else -1,
+            at=time.time(), node=node, rank=self.rank(node) if node else -1, gang=self.steps(node or "n0")[1],
             incidents={n: len(self.incidents(n)) for n in self.nodes}, lines={n: len(self.events(n)) for n in self.nodes},
         )  # fmt: skip
 

@@ -193,7 +193,10 @@ def judge(job: Bed, row: Row, node: str) -> tuple[float, float, str]:
         float(line["budget_s"]) for line in job.since(struck, "worker.stalled") if when(line["at"]) <= when(first["at"])
     ]
     allowed_s = max(budgets, default=0.0) + GRACE_S + row.more_s
-    earlier = [line for line in job.since(struck, "verdict.found") if line["at"] < first["at"]]
+    found = [line for line in job.since(struck, "verdict.found") if line["at"] < first["at"]]
+    earlier = [
+        line for line in found if line.get("generation", struck.gang) >= struck.gang
+    ]  # not of the gang before, told late
     blamed = {name for line in earlier if line["confidence"] == Confidence.HIGH for name in line["nodes"]}
     assert blamed <= {node}, earlier
     return took_s, allowed_s, str(first.get("cause") or first.get("reason"))
