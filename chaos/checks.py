@@ -858,9 +858,8 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
     stops = [fact.at for fact in case.plans if fact.plan.phase is Phase.STOP]
     eased = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
     busy = _blocked(case, eased)
-    due: list[
-        tuple[Struck, float, float, float, float]
-    ] = []  # a fault, the clock's beginning, its budget, the load, the limit
+    # A fault, the clock's beginning, its budget, the load, the limit.
+    due: list[tuple[Struck, float, float, float, float]] = []
     factor = 2.0
     for fact in case.history:
         if isinstance(fact, Loaded):

@@ -48,9 +48,8 @@ PATIENCE_S = 60.0
 AFTER_S = 2.0  # of steps that are judged as well
 UNDISTURBED_STEPS = 1500
 RECORD = Path(__file__).parent / "trials.jsonl"
-REFERENCES = (
-    Path(__file__).parents[2] / "out" / "race" / "undisturbed.json"
-)  # digests; made again where they are missing
+# Digests of undisturbed runs; made again where they are missing.
+REFERENCES = Path(__file__).parents[2] / "out" / "race" / "undisturbed.json"
 FAILED = ("did not start", "the bench failed")  # how a trial ends that says nothing, and is run again
 
 

@@ -41,21 +41,12 @@ class Life:
 
 def started_at(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if it does not run."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] not in {"Z", "X"} else 0
-
-
-def state_of(pid: int) -> str:
-    """What the kernel calls its state: R, S, D, T (stopped), Z, ...; empty if there is no such process."""
-    return next(iter(_stat(pid)), "")
-
-
-def _stat(pid: int) -> list[str]:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return []
-    return stat[stat.rindex(")") + 2 :].split()
+        return 0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return 0 if fields[0] in {"Z", "X"} else int(fields[19])
 
 
 class Home:

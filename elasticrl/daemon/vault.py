@@ -22,7 +22,8 @@ from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
 from elasticrl.core.model import Plan, Role
-from elasticrl.daemon.life import started_at, state_of
+from elasticrl.daemon.life import started_at
+from elasticrl.diagnose.stacks import state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer
@@ -328,7 +329,7 @@ class Vault:
         still = 0
         while still < 2:
             await asyncio.sleep(STOPPED_S)
-            still = still + 1 if state_of(self.pid) in {"T", "t"} else 0
+            still = still + 1 if state(self.pid) in {"T", "t"} else 0
         raise Stuck("it is stopped, the kernel says")
 
     async def _tell(self, talk: Talk, ring: Ring) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import sys
 from pathlib import Path
@@ -148,8 +149,12 @@ def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
             assert gang.workers["n1"].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
             gang.kill_worker("n1")
             gang.plan("n0", "n1")
+        log = gang.workers["n0"].log
         gang.until_done(within_s=240.0)
         assert outcome(gang) == undisturbed
+    went_on = re.findall(r"from step (\d+)\.(\d+) ", log.read_text())
+    assert len(went_on) == 1 + len(phases)
+    assert all(mark == "0" for _, mark in went_on) == (updates == 0), "which states were kept"
 
 
 LEARNS = {

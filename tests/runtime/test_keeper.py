@@ -1,15 +1,43 @@
 """What survives a worker, one station at a time: a real vault directory, a real writer."""
 
+import shutil
+import threading
 import time
 from pathlib import Path
 
 import torch
+from vault_nodes import cluster, ring
 
 from elasticrl.config.tree import Tree
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.context import Context
 from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.vault.version import Cut, Version
+
+
+def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    told: list[str] = []
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        here = nodes[0]
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
+        keeper = Keeper(context, writer="w0", say=told.append)
+        keeper.begin(
+            generation=1, rank=0, world=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            facts=facts_of(context, batch=1, data=""),
+        )  # fmt: skip
+        here.kill()  # nobody copies it for now
+        keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(1), steps=1, whole=True)
+        keeper.kept.ticket.wait_sealed(5)
+        shutil.rmtree(here.directory)
+        back = threading.Timer(0.3, lambda: (here.start(), ring([here, nodes[1]])))
+        back.start()
+        keeper.await_copies(lambda: None)
+        back.join()
+        assert not keeper.late
+        assert {"n0", "n1"} <= {held.at for held in keeper.vault.control.survey(timeout_s=2.0).holdings}
+        keeper.close(over=False)
 
 
 def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tmp_path: Path):

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
+from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Exit, Member, Phase, Plan, Record, Seat, Verb, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.shell.office import together
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
 from elasticrl.telemetry.log import set_up
@@ -273,3 +275,15 @@ def test_a_large_value_that_is_cut_or_changed_is_refused_with_its_place(harm):
     plan = Plan(generation=1, phase=Phase.HOLD, reason="".join(f"{n} " for n in range(9000)))
     with pytest.raises(keys.Unreadable, match="plan is not JSON"):
         keys.load(Plan, harm(keys.dump(plan)), "plan")
+
+
+def test_renewals_go_out_on_the_tenths_of_a_second():
+    async def moments() -> list[float]:
+        found = []
+        for _ in range(5):
+            await asyncio.sleep(0.03)
+            await together(10.0)
+            found.append(time.time() % TOGETHER_S)
+        return found
+
+    assert sorted(asyncio.run(moments()))[2] < TOGETHER_S / 4, "the median: a busy machine wakes late now and then"

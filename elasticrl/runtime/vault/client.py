@@ -396,7 +396,7 @@ class Vault:
             check()
             if not failures or time.monotonic() > limit:
                 break
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S)  # up to the deadline; what is waited for is another process that starts
         raise VaultError(
             f"Shard {number} of {whole.world} of step {whole.version} cannot be had: {'; '.join(failures) or 'nobody has it'}"
         )
