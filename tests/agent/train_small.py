@@ -136,9 +136,10 @@ class Trainer:
 
     def misbehave(self, step: int, place: Assignment) -> None:
         path = Path(self.options.faults or "/nonexistent")
-        if not path.exists():
+        try:
+            fault = json.loads(path.read_text())
+        except OSError:  # none is due, or its rank has just taken it
             return
-        fault = json.loads(path.read_text())
         if fault["rank"] != place.rank or fault["step"] > step:
             return
         path.unlink()

@@ -98,9 +98,10 @@ def tell(run: Run, history: str, told: int) -> int:
 
 
 def misbehave(path: str, step: int, run: Run, at: str) -> None:
-    if not path or not Path(path).exists():
+    try:
+        fault = json.loads(Path(path).read_text())
+    except OSError:  # none is given, none is due, or its rank has just taken it
         return
-    fault = json.loads(Path(path).read_text())
     if fault["rank"] != run.rank or fault["step"] > step or fault.get("at", "lane") != at:
         return
     Path(path).unlink()
