@@ -130,7 +130,7 @@ def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: 
     conf |= {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
         "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
-        "membership": {"min_nodes": world, "max_nodes": world},
+        "membership": {"min_nodes": world, "max_nodes": world, "lease_ttl": "10s", "keepalive": "4s"},  # as by default
         "timeouts": {"floor": "30s"},
         "vault": {"copies": world - 1, **vault},
         "checkpoint": {"every": 100_000},

@@ -671,9 +671,7 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
     rung = max((fact.plan.rung for fact in plans), default=Rung.START)
     if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
         yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
-    confined = tuple(sorted({f.node for f in case.history if isinstance(f, Confined) and f.held}))
-    if expect.quarantined is not None and confined != tuple(sorted(expect.quarantined)):
-        yield end, f"quarantined were {confined}, expected {expect.quarantined}"
+    yield from _of_quarantines(case)
     code = plans[-1].plan.exit_code if plans else None
     if expect.exit_code is not None and code != expect.exit_code:
         yield end, f"the job ended with {code}, expected {expect.exit_code}"
@@ -702,6 +700,16 @@ def _nothing_lost(case: Case) -> Iterator[Complaint]:
             newest = max(newest, fact.version)
         elif isinstance(fact, Resumed) and fact.version < newest:
             yield fact.at, f"generation {fact.generation} goes back to update {fact.version}, {newest} was sealed"
+
+
+def _of_quarantines(case: Case) -> Iterator[Complaint]:
+    expect, end = case.scenario.expect, case.history[-1].at
+    confined = tuple(sorted({f.node for f in case.history if isinstance(f, Confined) and f.held}))
+    if expect.quarantined is not None and confined != tuple(sorted(expect.quarantined)):
+        yield end, f"quarantined were {confined}, expected {expect.quarantined}"
+    strikes = max((f.strikes for f in case.history if isinstance(f, Confined)), default=0)
+    if expect.strikes_at_most is not None and strikes > expect.strikes_at_most:
+        yield end, f"a node was quarantined for the {strikes}th time, expected at most {expect.strikes_at_most}"
 
 
 def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:

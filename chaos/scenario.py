@@ -25,6 +25,7 @@ class Expect:
     generations_at_least: int | None = None
     rungs_at_most: int | None = None  # the highest rung that may be taken
     quarantined: tuple[str, ...] | None = None  # exactly these nodes, at some time
+    strikes_at_most: int | None = None  # of any quarantine
     exit_code: int | None = None  # of the job
     back_within_s: float | None = None  # from each fault to the next sealed update
     seats: int | None = None  # in the last plan

@@ -319,8 +319,8 @@ class Health(Section):
     """When a node that is up is kept out, and when a rank counts as slow."""
 
     quarantine_s: Seconds = 60.0
-    """Seconds of a node's first quarantine; each further one doubles it. More keeps a flaky node out longer; less wastes
-    less of a good one."""
+    """Seconds of a node's first quarantine; each further one doubles it, until the node has been well for as long as its last
+    one. More keeps a flaky node out longer; less wastes less of a good one."""
     quarantine_max_s: Seconds = 3600.0
     """Seconds. The longest quarantine. An operator ends any with `elasticrl admit`."""
     quarantine_share: Share = 0.5

@@ -275,8 +275,12 @@ class Quarantine:
 
     member: Member
     reason: str
-    strikes: int = 1  # each further one doubles the time
+    strikes: int = 1  # each further one doubles the time; 0: it is forgiven
     held: bool = True
+
+    def binds(self, member: Member | None) -> bool:
+        """Is the life of the node that runs now kept out? The first two bind one life, later ones the node."""
+        return self.held and (self.strikes > 2 or member is None or member == self.member)
 
 
 class Intent(StrEnum):

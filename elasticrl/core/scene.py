@@ -69,13 +69,19 @@ class Scene:
 
     @cached_property
     def held(self) -> Mapping[str, Quarantine]:
-        """Quarantines that apply: the first two bind one life of a node, later ones the node."""
-        found = {}
-        for node, quarantine in (self.view.quarantines or {}).items():
-            record = self.records.get(node)
-            if quarantine.held and (quarantine.strikes > 2 or record is None or record.member == quarantine.member):
-                found[node] = quarantine
-        return found
+        """Quarantines that apply, by node."""
+        running = {node: record.member for node, record in self.records.items()}
+        return {node: q for node, q in (self.view.quarantines or {}).items() if q.binds(running.get(node))}
+
+    @cached_property
+    def unforgiven(self) -> Mapping[Member, Quarantine]:
+        """Who is up and not kept out, and has a quarantine that is not forgiven yet."""
+        before = self.view.quarantines or {}
+        return {
+            self.records[node].member: quarantine
+            for node, quarantine in before.items()
+            if quarantine.strikes and node in self.records and node not in self.held
+        }
 
     @cached_property
     def bits(self) -> str:

@@ -58,6 +58,9 @@ class Lead:
     asked: int = 0  # the newest request to look at workers when that began
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours
     confined: Mapping[str, float] = field(default_factory=dict)  # when each held quarantine was first seen
+    well: Mapping[Member, float] = field(
+        default_factory=dict
+    )  # since when each who is not forgiven yet is up and let be
     failures: Mapping[str, "Failures"] = field(default_factory=dict)
     gang: int = 0  # the newest generation that was to train: whose fault is judged
     formed: int = 0  # the newest generation of which a member was seen to train

@@ -126,7 +126,8 @@ def differences(before: View, view: View) -> Iterator[dict[str, Any]]:
             yield {"event": "workers.changed", "node": node, **worth(new[node])}
     for node, quarantine in sorted((view.quarantines or {}).items()):
         if quarantine != (before.quarantines or {}).get(node):
-            yield {"event": "node.state", "node": node, "reason": f"quarantined: {quarantine.reason}"}
+            state = "quarantined" if quarantine.held else "has served its time" if quarantine.strikes else "forgiven"
+            yield {"event": "node.state", "node": node, "reason": f"{state}: {quarantine.reason}"}
 
 
 def worth(record: Record) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def row(node: str, record: Record | None, quarantine: Quarantine | None, view: V
     if record is None:
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots
-    if quarantine is not None and quarantine.held and rank is None:
+    if quarantine is not None and quarantine.binds(record.member) and rank is None:
         return Row(node=node, member=member, state="quarantined", leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"

@@ -1,7 +1,7 @@
 """What `elasticrl status` shows of each node and of the newest commit, and how old that is."""
 
 from elasticrl.cli import render
-from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Seat, View, Work
+from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
 from elasticrl.daemon.picture import picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
@@ -67,3 +67,14 @@ def test_a_node_whose_workers_never_get_ready_is_named_with_the_reason():
     assert found.advice[0] == (
         f"n0 cannot get its workers ready ({why}). Their logs lie on it, under telemetry.log_dir. It tries on."
     )
+
+
+def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
+    def state(quarantine: Quarantine, incarnation: int) -> str:
+        record = Record(member=Member(node="n0", incarnation=incarnation), warm=1)
+        return picture("ppo", View(), {"n0": record}, {"n0": quarantine}, needs=1).rows[0].state
+
+    assert state(Quarantine(member=N0, reason="silent"), 1) == "quarantined"
+    assert state(Quarantine(member=N0, reason="silent"), 2) == "spare"
+    assert state(Quarantine(member=N0, reason="silent", strikes=3), 2) == "quarantined"
+    assert state(Quarantine(member=N0, reason="silent", strikes=3, held=False), 1) == "spare"

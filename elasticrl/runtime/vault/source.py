@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from elasticrl.runtime.vault.errors import StateError
+from elasticrl.runtime.vault.errors import StateError, VaultError
 from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.piece import Piece, Reads, reads, within
 from elasticrl.runtime.vault.slots import Pinned
@@ -54,13 +54,17 @@ class Shard:
 
 
 def shard_of(pinned: Pinned) -> Shard:
-    """A pinned vault file as a shard."""
+    """A pinned vault file as a shard; VaultError if its values are nothing that a vault writes."""
     sealed = pinned.sealed
+    try:
+        values = json.loads(sealed.values)
+    except ValueError as error:
+        raise VaultError(f"{pinned.path.name} keeps values that are not understood: {error}") from error
     return Shard(
         origin=pinned.path.name,
         pieces=sealed.table.pieces,
         tensors=views(pinned.mapping, sealed.shape.data_start, sealed.table),
-        values=json.loads(sealed.values),
+        values=values,
     )
 
 
