@@ -20,7 +20,9 @@ from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.wire import Worker
 
 NAME: Final = "steps.jsonl"
-LOOK_S: Final = 0.05  # between looks; a phase shorter than this may be counted to the one before it
+LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
+LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
+SELDOM_S: Final = 0.2  # but never less than that
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
 ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -86,6 +88,7 @@ class StepLog:
         self._workers = workers
         self._pages: dict[str, Page] = {}
         self._marks: dict[str, Marks] = {}
+        self._pause_s = LOOK_S
         self._file: FileIO | None = None  # kept open: short steps end twenty times a second
 
     async def run(self) -> None:
@@ -96,7 +99,10 @@ class StepLog:
                 if lines:
                     with suppress(OSError):
                         self._write(lines)
-                await asyncio.sleep(LOOK_S if self._pages else IDLE_S)
+                if lines:
+                    step_s = min(sum(line.seconds.values()) / line.steps for line in lines)
+                    self._pause_s = min(SELDOM_S, max(LOOK_S, step_s / LOOKS))
+                await asyncio.sleep(self._pause_s if self._pages else IDLE_S)
         finally:
             self.close()
 
