@@ -512,7 +512,8 @@ class StreamGroup(ElasticGroup):
         """Until the GPU has computed what it was asked for so far. What is read then no aborted collective had a hand in."""
         event = _event()
         begun = time.perf_counter()
-        looked, told, doing = begun, False, f"the GPU of rank {self.rank()}"
+        looked = held = begun
+        told, doing = False, f"the GPU of rank {self.rank()}"
         while not event.query():
             now = time.perf_counter()
             self._flag.check(doing)
@@ -522,8 +523,11 @@ class StreamGroup(ElasticGroup):
                     raise self._broken(doing, failed)
                 held_up = next((work.waiting for work in self._pending if not work.is_completed()), None)
                 if held_up is not None and not told:
-                    told, doing = True, held_up
+                    told, doing, held = True, held_up, now
                     self._flag.on_wait(doing)
+                if told and now - held > self._limit.total_seconds():  # nobody in NCCL ends it
+                    self._flag.meter.timeouts += 1
+                    raise self._broken(doing, f"Timed out after {self._limit}")
             time.sleep(LOOK_S)  # between looks: a blocking wait would look at no flag
         self._flag.check(doing)
         if told:
