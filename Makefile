@@ -91,8 +91,10 @@ types: setup
 clean:
 	rm -rf $(VENV) $(VLLM) .venv-race-* build dist *.egg-info
 
-# Units, users and directories. DESTDIR for packagers. The @ units are the same with one configuration per instance.
+# Units, users and directories. DESTDIR for packagers, who create users and directories at installation. The @ units are the
+# same with one configuration per instance. The units find `elasticrl` where it is found now.
 UNITDIR := $(DESTDIR)/usr/lib/systemd/system
+FOUND = $(shell dirname "$$(command -v elasticrl || echo $(abspath $(BIN))/elasticrl)")
 install-systemd:
 	install -d $(UNITDIR) $(DESTDIR)/usr/lib/sysusers.d $(DESTDIR)/usr/lib/tmpfiles.d $(DESTDIR)/etc/elasticrl
 	install -m 0644 systemd/elasticrl.service systemd/elasticrl-agent.service systemd/elasticrl-etcd.service $(UNITDIR)
@@ -102,3 +104,7 @@ install-systemd:
 	install -m 0644 systemd/elasticrl.sysusers $(DESTDIR)/usr/lib/sysusers.d/elasticrl.conf
 	install -m 0644 systemd/elasticrl.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/elasticrl.conf
 	[ -e $(DESTDIR)/etc/elasticrl/elasticrl.yaml ] || install -m 0640 configs/cluster.yaml $(DESTDIR)/etc/elasticrl/elasticrl.yaml
+	[ -e $(DESTDIR)/etc/elasticrl/environment ] || \
+	  (umask 0027; echo "PATH=$(FOUND):/usr/local/bin:/usr/bin:/bin" > $(DESTDIR)/etc/elasticrl/environment)
+	[ -n "$(DESTDIR)" ] || { systemd-sysusers && systemd-tmpfiles --create && chown -R root:elasticrl /etc/elasticrl && \
+	  chmod -R g+rX,o-rwx /etc/elasticrl && systemctl daemon-reload; }

@@ -117,7 +117,7 @@ def _wire(tree: "Tree") -> int:
 
 
 def page(checks: "list[Check]", *, colour: bool = False) -> str:
-    """For people: the bad ones with why and what to do, then the verdict."""
+    """For people: the bad ones with why, each with what to do if there is something, then the verdict."""
     from elasticrl.cli.render import DIM, GREEN, RED, YELLOW, paint
     from elasticrl.diagnose.health import worst
 
@@ -129,7 +129,7 @@ def page(checks: "list[Check]", *, colour: bool = False) -> str:
         )
         if check.level in {"warn", "fail"}:
             lines += [f"           {check.why}"] if check.why else []
-            lines += [f"           -> {check.remedy}"] if check.remedy else []
+        lines += [f"           -> {check.remedy}"] if check.remedy else []
     counts = [sum(check.level == level for check in checks) for level in ("fail", "warn", "ok", "skip")]
     word = {"fail": "NOT READY", "warn": "READY, with warnings", "ok": "READY"}[worst(checks)]
     verdict = paint(word, tone[worst(checks)], on=colour)

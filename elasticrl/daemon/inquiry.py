@@ -106,18 +106,20 @@ class Inquiry:
         return self._port.address
 
     def lint(self, env: Mapping[str, str]) -> None:
-        """Say what is wrong with the environment that workers get, and what the profile has set in it. A probe gets it too:
-        what NCCL does by other settings would prove nothing.
+        """Say what is wrong with the environment that workers get (`env`), but for what we mean, and what the profile has set
+        in it. A probe gets it too: what NCCL does by other settings would prove nothing.
         """
         self._env = env
-        added = environment.PROFILES[self.tree.comm.profile].apply({**env, **self.tree.agent.env})
+        theirs = {**os.environ, **self.tree.agent.env}
+        added = environment.PROFILES[self.tree.comm.profile].apply(theirs)
         if added:
             said = [f"{name}={value}" for name, value in sorted(added.items())]
             self.log.info("environment.profile", profile=self.tree.comm.profile, added=said)
         nodes = None if self.tree.node.interface == "lo" else self.tree.membership.max_nodes  # all on this machine
         for check in doctor.linted(self.tree, env, nodes):
-            if check.remedy and check.level in {health.WARN, health.FAIL}:
-                name = check.name.removeprefix("environment.")
+            name = check.name.removeprefix("environment.")
+            ours = env.get(name) != theirs.get(name) and name not in added
+            if check.remedy and check.level in {health.WARN, health.FAIL} and not ours:
                 self.log.info("environment.warning", name=name, value=check.value, remedy=check.remedy)
 
     async def run(self) -> None:

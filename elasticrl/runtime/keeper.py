@@ -208,6 +208,8 @@ class Keeper:
     def save(self, kept: Kept) -> None:
         """Begins to write a sealed snapshot to disk, in the background. A disk that is ill is said to be, and costs no step."""
         kept.asked = True
+        with self._softly():
+            self.ledger.catch_up()
         try:
             self._writer().save(
                 kept.ticket,

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import pytest
 
+from elasticrl.ppo import tiny
+
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     [line.split(" #")[0].strip() for line in block.splitlines()]
@@ -104,6 +106,13 @@ def running(clone: Path) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
+def model(folder: Path) -> None:
+    """A model and prompts where `make run` leaves them."""
+    tiny.write(folder / "model", hidden=32, layers=2)
+    rows = [json.dumps({"prompt": f"{number * 7919 % 10**4:04}"}) for number in range(256)]
+    (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+
+
 def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, running: subprocess.Popen[str]) -> None:
     top, status, incidents, logs = next(block for block in BLOCKS if any("incidents" in line for line in block))
 
@@ -129,6 +138,12 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
     assert running.returncode == 130, out
     assert "logs in run/log/one-machine" in out
     assert not (clone / "vault" / "one-machine").exists()
+    ppo = next(line for block in BLOCKS for line in block if "model.path=" in line)
+    model(clone / "run" / "demo")
+    code, text = said(
+        clone, ppo, "job.steps=3", f"vault.dir={clone}/vault"
+    )  # in the same folder, as a reader of the page is
+    assert code == 0, text
 
 
 def test_a_file_that_is_not_there_is_named_before_anything_starts(clone: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from test_core_step import record
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
+from elasticrl.agent.spec import Spec
+from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
 from elasticrl.core import dossier
@@ -25,7 +28,7 @@ from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon import inquiry
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place, Reserved, of_its_gang, results_of
-from elasticrl.diagnose import incident
+from elasticrl.diagnose import environment, incident
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
 
@@ -174,3 +177,23 @@ def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
     if kept:
         assert (kept[0].verdict.fault, kept[0].verdict.nodes, kept[0].generation) == (Fault.GPU_FAULT, ("n01",), 1)
         assert "n01 is not kept out: policy says quarantine, and no more than 0 nodes" in incident.page(kept[0])
+
+
+def test_the_linter_speaks_of_what_the_operator_has_set_and_not_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_")):
+            monkeypatch.delenv(name)
+    conf = {"job": {"name": "j"}, "comm": {"profile": "ethernet"}, "agent": {"env": {"NCCL_TIMEOUT": "1800"}}}
+    tree, screen = Tree.model_validate(conf), io.StringIO()
+    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+    added = environment.PROFILES["ethernet"].apply({})
+    spec = Spec(job="j", node="n00", program=("x.py",), log_dir=str(tmp_path), env={**added, **tree.agent.env})
+    Inquiry(tree, place, log=set_up(screen, pretty=False), history=History()).lint(environment_of(spec))
+    said = [json.loads(line) for line in screen.getvalue().splitlines()]
+    warned = [line["name"] for line in said if line["event"] == "environment.warning"]
+    assert "NCCL_TIMEOUT" in warned
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in warned
+    (profile,) = [line for line in said if line["event"] == "environment.profile"]
+    assert profile["added"] == [f"{name}={value}" for name, value in sorted(added.items())]

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from contextlib import suppress
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -301,3 +302,50 @@ def test_lines_that_a_full_disk_did_not_take_are_written_when_there_is_room_agai
     assert found.steps == 2
     for fd in (disk, full):
         os.close(fd)
+
+
+class Full:
+    """A ledger's disk that is full for a while."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __enter__(self) -> None:
+        self._disk = os.dup(self._ledger.fileno())
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, self._ledger.fileno())
+        os.close(full)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._disk, self._ledger.fileno())
+        os.close(self._disk)
+
+
+def test_lines_of_the_dead_that_found_no_room_are_written_when_there_is_room_again(tmp_path: Path):
+    """The disk fills up, a worker dies, and its place is taken before there is room."""
+    gang = Gang(tmp_path, 1)
+    (dead,) = gang.ledgers
+    with Full(dead):
+        for step in range(3):
+            for lane in range(4):
+                with suppress(DataError):
+                    dead.record(Version(step), lane, gang.cursor.ids(step, 0, lane))
+        travelled = dead.values()
+    dead.close()
+    gang.generation += 1
+    gang.lineage = grow(gang.lineage, gang.generation, Version(2))
+    heir = Ledger(tmp_path, writer="heir")
+    with Full(heir):
+        with suppress(DataError):
+            heir.begin(generation=gang.generation, lineage=gang.lineage, segments=gang.cursor.segments, lanes=range(4))
+        with pytest.raises(DataError, match="takes no more lines"):
+            heir.restored(travelled)
+        assert heir.values() == travelled, "and whoever comes after the heir has them all"
+        heir.committed(Version(2))
+        assert heir.values() == travelled, "no commit lets go of what is on no disk"
+    heir.catch_up()
+    heir.committed(Version(2))
+    assert not any(heir.values().values())
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert found.steps == 3

@@ -126,7 +126,11 @@ class Ledger:
         os.fsync(self._file)
 
     def committed(self, version: Version) -> None:
-        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault."""
+        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault. But where
+        the ledger's disk is full, and the checkpoint's is not, it must.
+        """
+        if self._unwritten:
+            return
         for lane, rows in self._tail.items():
             self._tail[lane] = [row for row in rows if row[0] > version]
 
@@ -145,14 +149,21 @@ class Ledger:
         return {f"lane.{lane}": "\n".join(text for _, text in rows) for lane, rows in self._tail.items()}
 
     def restored(self, values: Mapping[str, Any], /) -> None:
-        """All lanes' rows as of the version that is gone on from. Rows that others wrote for our lanes are written again."""
+        """All lanes' rows as of the version that is gone on from. Rows that others wrote for our lanes are written again, now
+        or when there is room.
+        """
+        again = []
         for lane in self._tail:
             self._tail[lane] = []
             for text in str(values.get(f"lane.{lane}", "")).splitlines():
                 row = Record.from_json(json.loads(text))
                 self._tail[lane].append((row.version, text))
                 if row.serial[0] != self.writer:
-                    self._append_text(f'{{"record":{text}}}')
+                    again.append(_line(f'{{"record":{text}}}'.encode()))
+        # All at once. Found live: the first line that found no room was an error, and the other lines were forgotten.
+        self._unwritten += again[:-1]
+        for line in again[-1:]:
+            faults.write("ledger.write", self._put, line)
 
     def _append(self, body: Mapping[str, Any]) -> None:
         self._append_text(json.dumps(body, separators=(",", ":")))
@@ -162,6 +173,10 @@ class Ledger:
 
     def _put(self, data: bytes | memoryview) -> None:
         self._unwritten.append(bytes(data))
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Every line is in the file; DataError if it takes no more."""
         try:
             while self._unwritten:  # what found no room before comes first
                 before = os.fstat(self._file).st_size
