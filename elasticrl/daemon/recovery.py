@@ -1,4 +1,6 @@
-"""Where each millisecond of a recovery goes, as this node saw it: detect, decide, reform, first step.
+"""Where each millisecond of a recovery goes, as this node saw it: decide, reform, first step.
+
+It begins with the first sign of trouble here; what passed between the fault and that sign nobody can know.
 
 The one idea: the stages are marked by things that happen anyway (a sign of trouble, a plan, workers joining, a sealed step), so
 measuring costs nothing and cannot disagree with what was done.

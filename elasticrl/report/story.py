@@ -15,7 +15,7 @@ from typing import Final
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.read import Happening, Left, Note, Took
 
-STAGES: Final = ("detect", "decide", "reform", "first_step")
+STAGES: Final = ("decide", "reform", "first_step")
 TRAINING: Final = frozenset({"training"})
 TROUBLE: Final = frozenset(
     {"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "store.lost", "bug"}

@@ -180,7 +180,7 @@ EVENTS: tuple[Declared, ...] = (
             "generation": "",
             "rung": "",
             "total_s": "from the first sign of the fault to the sealed step",
-            "stages": "seconds by stage: detect, decide, reform, first_step",
+            "stages": "seconds by stage: decide, reform, first_step",
         },
     ),
     Declared(

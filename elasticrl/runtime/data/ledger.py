@@ -126,8 +126,8 @@ class Ledger:
         os.fsync(self._file)
 
     def committed(self, version: Version) -> None:
-        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault. But where
-        the ledger's disk is full, and the checkpoint's is not, it must.
+        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault. But
+        where the ledger's disk is full, and the checkpoint's is not, it must.
         """
         if self._unwritten:
             return
