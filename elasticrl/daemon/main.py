@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import StepLog
+from elasticrl.daemon.steps import StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import environment, witness
 from elasticrl.shell import keys
@@ -217,7 +218,12 @@ class Daemon:
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             await stack.enter_async_context(background(self.inquiry.run(), "inquiry"))
             self._serve_metrics(stack)
-            steps = StepLog(self._logs / STEPS, self.name, lambda: self.crew.report.workers if self.crew.report else ())
+            steps = StepLog(
+                self._logs / STEPS,
+                self.name,
+                lambda: self.crew.report.workers if self.crew.report else (),
+                partial(count, self.metrics),
+            )
             await stack.enter_async_context(background(steps.run(), "steps"))
             await self._serve_page(stack)
             for text in (await store.status()).warnings:

@@ -18,6 +18,7 @@ from typing import Final
 
 from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.wire import Worker
+from elasticrl.telemetry.metrics import Metrics
 
 NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
@@ -79,10 +80,28 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
     return Marks(last=beat, at=now, bytes=beat.bytes), line
 
 
+def count(metrics: Metrics, line: Line) -> None:
+    """A worker's step in the node's metrics. Steps that are shorter than a look count as so many of the same length."""
+    for _ in range(line.steps):
+        metrics.step_s.observe(sum(line.seconds.values()) / line.steps)
+        for phase, seconds in line.seconds.items():
+            metrics.phase_s.labels(phase=phase).observe(seconds / line.steps)
+    for phase, seconds in line.waited.items():
+        metrics.waited_s.labels(phase=phase).inc(seconds)
+    metrics.collective_bytes.inc(max(0, line.bytes))
+
+
 class StepLog:
     """Looks at the workers' beats, and writes a line for each step of each."""
 
-    def __init__(self, path: Path, node: str, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        workers: Callable[[], Iterable[Worker]],
+        tell: Callable[[Line], None] | None = None,
+    ) -> None:
+        self._tell = tell
         self._path = path
         self._node = node
         self._workers = workers
@@ -99,9 +118,11 @@ class StepLog:
                 if lines:
                     with suppress(OSError):
                         self._write(lines)
-                if lines:
                     step_s = min(sum(line.seconds.values()) / line.steps for line in lines)
                     self._pause_s = min(SELDOM_S, max(LOOK_S, step_s / LOOKS))
+                for line in lines:
+                    if self._tell:
+                        self._tell(line)
                 await asyncio.sleep(self._pause_s if self._pages else IDLE_S)
         finally:
             self.close()

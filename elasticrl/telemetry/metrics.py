@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+LONG = (*SECONDS, 300.0, 600.0, 1800.0)
 
 
 class Metrics:
@@ -33,6 +34,18 @@ class Metrics:
         )
         self.stalls = Counter(
             "elasticrl_worker_stalls", "Workers without progress beyond their budget, by phase.", ["phase"], registry=r
+        )
+        self.step_s = Histogram(
+            "elasticrl_step_seconds", "Seconds of each step of each of this node's workers.", buckets=LONG, registry=r
+        )
+        self.phase_s = Histogram(
+            "elasticrl_phase_seconds", "Of these, in each phase.", ["phase"], buckets=LONG, registry=r
+        )
+        self.waited_s = Counter(
+            "elasticrl_waited_seconds", "Of these, spent waiting in collectives, by phase.", ["phase"], registry=r
+        )
+        self.collective_bytes = Counter(
+            "elasticrl_collective_bytes", "Bytes that the collectives of this node's workers have moved.", registry=r
         )
         self.recovery_s = Histogram(
             "elasticrl_recovery_seconds", "Seconds of each stage of a recovery.", ["stage"], buckets=SECONDS, registry=r

@@ -5,7 +5,8 @@ import pytest
 
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.wire import Worker
-from elasticrl.daemon.steps import LIMIT, StepLog
+from elasticrl.daemon.steps import LIMIT, Line, StepLog, count
+from elasticrl.telemetry.metrics import Metrics
 
 
 def of(folder: Path) -> tuple[StepLog, Beat]:
@@ -52,3 +53,20 @@ def test_lines_go_to_a_new_file_when_the_old_one_is_full_or_removed(tmp_path: Pa
     assert steps_of(path) == [8]
     assert path.with_name("steps-old.jsonl").stat().st_size > LIMIT
     log.close()
+
+
+def test_a_step_is_counted_in_the_nodes_metrics() -> None:
+    metrics = Metrics()
+    count(
+        metrics,
+        Line(
+            step=9, steps=2, generation=1, rank=0, seconds={"rollout": 0.6, "sync": 0.2}, waited={"sync": 0.1}, bytes=64
+        ),
+    )
+    value = metrics.registry.get_sample_value
+    assert value("elasticrl_step_seconds_count") == 2
+    assert value("elasticrl_step_seconds_sum") == pytest.approx(0.8)
+    assert value("elasticrl_phase_seconds_sum", {"phase": "rollout"}) == pytest.approx(0.6)
+    assert value("elasticrl_phase_seconds_bucket", {"phase": "sync", "le": "0.1"}) == 2
+    assert value("elasticrl_waited_seconds_total", {"phase": "sync"}) == pytest.approx(0.1)
+    assert value("elasticrl_collective_bytes_total") == 64
