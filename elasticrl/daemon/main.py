@@ -445,7 +445,8 @@ class Daemon:
         try:
             fresh = self._reload()
         except ConfigError as error:
-            self.log.info("daemon.refused", reason=f"SIGHUP: the old configuration stays: {error}")
+            self.log.info("reload.refused", reason=str(error))
+            self.notify.ready("the new configuration is refused: the old one stays")
             return
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]

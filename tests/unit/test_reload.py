@@ -1,0 +1,74 @@
+"""SIGHUP: what a running daemon takes up of a changed file, what it leaves, and what it says of both."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import CapturingLogger
+
+from elasticrl.config import load
+from elasticrl.core.events import Configured
+from elasticrl.core.settings import Settings
+from elasticrl.daemon.history import History
+from elasticrl.daemon.main import Daemon
+
+
+class Reloaded:
+    """A daemon over a file that is written anew, with all that it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "c.yaml"
+        self.base = (
+            "job: {name: j, program: x}\nstore: {embedded: true}\n"
+            f"node: {{interface: lo, run_dir: {folder}/run, state_dir: {folder}/state}}\n"
+            f"checkpoint: {{dir: {folder}/saves}}\n"
+        )
+        self.heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.heard.bind(str(folder / "notify"))
+        self.heard.settimeout(5.0)
+        self.said, self.posted = CapturingLogger(), []
+        self.write()
+        self.daemon = Daemon(
+            load(self.file, (), {}), log=self.said, history=History(), reload=lambda: load(self.file, (), {})
+        )
+        node: Any = SimpleNamespace(post=self.posted.append)
+        self.daemon.node = node
+
+    def write(self, more: str = "") -> None:
+        self.file.write_text(self.base + more)
+
+    def reload(self, more: str) -> Any:
+        """The daemon's line about this file."""
+        self.write(more)
+        self.daemon.reload()
+        return self.said.calls[-1]
+
+    @property
+    def settings(self) -> Settings:
+        """What the core was told last."""
+        event = self.posted[-1]
+        assert isinstance(event, Configured)
+        return event.settings
+
+    def states(self) -> list[str]:
+        """What systemd has been told of a reload."""
+        return [self.heard.recv(4096).decode().partition("\n")[0] for _ in range(2)]
+
+
+@pytest.fixture
+def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reloaded]:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    made = Reloaded(tmp_path)
+    yield made
+    made.heard.close()
+
+
+def test_a_refused_reload_is_said_as_one_and_systemd_sees_a_daemon_that_is_ready_again(it: Reloaded) -> None:
+    line = it.reload("membership: {min_nodes: many}\n")
+    assert line.args == ("reload.refused",)
+    assert "membership.min_nodes" in line.kwargs["reason"]
+    assert not it.posted
+    assert it.states() == ["RELOADING=1", "READY=1"]
