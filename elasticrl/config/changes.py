@@ -5,12 +5,13 @@ daemon takes up at once, and those that would make another job of it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from elasticrl.config.section import leaves
+from elasticrl.config.section import Section, key_of, leaves
 from elasticrl.config.tree import Tree, values
 
 When = Literal["live", "restart", "never"]
+_S = TypeVar("_S", bound=Section)
 
 #: A running daemon takes these up on SIGHUP. A section stands for all of its keys.
 LIVE = (
@@ -93,3 +94,20 @@ def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
         for key, leaf in leaves(Tree).items()
         if before[key] != after[key]
     )
+
+
+def taken_up(old: Tree, new: Tree) -> Tree:
+    """What a running daemon goes on under when it is told of a new tree: the old one with the live keys of the new."""
+    return _with_live(old, new, "")
+
+
+def _with_live(old: _S, new: _S, prefix: str) -> _S:
+    update: dict[str, object] = {}
+    for name in type(old).model_fields:
+        key = f"{prefix}.{key_of(name)}".lstrip(".")
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, Section):
+            update[name] = _with_live(before, after, key)
+        elif when(key) == "live":
+            update[name] = after
+    return old.model_copy(update=update)

@@ -22,7 +22,7 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
+from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, taken_up, to_core
 from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
 from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
@@ -460,6 +460,7 @@ class Daemon:
                     deputies=old.membership.deputies,
                 ),
             )  # fmt: skip
+            self.tree = taken_up(self.tree, fresh)  # what wants a restart still differs at the next reload, and is said again
             self.inquiry.dump_s = fresh.timeouts.dump_s
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(

@@ -72,3 +72,19 @@ def test_a_refused_reload_is_said_as_one_and_systemd_sees_a_daemon_that_is_ready
     assert "membership.min_nodes" in line.kwargs["reason"]
     assert not it.posted
     assert it.states() == ["RELOADING=1", "READY=1"]
+
+
+def test_what_is_changed_and_changed_back_is_taken_up_twice(it: Reloaded) -> None:
+    there = it.reload("membership: {min_nodes: 3}\n")
+    assert there.kwargs["changed"] == ["membership.min_nodes: 1 -> 3"]
+    assert it.settings.membership.min_nodes == 3
+    back = it.reload("")
+    assert back.kwargs["changed"] == ["membership.min_nodes: 3 -> 1"]
+    assert it.settings.membership.min_nodes == 1
+
+
+def test_what_wants_a_restart_is_said_at_every_reload_until_there_is_one(it: Reloaded) -> None:
+    slow = "lanes: {threads: 2}\n"
+    for more in (slow, slow + "membership: {min_nodes: 3}\n", slow):
+        assert it.reload(more).kwargs["ignored"] == ["lanes.threads needs a restart"]
+    assert it.daemon.tree.lanes.threads == 1
