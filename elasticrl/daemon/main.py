@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -451,17 +451,9 @@ class Daemon:
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
         if self.node is not None and live:
-            old, new = to_core(self.tree), to_core(fresh)
-            self.settings = replace(
-                new, job=old.job, lanes=old.lanes, copies=old.copies, retry_s=old.retry_s, exact=old.exact,
-                membership=replace(
-                    new.membership, lease_ttl_s=old.membership.lease_ttl_s, keepalive_s=old.membership.keepalive_s,
-                    beat_s=old.membership.beat_s, suspect_s=old.membership.suspect_s, neighbours=old.membership.neighbours,
-                    deputies=old.membership.deputies,
-                ),
-            )  # fmt: skip
             self.tree = taken_up(self.tree, fresh)  # what wants a restart still differs at the next reload, and is said again
-            self.inquiry.dump_s = fresh.timeouts.dump_s
+            self.settings = to_core(self.tree)
+            self.inquiry.dump_s = self.tree.timeouts.dump_s
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",

@@ -9,11 +9,25 @@ from typing import Any
 import pytest
 from structlog.testing import CapturingLogger
 
-from elasticrl.config import load
+from elasticrl.config import Tree, load, taken_up
+from elasticrl.config.changes import when
+from elasticrl.config.cluster import Job
+from elasticrl.config.tree import values
 from elasticrl.core.events import Configured
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
+
+OTHER = {
+    "job": {"name": "b", "steps": 9},
+    "membership": {name: 7 for name in ("min_nodes", "max_nodes", "spares", "neighbours", "deputies")},
+    "health": {"node_strikes": 9, "straggler_z": 9.0, "sample": "9s"},
+    "recovery": {name: "9s" for name in ("start", "reform", "replace", "restart", "reload", "probe", "drain")},
+    "timeouts": {"confirm": "9s", "dump": "9s", "slack": 9.0, "phase": {"rollout": "9s"}},
+    "policy": {"dead_rank": "stop", "unknown": "stop", "disk": "stop"},
+    "vault": {"copies": 3},
+    "comm": {"fallback": "gloo"},
+}
 
 
 class Reloaded:
@@ -88,3 +102,20 @@ def test_what_wants_a_restart_is_said_at_every_reload_until_there_is_one(it: Rel
     for more in (slow, slow + "membership: {min_nodes: 3}\n", slow):
         assert it.reload(more).kwargs["ignored"] == ["lanes.threads needs a restart"]
     assert it.daemon.tree.lanes.threads == 1
+
+
+def test_what_wants_a_restart_does_not_come_along_with_what_is_live(it: Reloaded) -> None:
+    line = it.reload("membership: {min_nodes: 2, campaign_spread: 2s}\ncomm: {fallback: gloo}\nvault: {copies: 1}\n")
+    assert line.kwargs["changed"] == ["membership.min_nodes: 1 -> 2"]
+    assert line.kwargs["ignored"] == [
+        f"{key} needs a restart" for key in ("membership.campaign_spread", "vault.copies", "comm.fallback")
+    ]
+    assert it.settings.membership.min_nodes == 2
+    assert (it.settings.membership.campaign_spread_s, it.settings.copies, it.settings.fallback) == (0.5, 0, "none")
+
+
+def test_exactly_what_the_table_calls_live_is_taken_up() -> None:
+    old, new = Tree(job=Job(name="a")), Tree.model_validate(OTHER)
+    for key, value in values(taken_up(old, new)).items():
+        assert value == values(new if when(key) == "live" else old)[key], key
+    assert len({key for key in values(old) if values(old)[key] != values(new)[key] and when(key) == "live"}) > 10
