@@ -62,8 +62,8 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
 
     history = History()
     pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
-    log = set_up(pretty=pretty, level=tree.telemetry.level, tap=history)
-    node = None
+    node: Daemon | None = None
+    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
     try:
         node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)

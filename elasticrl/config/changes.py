@@ -13,9 +13,9 @@ from elasticrl.config.tree import Tree, values
 When = Literal["live", "restart", "never"]
 _S = TypeVar("_S", bound=Section)
 
-#: A running daemon takes these up on SIGHUP. A section stands for all of its keys.
+#: A running daemon takes these up on SIGHUP: it decides by them. A section stands for all of its keys. Agents and workers never
+#: hear of a reload, so what they go by is not here: job.steps, a phase's budget, when a checkpoint is due.
 LIVE = (
-    "job.steps",
     "membership.min_nodes",
     "membership.max_nodes",
     "membership.spares",
@@ -23,16 +23,15 @@ LIVE = (
     "membership.grow",
     "membership.report",
     "membership.rejoin",
-    "recovery",
-    "timeouts.phase",
-    "timeouts.default_phase",
-    "timeouts.floor",
-    "timeouts.slack",
+    "recovery.start",
+    "recovery.replace",
+    "recovery.restart",
+    "recovery.reload",
+    "recovery.probe",
+    "recovery.drain",
+    "recovery.no_progress_limit",
     "timeouts.confirm",
     "timeouts.dump",
-    "checkpoint.every",
-    "checkpoint.keep_last",
-    "checkpoint.keep_every",
     "health",
     "policy",
     "telemetry.level",

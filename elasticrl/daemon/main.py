@@ -451,9 +451,10 @@ class Daemon:
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
         if self.node is not None and live:
-            self.tree = taken_up(self.tree, fresh)  # what wants a restart still differs at the next reload, and is said again
+            # What wants a restart still differs from this at the next reload, and is said again.
+            self.tree = taken_up(self.tree, fresh)
             self.settings = to_core(self.tree)
-            self.inquiry.dump_s = self.tree.timeouts.dump_s
+            self.inquiry.tree = self.tree
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",

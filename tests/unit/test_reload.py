@@ -1,5 +1,7 @@
 """SIGHUP: what a running daemon takes up of a changed file, what it leaves, and what it says of both."""
 
+import io
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +19,13 @@ from elasticrl.core.events import Configured
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
+from elasticrl.telemetry.log import set_up
 
 OTHER = {
     "job": {"name": "b", "steps": 9},
-    "membership": {name: 7 for name in ("min_nodes", "max_nodes", "spares", "neighbours", "deputies")},
+    "membership": dict.fromkeys(("min_nodes", "max_nodes", "spares", "neighbours", "deputies"), 7),
     "health": {"node_strikes": 9, "straggler_z": 9.0, "sample": "9s"},
-    "recovery": {name: "9s" for name in ("start", "reform", "replace", "restart", "reload", "probe", "drain")},
+    "recovery": dict.fromkeys(("start", "reform", "replace", "restart", "reload", "probe", "drain"), "9s"),
     "timeouts": {"confirm": "9s", "dump": "9s", "slack": 9.0, "phase": {"rollout": "9s"}},
     "policy": {"dead_rank": "stop", "unknown": "stop", "disk": "stop"},
     "vault": {"copies": 3},
@@ -95,6 +98,26 @@ def test_what_is_changed_and_changed_back_is_taken_up_twice(it: Reloaded) -> Non
     back = it.reload("")
     assert back.kwargs["changed"] == ["membership.min_nodes: 3 -> 1"]
     assert it.settings.membership.min_nodes == 1
+
+
+def test_what_the_inquiry_and_the_log_go_by_changes_with_a_reload(it: Reloaded) -> None:
+    it.reload("health: {sample: 3s}\ntimeouts: {dump: 4s}\nrecovery: {probe: 5s}\ntelemetry: {level: warning}\n")
+    tree = it.daemon.inquiry.tree
+    assert (tree.health.sample_s, tree.timeouts.dump_s, tree.recovery.probe_s) == (3.0, 4.0, 5.0)
+    assert it.daemon.tree.telemetry.level == "warning"
+
+
+def test_a_level_that_changes_holds_for_loggers_that_are_there_already() -> None:
+    level, screen = ["info"], io.StringIO()
+    log = set_up(screen, pretty=False, level=lambda: level[0]).bind(job="j")
+    log.info("daemon.reloaded", changed=[], ignored=[])
+    level[0] = "error"
+    log.info("daemon.reloaded", changed=[], ignored=[])
+    log.info("reload.refused", reason="r")
+    assert [json.loads(line)["event"] for line in screen.getvalue().splitlines()] == [
+        "daemon.reloaded",
+        "reload.refused",
+    ]
 
 
 def test_what_wants_a_restart_is_said_at_every_reload_until_there_is_one(it: Reloaded) -> None:
