@@ -274,11 +274,11 @@ def lost(tree: Any, endpoints: tuple[str, ...], *, adopt: bool) -> str:
     """Why this store is not the job's; empty if it is, or is now. (Its daemons would say so too, but in their logs.)"""
     from elasticrl.cli.kept import checkpoints
     from elasticrl.daemon.adopt import Lost, settle
-    from elasticrl.daemon.main import settings_of
+    from elasticrl.diagnose.reach import store_settings
     from elasticrl.store import StoreError, open_store
 
     async def look() -> str:
-        async with open_store(settings_of(tree, endpoints)) as store:
+        async with open_store(store_settings(tree, endpoints)) as store:
             kept = await settle(store, checkpoints(tree), adopt=adopt)
         if kept is not None:
             typer.echo(f"the store had lost the job: going on from {kept.name} at {kept.place}")

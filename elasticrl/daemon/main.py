@@ -22,7 +22,7 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, taken_up, to_core
+from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
 from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
@@ -44,10 +44,11 @@ from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import environment, witness
+from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import Trace
-from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, StoreSettings, Tls, open_store
+from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, open_store
 from elasticrl.store.embedded import Embedded
 from elasticrl.telemetry.metrics import Metrics
 
@@ -297,7 +298,7 @@ class Daemon:
             process = await self.etcd.ensure()
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
-        return open_store(settings_of(self.tree, endpoints), say=self.log.info)
+        return open_store(store_settings(self.tree, endpoints), say=self.log.info)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -608,24 +609,6 @@ class Daemon:
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
         self.inquiry.probe(action, unreachable)
         return True
-
-
-def settings_of(tree: Tree, endpoints: tuple[str, ...]) -> StoreSettings:
-    """How this configuration's store is reached."""
-    conf = tree.store
-    tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key, server_name=conf.tls.server_name)
-    return StoreSettings(
-        endpoints=endpoints,
-        namespace=f"{conf.prefix.rstrip('/')}/{tree.job.name}/",
-        client=conf.client,
-        try_timeout_s=conf.try_timeout_s,
-        timeout_s=conf.timeout_s,
-        ping_s=conf.ping_s,
-        ping_timeout_s=conf.ping_timeout_s,
-        username=conf.username,
-        password=reveal(conf.password, conf.password_file) if conf.username else None,
-        tls=tls if conf.tls.ca or conf.tls.cert else None,
-    )
 
 
 def promise(verb: Verb, node: str) -> str:
