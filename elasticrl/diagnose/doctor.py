@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.config import ConfigError, Finding, Tree
+from elasticrl.config.ports import PORTS
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
 from elasticrl.diagnose import environment, health, kernel_log
@@ -165,13 +166,12 @@ def _ports(tree: Tree) -> Iterator[Check]:
     host = tree.node.address or ""
     if host:
         yield _bindable("network.address", host, 0, socket.SOCK_STREAM, "node.address")
-    for name, at, port, kind in (
-        ("beats", host, tree.node.beat_port, socket.SOCK_DGRAM),
-        ("vault", host, tree.vault.port, socket.SOCK_STREAM),
-        ("metrics", tree.telemetry.metrics_address, tree.telemetry.metrics_port, socket.SOCK_STREAM),
-    ):
-        if port:
-            yield _bindable(f"network.port.{name}", at, port, kind, f"the port of {name}")
+    for one in PORTS:
+        if port := one.port(tree):
+            kind = socket.SOCK_STREAM if one.kind == "tcp" else socket.SOCK_DGRAM
+            yield _bindable(
+                f"network.port.{one.name}", one.address(tree), port, kind, f"{one.key} ({one.kind.upper()})"
+            )
 
 
 def _bindable(name: str, host: str, port: int, kind: socket.SocketKind, what: str) -> Check:
