@@ -62,8 +62,8 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
 
     history = History()
     pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
-    log = set_up(pretty=pretty, level=tree.telemetry.level, tap=history)
-    node = None
+    node: Daemon | None = None
+    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
     try:
         node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)
@@ -274,11 +274,11 @@ def lost(tree: Any, endpoints: tuple[str, ...], *, adopt: bool) -> str:
     """Why this store is not the job's; empty if it is, or is now. (Its daemons would say so too, but in their logs.)"""
     from elasticrl.cli.kept import checkpoints
     from elasticrl.daemon.adopt import Lost, settle
-    from elasticrl.daemon.main import settings_of
+    from elasticrl.diagnose.reach import store_settings
     from elasticrl.store import StoreError, open_store
 
     async def look() -> str:
-        async with open_store(settings_of(tree, endpoints)) as store:
+        async with open_store(store_settings(tree, endpoints)) as store:
             kept = await settle(store, checkpoints(tree), adopt=adopt)
         if kept is not None:
             typer.echo(f"the store had lost the job: going on from {kept.name} at {kept.place}")

@@ -4,7 +4,7 @@ Read `tree` for the sections, `cluster` and `training` for their fields, `relati
 how file, environment and command line become one. `elasticrl.core.settings` is what the core gets of it (`to_core`).
 """
 
-from elasticrl.config.changes import Change, changes
+from elasticrl.config.changes import Change, changes, taken_up
 from elasticrl.config.core import to_core
 from elasticrl.config.finding import ConfigError, Finding, Origin
 from elasticrl.config.load import Loaded, load, read
@@ -25,5 +25,6 @@ __all__ = [
     "loads",
     "read",
     "reveal",
+    "taken_up",
     "to_core",
 ]

@@ -5,16 +5,17 @@ daemon takes up at once, and those that would make another job of it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from elasticrl.config.section import leaves
+from elasticrl.config.section import Section, key_of, leaves
 from elasticrl.config.tree import Tree, values
 
 When = Literal["live", "restart", "never"]
+_S = TypeVar("_S", bound=Section)
 
-#: A running daemon takes these up on SIGHUP. A section stands for all of its keys.
+#: A running daemon takes these up on SIGHUP: it decides by them. A section stands for all of its keys. Agents and workers never
+#: hear of a reload, so what they go by is not here: job.steps, a phase's budget, when a checkpoint is due.
 LIVE = (
-    "job.steps",
     "membership.min_nodes",
     "membership.max_nodes",
     "membership.spares",
@@ -22,16 +23,15 @@ LIVE = (
     "membership.grow",
     "membership.report",
     "membership.rejoin",
-    "recovery",
-    "timeouts.phase",
-    "timeouts.default_phase",
-    "timeouts.floor",
-    "timeouts.slack",
+    "recovery.start",
+    "recovery.replace",
+    "recovery.restart",
+    "recovery.reload",
+    "recovery.probe",
+    "recovery.drain",
+    "recovery.no_progress_limit",
     "timeouts.confirm",
     "timeouts.dump",
-    "checkpoint.every",
-    "checkpoint.keep_last",
-    "checkpoint.keep_every",
     "health",
     "policy",
     "telemetry.level",
@@ -93,3 +93,20 @@ def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
         for key, leaf in leaves(Tree).items()
         if before[key] != after[key]
     )
+
+
+def taken_up(old: Tree, new: Tree) -> Tree:
+    """What a running daemon goes on under when it is told of a new tree: the old one with the live keys of the new."""
+    return _with_live(old, new, "")
+
+
+def _with_live(old: _S, new: _S, prefix: str) -> _S:
+    update: dict[str, object] = {}
+    for name in type(old).model_fields:
+        key = f"{prefix}.{key_of(name)}".lstrip(".")
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, Section):
+            update[name] = _with_live(before, after, key)
+        elif when(key) == "live":
+            update[name] = after
+    return old.model_copy(update=update)

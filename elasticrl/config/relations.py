@@ -6,11 +6,13 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import combinations
 from math import ceil, gcd
 from os import fsencode
 from socket import gethostname
 from typing import Literal
 
+from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
@@ -145,6 +147,17 @@ def loopback(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def _apart(one: Listener, other: Listener) -> Relation:
+    """Two ports of one kind, whatever their addresses: a node's own is often known on that node alone."""
+    return Relation(
+        keys=(one.key, other.key),
+        rule=f"must differ from {other.key}",
+        broken=lambda t: one.port(t) == other.port(t) != 0,
+        values=lambda t: f"both are {one.port(t)}",
+        remedy="Change one of the two, or set one to 0.",
+    )
 
 
 RELATIONS: tuple[Relation, ...] = (
@@ -431,13 +444,7 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"fabric is {t.policy.fabric}, network is {t.policy.network}, comm.fallback is none",
         remedy="Set comm.fallback: gloo, or another action.",
     ),
-    Relation(
-        keys=("vault.port", "telemetry.metrics_port"),
-        rule="must differ from telemetry.metrics_port",
-        broken=lambda t: t.vault.port == t.telemetry.metrics_port != 0,
-        values=lambda t: f"both are {t.vault.port}",
-        remedy="Change one of the two, or write 0 for any free port.",
-    ),
+    *(_apart(one, other) for one, other in combinations(PORTS, 2) if one.kind == other.kind),
     # What is trained.
     Relation(
         keys=("model.path", "job.program"),

@@ -72,8 +72,7 @@ class Inquiry:
         self.post: Callable[[Event], None] = lambda _: None
         self.state: Callable[[], State]
         self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
-        self.tree, self.place, self.log, self._history = tree, place, log, history
-        self.dump_s = tree.timeouts.dump_s
+        self.tree, self.place, self.log, self._history = tree, place, log, history  # a reload sets another tree
         self._tail = Tail(node=place.node)
         self._report: Report | None = None
         self._stall: tuple[object, ...] | None = None  # which one has been looked at
@@ -179,14 +178,14 @@ class Inquiry:
 
     async def _look(self, report: Report, stall: Stall | None, request: int) -> None:
         """Where are all of this node's workers, now that one of theirs or others' has stalled?"""
-        begun = time.monotonic()
+        begun, dump_s = time.monotonic(), self.tree.timeouts.dump_s
         generation = report.generation
         found = await asyncio.to_thread(
             scene.collect,
             witness.folder_of(self.place.runtime),
             {worker.rank: worker.pid for worker in report.workers},
-            within_s=self.dump_s,
-            recorders_s=min(ANSWER_S, self.dump_s) if stall is not None and not stall.waiting else self.dump_s,
+            within_s=dump_s,
+            recorders_s=min(ANSWER_S, dump_s) if stall is not None and not stall.waiting else dump_s,
             node_of=lambda _: self.place.node,
         )
         facts = tuple(replace(fact, generation=generation) for fact in found.evidence)
@@ -200,7 +199,7 @@ class Inquiry:
         """Which collectives had those of our workers that live on entered, when their gang of that generation ended?"""
         facts = await asyncio.to_thread(
             scene.entered, witness.folder_of(self.place.runtime), {worker.rank: worker.pid for worker in report.workers},
-            until_ns=until_ns, within_s=self.dump_s, node_of=lambda _: self.place.node,
+            until_ns=until_ns, within_s=self.tree.timeouts.dump_s, node_of=lambda _: self.place.node,
         )  # fmt: skip
         if facts:
             self.post(
@@ -212,8 +211,8 @@ class Inquiry:
         report = self._report
         workers = {worker.rank: worker.pid for worker in report.workers} if report else {}
         found = await asyncio.to_thread(
-            scene.collect, witness.folder_of(self.place.runtime), workers, within_s=min(NOW_S, self.dump_s),
-            node_of=lambda _: self.place.node,
+            scene.collect, witness.folder_of(self.place.runtime), workers,
+            within_s=min(NOW_S, self.tree.timeouts.dump_s), node_of=lambda _: self.place.node,
         )  # fmt: skip
         plan = state.view.plan
         known = state.lead.facts if state.lead else state.evidence

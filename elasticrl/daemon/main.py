@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, dumps, reveal, to_core
+from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
 from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
@@ -45,10 +45,11 @@ from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import environment, witness
+from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import Trace
-from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, StoreSettings, Tls, open_store
+from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, open_store
 from elasticrl.store.embedded import Embedded
 from elasticrl.telemetry.metrics import Metrics
 
@@ -303,7 +304,7 @@ class Daemon:
             process = await self.etcd.ensure()
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
-        return open_store(settings_of(self.tree, endpoints), say=self.log.info)
+        return open_store(store_settings(self.tree, endpoints), say=self.log.info)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -451,21 +452,16 @@ class Daemon:
         try:
             fresh = self._reload()
         except ConfigError as error:
-            self.log.info("daemon.refused", reason=f"SIGHUP: the old configuration stays: {error}")
+            self.log.info("reload.refused", reason=str(error))
+            self.notify.ready("the new configuration is refused: the old one stays")
             return
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
         if self.node is not None and live:
-            old, new = to_core(self.tree), to_core(fresh)
-            self.settings = replace(
-                new, job=old.job, lanes=old.lanes, copies=old.copies, retry_s=old.retry_s, exact=old.exact,
-                membership=replace(
-                    new.membership, lease_ttl_s=old.membership.lease_ttl_s, keepalive_s=old.membership.keepalive_s,
-                    beat_s=old.membership.beat_s, suspect_s=old.membership.suspect_s, neighbours=old.membership.neighbours,
-                    deputies=old.membership.deputies,
-                ),
-            )  # fmt: skip
-            self.inquiry.dump_s = fresh.timeouts.dump_s
+            # What wants a restart still differs from this at the next reload, and is said again.
+            self.tree = taken_up(self.tree, fresh)
+            self.settings = to_core(self.tree)
+            self.inquiry.tree = self.tree
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",
@@ -619,24 +615,6 @@ class Daemon:
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
         self.inquiry.probe(action, unreachable)
         return True
-
-
-def settings_of(tree: Tree, endpoints: tuple[str, ...]) -> StoreSettings:
-    """How this configuration's store is reached."""
-    conf = tree.store
-    tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key, server_name=conf.tls.server_name)
-    return StoreSettings(
-        endpoints=endpoints,
-        namespace=f"{conf.prefix.rstrip('/')}/{tree.job.name}/",
-        client=conf.client,
-        try_timeout_s=conf.try_timeout_s,
-        timeout_s=conf.timeout_s,
-        ping_s=conf.ping_s,
-        ping_timeout_s=conf.ping_timeout_s,
-        username=conf.username,
-        password=reveal(conf.password, conf.password_file) if conf.username else None,
-        tls=tls if conf.tls.ca or conf.tls.cert else None,
-    )
 
 
 def promise(verb: Verb, node: str) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from elasticrl.config import load
 from elasticrl.core.model import Member, Phase, Record, Verb, View
 from elasticrl.daemon.history import about
-from elasticrl.daemon.main import promise, settings_of
+from elasticrl.daemon.main import promise
 from elasticrl.daemon.picture import picture
+from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
@@ -28,8 +29,8 @@ FIRST_S = 10.0  # for the first picture
 def reach(where: str, job: str | None) -> StoreSettings:
     """What `--store` and `--job` say."""
     if where.endswith((".yaml", ".yml")):
-        tree = load(where, (f"job.name={job}",) if job else ())
-        return settings_of(tree, tree.store.endpoints)  # with store.embedded there are none, and it says so
+        # With store.embedded there are no endpoints, and it says so.
+        return store_settings(load(where, (f"job.name={job}",) if job else ()))
     if not job:
         raise StoreRefused("say which job: --store HOST:PORT --job NAME")
     return StoreSettings(endpoints=tuple(where.split(",")), namespace=keys.namespace(job))

@@ -19,12 +19,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from elasticrl.config import ConfigError, Finding, Tree, reveal
+from elasticrl.config import ConfigError, Finding, Tree
+from elasticrl.config.ports import PORTS
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
 from elasticrl.diagnose import environment, health, kernel_log
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
-from elasticrl.store import StoreError, StoreSettings, Tls, open_store
+from elasticrl.diagnose.reach import store_settings
+from elasticrl.store import StoreError, open_store
 
 #: Packages that must be the same on all nodes, where they are installed.
 SAME: Final = ("elasticrl", "torch", "numpy", "transformers", "safetensors", "vllm", "deepspeed", "nvidia-nccl-cu12",
@@ -164,13 +166,12 @@ def _ports(tree: Tree) -> Iterator[Check]:
     host = tree.node.address or ""
     if host:
         yield _bindable("network.address", host, 0, socket.SOCK_STREAM, "node.address")
-    for name, at, port, kind in (
-        ("beats", host, tree.node.beat_port, socket.SOCK_DGRAM),
-        ("vault", host, tree.vault.port, socket.SOCK_STREAM),
-        ("metrics", tree.telemetry.metrics_address, tree.telemetry.metrics_port, socket.SOCK_STREAM),
-    ):
-        if port:
-            yield _bindable(f"network.port.{name}", at, port, kind, f"the port of {name}")
+    for one in PORTS:
+        if port := one.port(tree):
+            kind = socket.SOCK_STREAM if one.kind == "tcp" else socket.SOCK_DGRAM
+            yield _bindable(
+                f"network.port.{one.name}", one.address(tree), port, kind, f"{one.key} ({one.kind.upper()})"
+            )
 
 
 def _bindable(name: str, host: str, port: int, kind: socket.SocketKind, what: str) -> Check:
@@ -327,18 +328,6 @@ def configured(found: Iterable[Finding]) -> Iterator[Check]:
             value=f"{finding.rule} ({finding.values})", why="The configuration does not fit together.",
             remedy=finding.remedy,
         )  # fmt: skip
-
-
-def store_settings(tree: Tree) -> StoreSettings:
-    """How to reach the job's store."""
-    conf = tree.store
-    tls = Tls(ca=conf.tls.ca, cert=conf.tls.cert, key=conf.tls.key, server_name=conf.tls.server_name)
-    encrypted = tls != Tls() or any(end.startswith("https://") for end in conf.endpoints)
-    return StoreSettings(
-        endpoints=conf.endpoints, namespace=f"{conf.prefix.rstrip('/')}/{tree.job.name}/", client=conf.client,
-        try_timeout_s=conf.try_timeout_s, timeout_s=conf.timeout_s, username=conf.username,
-        password=reveal(conf.password, conf.password_file) if conf.username else None, tls=tls if encrypted else None,
-    )  # fmt: skip
 
 
 async def store(tree: Tree) -> AsyncIterator[Check]:

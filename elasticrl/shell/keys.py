@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from elasticrl.store.settings import namespace as namespace  # noqa: PLC0414 - who knows the keys knows their prefix
+
 PLAN = "plan"
 COMMIT = "commit"
 LEADER = "leader"
@@ -37,11 +39,6 @@ COMPRESSED = b"z1:"
 LARGEST = 64 << 20  # bytes after decompression: what somebody else wrote must not fill our memory
 
 T = TypeVar("T")
-
-
-def namespace(job: str) -> str:
-    """The prefix of a job's keys."""
-    return f"/elasticrl/{job}/"
 
 
 def member_key(node: str) -> str:

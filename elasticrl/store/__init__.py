@@ -31,7 +31,7 @@ from elasticrl.store.protocol import (
     TxnResult,
     Unchanged,
 )
-from elasticrl.store.settings import StoreSettings, Tls
+from elasticrl.store.settings import StoreSettings, Tls, namespace
 
 __all__ = [
     "Absent",
@@ -61,6 +61,7 @@ __all__ = [
     "Tls",
     "TxnResult",
     "Unchanged",
+    "namespace",
     "open_store",
 ]
 

@@ -59,6 +59,15 @@ class StoreSettings:
             )
 
 
+def namespace(job: str, prefix: str = "/elasticrl") -> str:
+    """What precedes all keys of a job.
+
+    >>> namespace("ppo-7b")
+    '/elasticrl/ppo-7b/'
+    """
+    return f"{prefix}/{job}/"
+
+
 def target(endpoint: str) -> tuple[str, bool]:
     """An endpoint as host:port, and whether it asks for TLS by its scheme.
 

@@ -44,6 +44,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"changed": "keys taken over", "ignored": "keys that need a restart"},
     ),
     Declared(
+        name="reload.refused",
+        meaning="SIGHUP: the new configuration is wrong; the daemon goes on under the old one.",
+        level="error",
+        fields={"reason": "what is wrong and what to do"},
+    ),
+    Declared(
         name="daemon.refused",
         meaning="The daemon will not start; the reason says what to do.",
         level="error",

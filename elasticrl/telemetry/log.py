@@ -43,11 +43,11 @@ Processor = Callable[[object, str, MutableMapping[str, Any]], MutableMapping[str
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def at_least(level: str) -> Processor:
-    """Drop lines below a level. The level is the declared one, whichever method was called."""
+def at_least(level: Callable[[], str]) -> Processor:
+    """Drop lines below a level, which is asked for at each. A line's is the declared one, whichever method was called."""
 
     def keep(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if LEVELS.index(line["level"]) < LEVELS.index(level):
+        if LEVELS.index(line["level"]) < LEVELS.index(level()):
             raise structlog.DropEvent
         return line
 
@@ -58,7 +58,7 @@ def set_up(
     stream: TextIO | None = None,
     *,
     pretty: bool | None = None,
-    level: str = "info",
+    level: Callable[[], str] = lambda: "info",
     tap: Processor | None = None,
     bound: Mapping[str, object] | None = None,
 ) -> Any:

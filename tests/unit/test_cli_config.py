@@ -144,14 +144,14 @@ def test_diff_prints_what_differs_and_when_it_takes_effect(tmp_path: Path, five:
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     old.write_text("job: {name: demo, program: t.py}\nstore: {embedded: true}\n")
     new.write_text(
-        "job: {name: demo, program: t.py}\nstore: {embedded: true, retry: 1500ms}\nrecovery: {reform: 3s}\nlanes: {count: 16}\n"
+        "job: {name: demo, program: t.py}\nstore: {embedded: true, retry: 1500ms}\nrecovery: {drain: 3s}\nlanes: {count: 16}\n"
     )
     assert elasticrl("config", "diff", old, new).stdout == (
         "store.retry: 1s -> 1.5s  # after a restart\n"
-        "recovery.reform: 10s -> 3s  # on SIGHUP\n"
+        "recovery.drain: 1m -> 3s  # on SIGHUP\n"
         "lanes.count: 8 -> 16  # another job: checkpoints of the old one are refused\n"
     )
-    assert json.loads(elasticrl("config", "diff", old, new, "--json").stdout)[1]["key"] == "recovery.reform"
+    assert json.loads(elasticrl("config", "diff", old, new, "--json").stdout)[1]["key"] == "recovery.drain"
     refused = elasticrl("config", "diff", old, five)
     assert (refused.returncode, refused.stdout, refused.stderr.count("must")) == (2, "", 5)
 

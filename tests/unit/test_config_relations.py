@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from annotated_types import Le
 
 from elasticrl.config import Loaded, read
+from elasticrl.config.ports import PORTS
 from elasticrl.config.relations import RELATIONS
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
@@ -299,13 +301,19 @@ CASES = [
         ["comm.fallback=gloo"],
         "Set comm.fallback: gloo",
     ),
-    Case(
-        "vault.port",
-        "metrics_port",
-        ["vault.port=9000", "telemetry.metrics_port=9000"],
-        "both are 9000",
-        ["vault.port=0"],
-        "write 0",
+    *(
+        Case(
+            one, f"differ from {other}", [f"{one}=9000", f"{other}=9000"], "both are 9000", [f"{one}=0"], "set one to 0"
+        )
+        for one, other in (
+            ("node.beat_port", "node.probe_port"),
+            ("node.probe_port", "vault.port"),
+            ("node.probe_port", "telemetry.metrics_port"),
+            ("node.probe_port", "web.port"),
+            ("vault.port", "telemetry.metrics_port"),
+            ("vault.port", "web.port"),
+            ("telemetry.metrics_port", "web.port"),
+        )
     ),
     Case("model.path", "must be given", ["model.path=null"], "it is null", ["model.path=m"], "as path under model"),
     Case("data.path", "must be given", ["data.path=null"], "it is null", ["data.path=d"], "as path under data"),
@@ -454,6 +462,11 @@ def test_only_a_rule_that_must_hold_refuses(tmp_path: Path) -> None:
     for case in CASES:
         loaded = judged(tmp_path, case.broken)
         assert (loaded.tree is None) == (loaded.findings[0].level == "error")
+
+
+def test_every_port_is_kept_apart_and_a_datagrams_from_no_streams(tmp_path: Path) -> None:
+    assert {one.key for one in PORTS} == {leaf.key for leaf in leaves(Tree).values() if Le(65535) in leaf.metadata}
+    assert judged(tmp_path, ["node.beat_port=9000", "vault.port=9000"]).findings == ()
 
 
 def test_relations_name_known_keys() -> None:

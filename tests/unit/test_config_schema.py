@@ -142,16 +142,25 @@ def test_lists_of_what_may_change_name_known_keys() -> None:
 
 
 def test_a_change_says_when_it_takes_effect() -> None:
-    update = {"job": {"name": "demo"}, "recovery": {"reform": "3s"}, "lanes": {"count": 16}, "ppo": {"lr": 0.5}}
+    update = {"job": {"name": "demo"}, "recovery": {"drain": "3s"}, "lanes": {"count": 16}, "ppo": {"lr": 0.5}}
     new = Tree.model_validate_json(json.dumps(update))
     assert [(one.key, one.old, one.new, one.when) for one in changes(DEMO, new)] == [
-        ("recovery.reform", "10s", "3s", "live"),
+        ("recovery.drain", "1m", "3s", "live"),
         ("lanes.count", "8", "16", "never"),
         ("ppo.lr", "1e-06", "0.5", "restart"),
     ]
     assert changes(new, new) == ()
-    assert when("timeouts.phase.rollout") == "live"
+    assert when("policy.unknown") == "live"
     assert when("timeouts.collective") == "restart"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["job.steps", "recovery.reform", "timeouts.phase.rollout", "timeouts.default_phase", "timeouts.floor", "timeouts.slack",
+     "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_every"],
+)  # fmt: skip
+def test_what_agents_and_workers_go_by_wants_a_restart(key: str) -> None:
+    assert when(key) == "restart"
 
 
 def test_the_digest_names_the_configuration() -> None:

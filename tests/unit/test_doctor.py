@@ -94,6 +94,23 @@ def test_a_port_that_somebody_has_and_an_address_of_another_machine_fail(tmp_pat
     assert found["network.address"].level is Level.FAIL
 
 
+def test_each_port_that_is_fixed_is_tried(tmp_path: Path) -> None:
+    probe, web = free(), free()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", probe))
+        taken.listen()
+        node = f"{{state_dir: {tmp_path}/state, interface: lo, address: 127.0.0.1, probe_port: {probe}}}"
+        found = {
+            check.name: check
+            for check in diagnosis.network(tree_of(config(tmp_path, node=node, web=f"{{port: {web}}}")))
+        }
+    ports = {name: check.level for name, check in found.items() if name.startswith("network.port")}
+    assert ports == {
+        "network.port.probe.udp": Level.OK, "network.port.probe.tcp": Level.FAIL, "network.port.web": Level.OK,
+    }  # fmt: skip
+    assert found["network.port.probe.tcp"].value.startswith(f"node.probe_port (TCP): 127.0.0.1:{probe}: ")
+
+
 def test_the_environment_of_the_workers_is_linted_with_what_the_configuration_adds(tmp_path: Path) -> None:
     tree = tree_of(config(tmp_path, agent="{env: {NCCL_TIMEOUT: '1200'}}"))
     found = {check.name: check for check in diagnosis.linted(tree, {"NCCL_SOCKET_IFNAME": "eth77"}, None)}
