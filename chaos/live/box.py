@@ -181,8 +181,8 @@ class Box:
 
     @property
     def frozen(self) -> bool:
-        """Does it stand still?"""
-        return (self.groups["freezer"] / "freezer.state").read_text().strip() == "FROZEN"
+        """Does it stand still? What is begun in it then does not run either, and nothing of it dies."""
+        return "freezer" in self.groups and (self.groups["freezer"] / "freezer.state").read_text().strip() == "FROZEN"
 
     def share(self, cores: float | None) -> None:
         """So much of one core for all of it; None: no limit."""

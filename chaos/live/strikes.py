@@ -279,7 +279,7 @@ class Hands:
 
     def _kill_node(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
-        if box is None or ("freezer" in box.groups and box.frozen):  # nothing that is frozen dies
+        if box is None or box.frozen:
             return None
         daemon = self.gang.daemon(box.name)
         pids = [daemon, *(pid for pid in reversed(box.pids()) if pid != daemon)]
@@ -612,7 +612,7 @@ class Hands:
 
     def _two_daemons(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.daemon(node):
+        if not node or not self.gang.daemon(node) or self.lab.boxes[node].frozen:
             return None
         process = self.gang.start(node, count=False)
         try:
