@@ -96,7 +96,7 @@ def test_the_end_of_the_last_epoch_is_a_number_and_beyond_it_an_error():
     cursor = Cursor(Walk(size=100, lanes=4, per_lane=4, epochs=3))
     assert cursor.steps == 18
     assert len(cursor.ids(17, 0, 3)) == 4
-    with pytest.raises(DataError, match=r"18 steps in all\. Raise data.epochs"):
+    with pytest.raises(DataError, match=r"18 steps in all\. Raise epochs"):
         cursor.ids(18, 0, 0)
     assert Cursor(Walk(size=100)).steps is None
 
@@ -107,7 +107,7 @@ def test_the_end_of_the_last_epoch_is_a_number_and_beyond_it_an_error():
         (Walk(size=0), "has no samples"),
         (Walk(size=10, lanes=4, per_lane=4, edge="drop"), "every epoch would be empty"),
         (Walk(size=10, lanes=4, per_lane=4, epochs=1), "end without a step and look finished"),
-        (Walk(size=10, lanes=0), "data.lanes is 0"),
+        (Walk(size=10, lanes=0), r"lanes=0.*at least 1"),
         (Walk(size=None), "needs to know the number of samples"),
     ],
 )

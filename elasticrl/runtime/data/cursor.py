@@ -108,7 +108,7 @@ class Cursor:
 
     def __init__(self, walk: Walk, *, allow: Collection[str] = ()) -> None:
         if walk.size is None:
-            raise DataError("A Cursor needs to know the number of samples; for a stream use data.loader.Loader alone.")
+            raise DataError("A Cursor needs to know the number of samples; for a stream use StreamLoader.")
         _check(walk)
         self.walk = walk
         self.allow = frozenset(allow)  # what may differ from the run that is gone on from
@@ -146,7 +146,7 @@ class Cursor:
         if segment.steps is not None and draw - segment.first >= segment.steps * walk.draws:
             raise DataError(
                 f"Step {step} needs samples beyond the last of {walk.epochs} epochs of {walk.name}: there are {self.steps} "
-                "steps in all. Raise data.epochs, or end the job at that step."
+                "steps in all. Raise epochs in Walk(...), or end the job at that step (job.steps)."
             )
         return tuple(segment.sample(start + i) for i in range(walk.per_lane))
 
@@ -154,7 +154,7 @@ class Cursor:
         """The number of a draw in the job."""
         if not 0 <= update < self.walk.draws or step < 0:
             raise DataError(
-                f"Step {step}, update {update} takes no samples: {self.walk.draws} draws a step (data.draws)."
+                f"Step {step}, update {update} takes no samples: Walk(draws={self.walk.draws}) says how many a step has."
             )
         return step * self.walk.draws + update
 
@@ -210,7 +210,7 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     for name, (old, new) in changed.items():
         if old != new and name not in allow:
             raise CheckpointRefused(
-                f"data.{name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
+                f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
                 f"planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
     used = last.offset + (draw - last.first) * last.walk.batch
@@ -231,20 +231,20 @@ def _data(walk: Walk) -> tuple[object, ...]:
 def _check(walk: Walk) -> None:
     for name in ("lanes", "per_lane", "draws", "turns"):
         if getattr(walk, name) < 1:
-            raise DataError(f"data.{name} is {getattr(walk, name)} and must be at least 1.")
+            raise DataError(f"Walk({name}={getattr(walk, name)}) is refused: it must be at least 1.")
     if walk.size is None:
         return
     if walk.size < 1:
         raise DataError(f"{walk.name} has no samples.")
     if walk.edge == "drop" and walk.size < walk.batch:
         raise DataError(
-            f"{walk.name} has {walk.size} samples, which is less than one batch of {walk.batch}: with edge: drop every epoch "
-            "would be empty. Use edge: straddle, or a smaller batch."
+            f'{walk.name} has {walk.size} samples, which is less than one batch of {walk.batch}: with edge="drop" every epoch '
+            'would be empty. Use edge="straddle", or a smaller batch.'
         )
     if walk.epochs is not None and walk.epochs * walk.usable < walk.batch * walk.draws:
         raise DataError(
             f"{walk.epochs} epochs of {walk.usable} samples do not fill one step of {walk.batch * walk.draws}: the job would "
-            "end without a step and look finished. Raise data.epochs, or use a smaller batch."
+            "end without a step and look finished. Raise epochs in Walk(...), or use a smaller batch."
         )
 
 

@@ -129,7 +129,8 @@ class Server:
         options = self.options
         if not options.key:
             raise VaultError(
-                "The vault is to listen for copies but has no key. Set vault.key_file (openssl rand -hex 32 > FILE; chmod 600)."
+                "The vault is to listen for copies but has no key. Give it one with --key-file FILE "
+                "(openssl rand -hex 32 > FILE; chmod 600); a daemon does so by itself."
             )
         where, _, port = options.listen.rpartition(":")
         host = address_of(where.strip("[]"))
@@ -141,7 +142,8 @@ class Server:
         except OSError as error:
             listener.close()
             raise VaultError(
-                f"The vault cannot listen on {options.listen} ({error.strerror}). Check vault.interface and vault.port."
+                f"The vault cannot listen on {options.listen} ({error.strerror}). Check node.interface, node.address "
+                "and vault.port."
             ) from error
         listener.listen(64)
         listener.setblocking(False)
