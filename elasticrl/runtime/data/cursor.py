@@ -210,8 +210,8 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     for name, (old, new) in changed.items():
         if old != new and name not in allow:
             raise CheckpointRefused(
-                f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
-                f"planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
+                f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples "
+                f"would be used than planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
     used = last.offset + (draw - last.first) * last.walk.batch
     epochs, offset = divmod(used, last.walk.usable)
