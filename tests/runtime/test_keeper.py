@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import torch
-from vault_nodes import cluster, ring
+from vault_nodes import cluster, holdings, ring
 
 from elasticrl.config.tree import Tree
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -36,7 +36,7 @@ def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(t
         keeper.await_copies(lambda: None)
         back.join()
         assert not keeper.late
-        assert {"n0", "n1"} <= {held.at for held in keeper.vault.control.survey(timeout_s=2.0).holdings}
+        assert {"n0", "n1"} <= {held.at for held in holdings(nodes)}
         keeper.close(over=False)
 
 

@@ -294,20 +294,18 @@ class Vault:
         choose: Callable[[Source], Sequence[Piece]] | None = None,
         *,
         timeout_s: float = 60.0,
-        also: Mapping[str, str] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
         A vault that is away for a moment, because it is being started again, is waited for, and `check` may raise meanwhile:
         somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
-        there) and says which pieces it will read; None reads everything. `also` gives addresses of vaults that are not in the
-        present ring.
+        there) and says which pieces it will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
         with ExitStack() as pins:
             local = {number: pins.enter_context(shard) for number, shard in self._local(whole)}
-            look = partial(self._look, whole, local, timeout_s=timeout_s, also=dict(also or {}))
+            look = partial(self._look, whole, local, timeout_s=timeout_s)
             first: list[int] | None = None if choose is None else []
             nearest = partial(self._nearest, whole, check=check)
             parts = [nearest(number, partial(look, number, first)) for number in range(whole.world)]
@@ -343,7 +341,6 @@ class Vault:
         node: str,
         *,
         timeout_s: float,
-        also: dict[str, str],
     ) -> "_Part":
         """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
         if node == self.node:
@@ -361,7 +358,6 @@ class Vault:
             world=whole.world,
             blocks=blocks,
             by=self.writer,
-            also=also,
         )
         found = pin(self.directory / str(answer["file"]))
         if isinstance(found, Torn):

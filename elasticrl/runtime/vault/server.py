@@ -31,7 +31,7 @@ from elasticrl.runtime.vault.version import Version
 
 PART = "part-"  # files that hold only the blocks one worker asked for
 FETCHED = "fetch-"  # whole shards fetched from another vault
-LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
+LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 RING = "ring.json"
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 SOCKET_PATH = 107
@@ -214,8 +214,6 @@ class Server:
             "ring": self._set_ring,
             "sealed": self._sealed,
             "copied": self._copied,
-            "list": self._list,
-            "survey": self._survey,
             "fetch": self._fetch,
             "release": self._release,
             "leave": self._leave,
@@ -339,44 +337,12 @@ class Server:
             raise VaultError(f"step {at[1]} of {writer} was not copied within {timeout_s:g} s: {why}") from None
         return {"copies": len(self._buddies), "wanted": self._ring.copies}
 
-    async def _list(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"holdings": [holding.to_json() for _, holding in self._scan()]}
-
-    async def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What all vaults of the ring hold, and which of them did not say."""
-        timeout_s = float(request["timeout_s"])
-        others = {n: a for n, a in self._ring.addresses if n != self.options.node}
-        others.update({str(n): str(a) for n, a in request.get("also", {}).items() if n != self.options.node})
-        results = await asyncio.gather(*(self._ask_list(a, timeout_s) for a in others.values()))
-        holdings = [holding.to_json() for _, holding in self._scan()]
-        silent: dict[str, str] = {}
-        for node, result in zip(others, results, strict=True):
-            if isinstance(result, str):
-                silent[node] = result
-            else:
-                holdings.extend({**row, "at": node} for row in result)
-        return {"holdings": holdings, "silent": silent}
-
-    async def _ask_list(self, address: str, timeout_s: float) -> list[dict[str, Any]] | str:
-        try:
-            if self._caller is None:
-                raise VaultError("this vault does not listen, so it cannot call others")
-            async with asyncio.timeout(timeout_s):
-                channel = await self._caller.call(address)
-                try:
-                    answer, _ = await channel.ask({"op": "list"})
-                finally:
-                    channel.close()
-            return list(answer["holdings"])
-        except (OSError, TimeoutError, VaultError, ValueError, KeyError) as error:
-            return f"{address}: {error or type(error).__name__}"
-
     async def _fetch(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Bring a shard, or only some blocks of it, into a file here."""
         if self._caller is None:
             raise VaultError("this vault does not listen, so it cannot call others")
         node = str(request["at"])
-        address = {**dict(self._ring.addresses), **request.get("also", {})}.get(node)
+        address = dict(self._ring.addresses).get(node)
         if address is None:
             raise VaultError(f"node {node} is not in the ring of generation {self._ring.generation}")
         wanted = {k: int(request[k]) for k in ("step", "update", "generation", "shard", "world")}
@@ -480,8 +446,6 @@ class Server:
 
     async def _answer(self, channel: Channel, frame: Mapping[str, Any], size: int) -> None:
         match frame.get("op"):
-            case "list":
-                await channel.send({"ok": True, "holdings": [holding.to_json() for _, holding in self._scan()]})
             case "put":
                 await self._keep(channel, await promised(channel, frame, size))
             case "get":
