@@ -24,7 +24,6 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
-from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep, word
 from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
 from elasticrl.runtime.vault.version import Version
@@ -49,9 +48,7 @@ class Options:
     directory: Path
     listen: str = ""  # host:port on the interface for copies; port 0 takes a free one; empty: no copies
     key: bytes | None = None
-    keep: int = 2
-    rate_mb_s: float = 0.0
-    window_bytes: int = 16 << 20  # of a copy, on their way at once
+    window_bytes: int = 16 << 20  # of a copy, sent and not acknowledged yet, at most; one block in any case
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
     outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
@@ -80,7 +77,6 @@ class Server:
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rate = Rate(options.rate_mb_s * 1e6, options.window_bytes)
         self._caller: Caller | None = None
         self._lock_fd = -1
         self._listener: socket.socket | None = None
@@ -289,7 +285,7 @@ class Server:
         for node, address in wanted.items():
             if node not in self._buddies:
                 assert self._caller is not None
-                self._buddies[node] = Buddy(node, address, self._caller, self._rate, self._moved)
+                self._buddies[node] = Buddy(node, address, self._caller, self.options.window_bytes, self._moved)
         newest: dict[str, tuple[Path, Holding]] = {}
         for path, holding in self._scan():
             name = parse_name(path.name)
@@ -476,7 +472,7 @@ class Server:
         """Receive into a file of our own; nothing of it remains if it does not all arrive."""
         family = (offered.stamp.node, writer)
         if family not in self._incoming:
-            slots = Slots(self.options.directory, origin=family[0], writer=family[1], keep=self.options.keep)
+            slots = Slots(self.options.directory, origin=family[0], writer=family[1])
             self._incoming[family] = (slots, asyncio.Lock())
         slots, lock = self._incoming[family]
         async with asyncio.timeout(self.options.deadline_s):
@@ -510,7 +506,9 @@ class Server:
                 if (sealed.stamp.version, sealed.stamp.generation) != key[:2]:
                     continue
                 await offer(channel, {"ok": True}, sealed)
-                await send_blocks(channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self._rate)
+                await send_blocks(
+                    channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self.options.window_bytes
+                )
             return
         raise VaultError(
             f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"
