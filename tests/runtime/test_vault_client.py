@@ -81,7 +81,6 @@ def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
         ticket = one(vault, step, large)
         calls.append(time.perf_counter() - began)
         ticket.wait_sealed(10)
-        assert ticket.took_s > 0
         assert ticket.nbytes == 40_000_000
     assert sorted(calls)[3] < 0.002
     vault.close()
