@@ -9,7 +9,7 @@ memory, and no library's generator can change it under us from one version to th
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -157,23 +157,6 @@ class Cursor:
                 f"Step {step}, update {update} takes no samples: Walk(draws={self.walk.draws}) says how many a step has."
             )
         return step * self.walk.draws + update
-
-    def lanes(self, step: int, update: int = 0) -> Iterator[tuple[int, tuple[SampleId, ...]]]:
-        """All lanes' samples of a draw."""
-        for lane in range(self.walk.lanes):
-            yield lane, self.ids(step, update, lane)
-
-    def minibatch(self, step: int, turn: int, part: int, parts: int, lane: int) -> tuple[int, ...]:
-        """Which of a lane's samples (their places in its batch) are in mini-batch `part` of `parts` of one turn.
-
-        Every turn takes each of them once, in an order of its own: a function of seed, step, turn and lane, never of a rank.
-        """
-        count = self.walk.per_lane
-        if count % parts:
-            raise DataError(f"{count} samples a lane can't be cut into {parts} equal mini-batches.")
-        key = order_key(self.walk.seed, step, turn, lane, "minibatch")
-        size = count // parts
-        return tuple(permuted(i, count, key) for i in range(part * size, (part + 1) * size))
 
     def advance(self, step: int, update: int = 0) -> None:
         """The samples of this draw have been used: a run that is resumed with another batch goes on after them."""
