@@ -201,6 +201,7 @@ class Server:
     # -- the control socket
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one caller of the control socket, line by line, until it goes."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
