@@ -138,7 +138,7 @@ class VaultSide(Side):
         self.vault = Vault(self.shared / "n0", job="bench", node="n0", keep=1 if disk else 2, deadline_s=LIMIT_S)
         if buddy:
             ring = {"nodes": ["n0", "n1"], "addresses": dict(zip(("n0", "n1"), addresses, strict=True))}
-            self.vault.control.ring(generation=1, copies=1, **ring)
+            self.vault.control.ask("ring", generation=1, copies=1, **ring)
         self.buddy = buddy
         self.saver = Saver(str(root / f"disk-{disk}"), facts=Facts()) if disk else None
         self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())

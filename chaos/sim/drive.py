@@ -29,7 +29,7 @@ class Result:
 
 
 class Run:
-    """A scenario in motion; `on_fact` sees each fact as it happens."""
+    """A scenario in motion."""
 
     def __init__(self, scenario: Scenario, seed: str) -> None:
         self.scenario, self.seed = scenario, seed

@@ -25,7 +25,7 @@ class BadSpec(ValueError):
 class Spec:
     """One node's workers.
 
-    Example: Spec(job="ppo-7b", node="n03", slots=8, program=("-m", "elasticrl.ppo.main"), args=("run.yaml",),
+    Example: Spec(job="ppo-7b", node="n03", slots=8, program=("-m", "elasticrl.ppo"), args=("run.yaml",),
         log_dir="/var/log/elasticrl/ppo-7b")
     """
 

@@ -165,11 +165,6 @@ class Leaf:
         return SecretStr in _options(self.annotation)
 
     @property
-    def optional(self) -> bool:
-        """Null says that it is not set."""
-        return type(None) in _options(self.annotation)
-
-    @property
     def mapping(self) -> bool:
         """It has free keys of its own."""
         return get_origin(_split(self.annotation)[0]) is Mapping

@@ -61,6 +61,7 @@ def _of_rank(first: Evidence, causes: Sequence[Evidence]) -> Evidence:
 
 
 def _verdict(case: Case, first: Evidence) -> Verdict:
+    """The verdict whose cause is `first`: who is blamed, who only waited, and what speaks against it."""
     meaning = MEANINGS[first.sign]
     # Of two that brought different sizes gloo ends the one that brought less: it may be any of the two.
     either = first.kind is Kind.GLOO_ERROR and first.sign is Sign.MISMATCH and first.rank not in case.missed

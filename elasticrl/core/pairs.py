@@ -185,6 +185,7 @@ def _alone(ends: Mapping[str, Result]) -> Result | None:
 
 
 def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidence:
+    """What the reports of both ends say about a pair of nodes: the worst trouble that they prove, or that it is well."""
     a, b = pair
     seen = [ends[node] for node in pair if node in ends]
     arrives = {(a, b): False, (b, a): False}

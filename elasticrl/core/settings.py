@@ -1,7 +1,7 @@
 """The frozen values the core decides by. `elasticrl.config` produces them from YAML; the core never sees a file.
 
 Every duration is in seconds and ends in `_s`. The defaults are those of a small cluster on one switch; the relations
-between them (a lease must outlive two keepalives, ...) are checked in `elasticrl.config.check`, not here.
+between them (a lease must outlive two keepalives, ...) are checked in `elasticrl.config.relations`, not here.
 """
 
 from dataclasses import dataclass, field

@@ -323,6 +323,7 @@ class Inquiry:
         return wanted != "gloo" and there
 
     async def _test(self, action: Probe) -> None:
+        """Runs this node's part of a probe in a process of its own, and posts what it said within the time."""
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self.tree.recovery.probe_s
         task = {

@@ -200,6 +200,7 @@ class Parser:
         return found
 
     def _windows(self, cut: int) -> Iterator[list[Line]]:
+        """Each hit before `cut` with the lines around it; hits that are close together share one window."""
         data = self._left
         hits = sorted(_hits(data, cut))
         number, counted = self._number, 0

@@ -191,6 +191,7 @@ def compare(dumps: Mapping[int, Sequence[Entry]], *, expected: Iterable[int] = (
 
 
 def _compare_group(group: str, rows: Mapping[int, Mapping[int, Entry]]) -> Iterator[Evidence]:
+    """What one group's records prove: a collective that some entered otherwise, or that some never entered."""
     if len(rows) < 2:
         return
     last = {rank: max(row, default=-1) for rank, row in rows.items()}

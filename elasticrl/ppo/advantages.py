@@ -67,16 +67,16 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor, moments: Moments) -> to
     return torch.where(mask, (advantages - moments.mean) * scale, 0.0)
 
 
-def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int, *, scale: bool = True) -> torch.Tensor:
+def group_advantages(scores: torch.Tensor, mask: torch.Tensor, group: int) -> torch.Tensor:
     """GRPO: each score against those of the other answers to its prompt, the same for all tokens of a sample.
 
-    Samples of a group are neighbours: rows 0 to group - 1 are the first. With scale=False it is not divided by the group's
-    standard deviation (which favours prompts that are almost always, or almost never, answered well).
+    Samples of a group are neighbours: rows 0 to group - 1 are the first. It is divided by the group's standard deviation, which
+    favours prompts that are almost always, or almost never, answered well.
     """
     assert len(scores) % group == 0, f"{len(scores)} samples are not whole groups of {group}"
     groups = scores.view(-1, group)
     gain = groups - groups.mean(1, keepdim=True)
-    if scale and group > 1 and len(scores):
+    if group > 1 and len(scores):
         gain = gain / (groups.std(1, keepdim=True) + 1e-4)
     return torch.where(mask, gain.reshape(-1, 1), 0.0)
 

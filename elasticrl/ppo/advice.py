@@ -67,8 +67,8 @@ def sync_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     return Advice(
         rule="sync",
         numbers={"sync_s": sync, "step_s": step, "share": share},
-        text=f"sync takes {ms(sync)}, {share:.0%} of a step of {ms(step)}: raise rollout.sync_bucket, look at "
-        "rollout.sync_transport, or train more per rollout (ppo.batch, ppo.epochs)",
+        text=f"sync takes {ms(sync)}, {share:.0%} of a step of {ms(step)}: raise rollout.sync_bucket, or "
+        "train more per rollout (ppo.batch, ppo.epochs)",
     )
 
 

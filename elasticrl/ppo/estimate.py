@@ -191,6 +191,8 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
 
 
 def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
+    """What a role holds on each worker for the whole step, each with the formula that it comes from."""
+
     def line(what: str, size: float, formula: str) -> Line:
         return Line(role=role.name, what=what, bytes=int(size), formula=formula)
 

@@ -43,18 +43,13 @@ def kto_loss(
     baseline: float,
     *,
     beta: float = 0.1,
-    good_weight: float = 1.0,
-    bad_weight: float = 1.0,
 ) -> PreferenceLoss:
     """1 - sigmoid(+-beta x (log-ratio - baseline)), plus for good answers, minus for bad. `baseline` is `kto_baseline` of the
     whole batch.
     """
     sign = torch.where(good, 1.0, -1.0)
-    weight = torch.where(good, good_weight, bad_weight)
     gain = sign * torch.where(valid, ratios - baseline, 0.0)
-    return PreferenceLoss(
-        _sum(weight * (1 - torch.sigmoid(beta * gain)), valid), _sum((gain > 0).to(gain.dtype), valid)
-    )
+    return PreferenceLoss(_sum(1 - torch.sigmoid(beta * gain), valid), _sum((gain > 0).to(gain.dtype), valid))
 
 
 def kto_baseline(mean_log_ratio: float) -> float:

@@ -17,9 +17,6 @@ from elasticrl.report.read import Happening, Left, Note, Took
 
 STAGES: Final = ("decide", "reform", "first_step")
 TRAINING: Final = frozenset({"training"})
-TROUBLE: Final = frozenset(
-    {"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "store.lost", "bug"}
-)
 #: What a daemon says while it is in the job, and never on its way up.
 LIVELY: Final = frozenset(
     {"plan.adopted", "workers.changed", "node.state", "checkpoint.committed", "recovery.done", "daemon.stopped"}
@@ -105,7 +102,6 @@ class Story:
     nodes: tuple[str, ...]
     spans: tuple[Span, ...]
     generations: tuple[Generation, ...]
-    troubles: tuple[Happening, ...]
     recoveries: tuple[Recovery, ...]
     incidents: tuple[Incident, ...]  # each once; `node` names all who saw it
     trained_s: float
@@ -156,7 +152,7 @@ def tell(left: Left) -> Story:
     )  # fmt: skip
     return Story(
         left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
-        troubles=tuple(each for each in happenings if each.name in TROUBLE), recoveries=_recoveries(happenings, generations),
+        recoveries=_recoveries(happenings, generations),
         incidents=merged(left.incidents), trained_s=trained, since=since, until=until, steps=steps,
         outcome=_outcome(generations),
         commits=_ages([(e.at, e.whole("step")) for e in happenings if e.name == "checkpoint.committed"], since, end),

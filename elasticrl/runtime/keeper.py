@@ -74,6 +74,7 @@ class Keeper:
         self._say = say
         self.late = False  # the newest copies did not arrive in time
         self._said = ""
+        self._noticed: set[str] = set()  # what the vault's server was said not to hear, since it last heard
         self._released = False
         self._saver: Saver | None = None
         self._committed = ""
@@ -120,6 +121,7 @@ class Keeper:
 
     def keep(self, parts: Parts, version: Version, *, steps: int, whole: bool) -> None:
         """Begins a snapshot of everything registered; the tensors in it must stay until `taken`."""
+        self._notice()
         ticket = self.vault.snapshot(
             parts.capture(self._rank, self._world),
             version=version,
@@ -307,6 +309,15 @@ class Keeper:
             yield
         except DataError as error:
             self._complain(str(error))
+
+    def _notice(self) -> None:
+        """Says why this node's vault server does not hear of snapshots: each reason once, until it hears of one again."""
+        notice = self.vault.notice
+        if not notice:
+            self._noticed.clear()
+        elif notice not in self._noticed and not self.context.alone:  # alone there is no server to hear anything
+            self._noticed.add(notice)
+            self._say(notice)
 
     def _complain(self, problem: str) -> None:
         """Once for each change: a disk that stays full says so once."""

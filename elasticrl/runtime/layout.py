@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticrl.runtime.lanes import Fold, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 UNIT = 64  # elements; every parameter and shard begins at a multiple of it: cache lines and vector registers stay whole
 
@@ -264,46 +264,3 @@ def sum_plan(layout: Layout) -> SumPlan:
             place += 1
         counts.append(len(order))
     return SumPlan(counts=tuple(counts), adds=tuple(adds), roots=tuple(fold.total() for fold in folds.values()))
-
-
-class Move(NamedTuple):
-    """Elements of a parameter that a rank of the new gang needs, and who has them: a rank of the new gang, or None if all who
-    had them are gone.
-    """
-
-    target: int
-    source: int | None
-    name: str
-    start: int  # the first element's number in the parameter
-    length: int
-    at: int  # its place in the source's old shard
-    to: int  # and in the target's new one
-
-    @property
-    def there(self) -> slice:
-        """Its place in the source's old shard."""
-        return slice(self.at, self.at + self.length)
-
-    @property
-    def here(self) -> slice:
-        """Its place in the target's new shard."""
-        return slice(self.to, self.to + self.length)
-
-
-def moves(old: Layout, new: Layout, homes: Mapping[int, int]) -> list[Move]:
-    """All that has to happen to turn the old gang's shards into the new one's, in the same order on every rank. `homes` maps
-    the survivors' old ranks to new ones. What a rank keeps is a move from itself to itself.
-    """
-    holders: dict[str, list[tuple[int | None, Piece]]] = {}
-    for rank, pieces in enumerate(old.pieces):
-        for piece in pieces:
-            holders.setdefault(piece.name, []).append((homes.get(rank), piece))
-    found: list[Move] = []
-    for target, pieces in enumerate(new.pieces):
-        for piece in pieces:
-            for source, has in holders[piece.name]:
-                lo, hi = max(piece.start, has.start), min(piece.stop, has.stop)
-                if lo < hi:
-                    at, to = has.at + lo - has.start, piece.at + lo - piece.start
-                    found.append(Move(target, source, piece.name, lo, hi - lo, at, to))
-    return found

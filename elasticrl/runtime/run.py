@@ -572,6 +572,7 @@ class Run:
         return kept
 
     def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
+        """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind."""
         kind, given, host = strategy_of(self.tree, name), role.given, offloaded(self.tree, name)
         group, device, bucket_bytes = self._gang_now.group, self.context.device, self.tree.lanes.bucket_bytes
         if isinstance(given, torch.nn.Module):
@@ -612,6 +613,7 @@ class Run:
             return build(mesh)
 
     def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
+        """Fills all that is registered, from the vault, a checkpoint or anew; what is `kept` stays as it is."""
         keeper = self._hold()
         parts = Parts()
         for name, role in self._roles.items():

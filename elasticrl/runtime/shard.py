@@ -13,17 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, digest_of
-from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, Move, SumPlan, blocks, halving, moves, sum_plan
+from elasticrl.runtime.layout import UNIT, Edge, Halving, Layout, SumPlan, blocks, halving, sum_plan
 from elasticrl.runtime.optim import Rule, apply, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    # (row, parameter, first element, where to): fills the tensor from wherever the state is, a vault, a neighbour or a file.
-    Read = Callable[[str, str, int, torch.Tensor], None]
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 FOLD = 262_144  # elements whose squares are added up at a time, so that they stay in cache
 
@@ -121,7 +117,7 @@ class Shard:
 
     def apply(self, *, scale: float, lr_factor: float = 1.0, halfway: Callable[[], None] = lambda: None) -> None:
         """Writes the next version from this one and scale * gradient."""
-        assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor rolled back"
+        assert not self.applied, f"version {self.version + 1} was applied but neither sealed nor given up"
         runs = self._runs()
         self._other = None
         for i, (rule, start, stop) in enumerate(runs):
@@ -137,61 +133,12 @@ class Shard:
         assert self.applied, "nothing was applied"
         self._now, self._other, self._version, self.applied = 1 - self._now, self._version, self._version + 1, False
 
-    def roll_back(self) -> None:
-        """Gives up the next version, wherever it got to."""
-        self.applied = False
-
     def go_to(self, version: int) -> None:
         """Makes one of the versions `held` here the present one."""
         assert version in self.held, f"version {version} is not here, only {sorted(self.held)}"
         if version != self._version:
             self._now, self._other, self._version = 1 - self._now, self._version, version
         self.applied = False
-
-    def load(self, version: int, read: Read) -> None:
-        """Fills this version from `read(row, parameter, first element, out)`."""
-        for i, row in enumerate(self.rows):
-            for piece in self.pieces:
-                read(row, piece.name, piece.start, self.state[i, piece.there])
-        self.version, self.applied = version, False
-
-    def carry(
-        self,
-        version: int,
-        state: torch.Tensor | None,
-        *,
-        old: Layout,
-        homes: Mapping[int, int],
-        rank: int,
-        group: dist.ProcessGroup | None,
-        read: Read,
-    ) -> None:
-        """Fills this version from the survivors' memory, in one all-to-all over the new group of what changes hands; `read`
-        gives what only the dead had. `state` is this rank's shard of the old layout at that version (from `held`), None for
-        who has just joined. `homes` maps the survivors' old ranks to new ones. Collective.
-        """
-        ranks = range(len(self.layout.pieces))
-        rows = len(self.rows)
-        plan: dict[tuple[int | None, int], list[Move]] = {}
-        for move in moves(old, self.layout, homes):
-            plan.setdefault((move.source, move.target), []).append(move)
-        for move in plan.get((None, rank), []):
-            for i, row in enumerate(self.rows):
-                read(row, move.name, move.start, self.state[i, move.here])
-        for move in plan.get((rank, rank), []):
-            assert state is not None, f"rank {rank} is said to have been in the old gang"
-            self.state[:, move.here] = state[:, move.there]
-        if group is not None:
-            comes = [plan.get((source, rank), []) if source != rank else [] for source in ranks]
-            goes = [plan.get((rank, target), []) if target != rank else [] for target in ranks]
-            out = [state[:, move.there].reshape(-1) for part in goes for move in part if state is not None]
-            inbox = self.state.new_empty(rows * sum(move.length for part in comes for move in part))
-            lengths, sizes = ([rows * sum(move.length for move in part) for part in parts] for parts in (comes, goes))
-            dist.all_to_all_single(inbox, torch.cat([inbox[:0], *out]), lengths, sizes, group=group)
-            got = [move for part in comes for move in part]
-            for move, values in zip(got, torch.split(inbox, [rows * move.length for move in got]), strict=True):
-                self.state[:, move.here] = values.view(rows, -1)
-        self.version, self.applied = version, False
 
     def digest(self, names: Collection[str] | None = None) -> dict[str, int]:
         """This rank's part of the state's digest, per row; parts are added modulo 2**64. `names`: of these parameters only."""

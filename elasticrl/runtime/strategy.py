@@ -10,7 +10,7 @@ the gang can go back to the newest version that is whole everywhere, whoever die
     result = strategy.update(max_norm=1.0)
 
 A GangError may come out of any of these. The strategy is then spent, as late peers may still write to its buffers: leave the
-group, close() it, form the next one, make a new strategy, and let its shard `carry` over the newest version that is whole.
+group, close() it, form the next one, make a new strategy, and fill its shard with the newest version that is whole.
 How gradients become this rank's shard of their sum, and how parameters get back into the model, is the subclasses' part.
 """
 
@@ -120,7 +120,7 @@ class Strategy(ABC):
         `notes` are a few numbers, as many from each rank, that travel with the vote and cost no message of their own.
         """
         assert len(self._done) == len(self.turns), f"{len(self._done)} of {len(self.turns)} lanes are done"
-        assert not self.shard.applied, "the last update was neither sealed nor rolled back"
+        assert not self.shard.applied, "the last update was neither sealed nor given up"
         self.point("before_reduce")
         self._reduce()
         self.point("after_reduce")
@@ -150,11 +150,6 @@ class Strategy(ABC):
         """The update is whole and copied on all ranks: from here on there is no way back before it. For the caller to know."""
         self.point("before_seal")
         self.shard.seal()
-
-    def roll_back(self) -> None:
-        """Back to the last sealed version, on this rank. The model has it again after `publish` (over a group that works)."""
-        self.shard.roll_back()
-        self.forget()
 
     def update(
         self,

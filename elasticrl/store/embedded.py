@@ -183,6 +183,7 @@ class Embedded:
             return None  # there is none, or one that this version cannot read: as good as none
 
     def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
+        """Starts etcd on these ports, and writes down its process, by which a later daemon knows it again."""
         client, peer = ports
         peer_url = f"http://{LOOPBACK}:{peer}"
         client_url = f"{'https' if self.tls else 'http'}://{LOOPBACK}:{client}"

@@ -1,8 +1,8 @@
 """An etcd in this process: the same revisions, transactions, leases and watches, on a clock of your choice.
 
 The one idea: the server is a few dictionaries and a list of what happened at each revision; a watch is a cursor into that
-list. So it can be down, lose answers, be compacted or wiped exactly when a test wants it, and the tests that run on a real
-etcd run on it too.
+list. So it can be down, lose answers or be compacted exactly when a test wants it, and the tests that run on a real etcd
+run on it too.
 """
 
 import asyncio
@@ -59,7 +59,6 @@ class MemoryServer:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.lose: Literal["answer", "request"] | None = None  # of the next transaction that writes; then None again
-        self.epoch = 0  # how often the data were lost
         self._down = False
         self._ids = itertools.count(7587)
         self._waiting: set[asyncio.Event] = set()
@@ -82,15 +81,6 @@ class MemoryServer:
         if not down:
             for lease in self._leases.values():
                 lease.until = self.clock() + lease.ttl_s
-        self.wake()
-
-    def wipe(self) -> None:
-        """All data are lost, and it begins again, empty."""
-        self.epoch += 1
-        self.revision, self.compacted = 1, 0
-        self.history.clear()
-        self._entries.clear()
-        self._leases.clear()
         self.wake()
 
     def compact(self, revision: int) -> None:
@@ -302,10 +292,10 @@ class MemoryStore:
     async def watch(self, scopes: Sequence[str], from_revision: int) -> AsyncIterator[Batch]:
         """Every change from a revision on."""
         assert from_revision > 0, "a watch begins at a revision of the past, or at the next one"
-        server, epoch, following = self.server, self.server.epoch, from_revision
+        server, following = self.server, from_revision
         whole = list(map(self._whole, scopes))
         while not self._closed:
-            reason = None if server.down else self._lost(epoch, following)
+            reason = None if server.down else self._lost(following)
             if reason:
                 yield Batch(events=(), revision=following - 1, relist=reason)
                 return
@@ -353,10 +343,8 @@ class MemoryStore:
             )
         self.server.wake()
 
-    def _lost(self, epoch: int, following: int) -> str | None:
+    def _lost(self, following: int) -> str | None:
         """Why a watch cannot go on, if it cannot."""
-        if self.server.epoch != epoch or following > self.server.revision + 1:
-            return "the store was set back to an older state, or another one has taken its place"
         if following < self.server.compacted:
             return f"the history before revision {self.server.compacted} was compacted"
         return None

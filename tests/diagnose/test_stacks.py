@@ -175,7 +175,7 @@ C10D = "/env/torch/distributed/distributed_c10d.py"
         (frames("/e/elasticrl/runtime/vault/control.py _exchange", "/e/elasticrl/runtime/vault/control.py ask",
                 "/e/elasticrl/runtime/vault/control.py copied", "/job/t.py step"), "copies"),
         (frames("/e/elasticrl/runtime/vault/control.py _exchange", "/e/elasticrl/runtime/vault/control.py ask",
-                "/e/elasticrl/runtime/vault/control.py survey", "/job/t.py step"), "code"),
+                "/e/elasticrl/runtime/vault/control.py release", "/job/t.py step"), "code"),
         (frames("/job/t.py step", "/job/t.py main"), "code"),
         ([], "code"),
     ],

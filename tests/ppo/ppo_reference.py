@@ -102,13 +102,13 @@ def entropy(logits):
     return -sum(exp(x) * x for x in log_softmax(logits))
 
 
-def group_row(scores, group, scale):
+def group_row(scores, group):
     found = []
     for start in range(0, len(scores), group):
         part = scores[start : start + group]
         mean = sum(part) / group
         sd = sqrt(sum((x - mean) ** 2 for x in part) / (group - 1)) if group > 1 else 0.0
-        found += [(x - mean) / (sd + 1e-4) if scale and group > 1 else x - mean for x in part]
+        found += [(x - mean) / (sd + 1e-4) if group > 1 else x - mean for x in part]
     return found
 
 

@@ -25,7 +25,6 @@ from elasticrl.runtime.optim import SGD, AdamW, Rule
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
 from elasticrl.runtime.scalars import Tally
-from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Strategy
 
 Whole = dict[tuple[str, str], torch.Tensor]
@@ -128,14 +127,6 @@ def newest(vault: str) -> int:
     return max((version for (version, world), count in found.items() if count == world), default=0)
 
 
-def agree(shard: Shard, vault: str, gang: Gang) -> int:
-    """The newest version that every survivor holds in memory and the vault has whole, for the sake of the dead one's part."""
-    mine = torch.tensor([version in shard.held and version <= newest(vault) for version in range(99)])
-    everyone = mine.to(torch.int64)
-    dist.all_reduce(everyone, group=gang.group)
-    return int(max((everyone == gang.world).nonzero()))
-
-
 def everything(vault: str, version: int) -> Whole:
     """Any world's shards put together, whichever strategy wrote them."""
     whole: Whole = {}
@@ -151,11 +142,11 @@ def everything(vault: str, version: int) -> Whole:
 def load(strategy: Strategy, vault: str, version: int) -> None:
     """From files alone."""
     whole = everything(vault, version)
-
-    def read(row: str, name: str, start: int, out: torch.Tensor) -> None:
-        out.copy_(whole[row, name][start : start + out.numel()])
-
-    strategy.shard.load(version, read)
+    shard = strategy.shard
+    for i, row in enumerate(shard.rows):
+        for piece in shard.pieces:
+            shard.state[i, piece.there] = whole[row, piece.name][piece.start : piece.stop]
+    shard.version = version
     strategy.publish()
 
 
@@ -232,8 +223,8 @@ def through_a_death(
     at_step: int,
     point: str,
 ) -> dict[str, object]:
-    """As `segment`, but the victim is killed at a point of one update; the others go on without it, in place, with what they
-    have in memory and, from the vault, what only the victim had.
+    """As `segment`, but the victim is killed at a point of one update; the others go on without it, in the same processes, from
+    the newest version that is whole in the vault.
     """
     gang = form(generation=generation, rank=rank, world=world, store=store)
     now = [0]
@@ -257,38 +248,9 @@ def through_a_death(
             strategy.close()
             homes = {old: new for new, old in enumerate(r for r in range(world) if r != victim)}
             gang = form(generation=generation + 1, rank=homes[rank], world=len(homes), store=store)
-            before = strategy.shard
-            version = agree(before, vault, gang)
             strategy, model = make(kind, lanes, gang, point=fire)
-            whole = everything(vault, version)
-            foreign = [0]
-
-            def read(
-                row: str,
-                name: str,
-                start: int,
-                out: torch.Tensor,
-                *,
-                whole: Whole = whole,
-                foreign: list[int] = foreign,
-            ):
-                foreign[0] += out.numel()
-                out.copy_(whole[row, name][start : start + out.numel()])
-
-            strategy.shard.carry(
-                version,
-                before.held[version],
-                old=before.layout,
-                homes=homes,
-                rank=gang.rank,
-                group=gang.group,
-                read=read,
-            )
-            strategy.publish()
-            lost = len(before.rows) * sum(piece.count for piece in before.layout.pieces[victim])
-            said = torch.tensor([foreign[0]])
-            dist.all_reduce(said)
-            result = {"resumed": version, "read": said.item(), "lost": lost}
+            load(strategy, vault, newest(vault))
+            result = {"resumed": strategy.shard.version}
     result["sha256"] = fingerprint(strategy)
     gang.leave()
     return result

@@ -139,8 +139,12 @@ class Nodes:
         nodes = self.plan_now
         addresses = {node: self.vaults[node].address for node in nodes}
         for node in nodes:
-            self.vaults[node].control.ring(
-                generation=self.generation, nodes=nodes, addresses=addresses, copies=min(self.copies, len(nodes) - 1)
+            self.vaults[node].control.ask(
+                "ring",
+                generation=self.generation,
+                nodes=nodes,
+                addresses=addresses,
+                copies=min(self.copies, len(nodes) - 1),
             )
 
     def plan(self, *nodes: str, tell: bool = True) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import torch
-from vault_nodes import cluster, ring
+from vault_nodes import cluster, holdings, ring, until
 
 from elasticrl.config.tree import Tree
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -36,7 +36,38 @@ def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(t
         keeper.await_copies(lambda: None)
         back.join()
         assert not keeper.late
-        assert {"n0", "n1"} <= {held.at for held in keeper.vault.control.survey(timeout_s=2.0).holdings}
+        assert {"n0", "n1"} <= {held.at for held in holdings(nodes)}
+        keeper.close(over=False)
+
+
+def test_a_server_that_does_not_hear_of_snapshots_is_said_once_and_again_after_it_heard(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 0}}
+    told: list[str] = []
+    with cluster(tmp_path, 1) as (node,):
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=node.directory, alone=False)
+        keeper = Keeper(context, writer="w0", say=told.append)
+        keeper.begin(
+            generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            facts=facts_of(context, batch=1, data=""),
+        )  # fmt: skip
+        parts, steps = Parts(model=torch.nn.Linear(3, 2)), iter(range(1, 9))
+
+        def keep(heard: bool) -> None:
+            for _ in range(2):
+                step = next(steps)
+                keeper.keep(parts, Version(step), steps=step, whole=True)
+                keeper.await_copies(lambda: None)
+                until(lambda: bool(keeper.vault.notice) != heard, "the server heard, or did not")
+
+        node.kill()
+        keep(heard=False)
+        node.start()
+        keep(heard=True)
+        assert len(told) == 1
+        node.kill()
+        keep(heard=False)
+        assert len(told) == 2
+        assert all("did not answer 'sealed'" in sentence for sentence in told)
         keeper.close(over=False)
 
 
@@ -54,8 +85,8 @@ def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tm
     kept = keeper.sealed(None)  # step 10 is due: its save begins
     assert kept is not None
     keeper.save_last(kept, lambda: None)
-    until = time.monotonic() + 1.0  # the writer is warm: a second save would be through in a tenth of that
-    while time.monotonic() < until:
+    limit = time.monotonic() + 1.0  # the writer is warm: a second save would be through in a tenth of that
+    while time.monotonic() < limit:
         assert keeper.poll() == (), "it was saved a second time"
         time.sleep(0.02)
     assert [entry.name for entry in keeper.shelf()] == ["step-00000010-g1"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from state_jobs import Job, Rollout, pinned, same
-from vault_nodes import cluster, ring, until
+from vault_nodes import cluster, holdings, ring, until
 
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.client import Content, Vault
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
+from elasticrl.runtime.vault.holdings import Whole, newest_whole
 from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.piece import whole as whole_piece
@@ -81,7 +81,6 @@ def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
         ticket = one(vault, step, large)
         calls.append(time.perf_counter() - began)
         ticket.wait_sealed(10)
-        assert ticket.took_s > 0
         assert ticket.nbytes == 40_000_000
     assert sorted(calls)[3] < 0.002
     vault.close()
@@ -108,7 +107,7 @@ def test_a_server_that_hangs_holds_up_no_snapshot(tmp_path: Path):
         assert time.monotonic() - began < 1.5
         assert sorted(held(node.directory)) == [3, 4, 5]
         node.signal(signal.SIGCONT)
-        until(lambda: node.control.ask("list")["holdings"][-1]["step"] >= 4, "the server hears of the newest")
+        until(lambda: node.control.ask("status")["holdings"] == 3, "the server answers again")
         vault.close()
 
 
@@ -206,7 +205,7 @@ def test_a_small_shard_of_another_node_is_asked_for_once(size: int, asks: int, t
         ring(nodes, copies=0)
         there, here = (Vault(node.directory, job="job", node=node.name) for node in nodes)
         one(there, 0, content(torch.arange(size, dtype=torch.float32))).wait_sealed(10)
-        found = newest_whole(here.control.survey(timeout_s=2.0).holdings, here="n1")
+        found = newest_whole(holdings(nodes), here="n1")
         asked = []
         ask = here.control.ask
         here.control.ask = lambda op, **fields: asked.append(op) or ask(op, **fields)
@@ -234,11 +233,9 @@ def test_a_gang_of_two_goes_on_from_what_three_kept_although_a_node_is_lost(tmp_
             assert vault.wait_copied(ticket, 10) == 1
         nodes[1].kill()
         dead = vaults.pop("n1")
-        surveys = [vault.control.survey(timeout_s=2.0) for vault in vaults.values()]
-        choices = {newest_whole(s.holdings, here=name).version for s, name in zip(surveys, vaults, strict=True)}
-        assert choices == {Version(7)}
-        found = newest_whole(surveys[0].holdings, here="n0")
+        found = newest_whole(holdings([nodes[0], nodes[2]]), here="n0")
         assert found is not None
+        assert found.version == Version(7)
         assert found.sources == (("n0",), ("n2",), ("n0", "n2"))
         for other in restore_all(2, vaults, found):
             assert same(other.state(), before)
@@ -257,7 +254,7 @@ def test_a_damaged_own_copy_is_passed_over_for_the_buddys(tmp_path: Path):
         with ticket.path.open("r+b") as file:
             file.seek(pinned(ticket.path).sealed.shape.data_start + 100)
             file.write(b"\xff")
-        found = newest_whole(vault.control.survey(timeout_s=2.0).holdings, here="n0")
+        found = newest_whole(holdings(nodes), here="n0")
         assert found is not None
         assert found.sources == (("n0", "n1"),)
         with vault.gather(found) as source:
@@ -304,15 +301,15 @@ def test_a_server_that_is_being_started_again_is_waited_for(tmp_path: Path):
         vault = Vault(nodes[0].directory, job="job", node="n0")
         assert vault.wait_copied(one(vault, 3, content(torch.arange(1000.0))), 5) == 1
         vault.close()
-        found = newest_whole(nodes[1].control.survey(timeout_s=2.0).holdings, here="n1")
+        found = newest_whole(holdings(nodes), here="n1")
         assert found is not None
         nodes[0].kill()
         shutil.rmtree(nodes[0].directory)
         other = Vault(nodes[0].directory, job="job", node="n0")
-        back = threading.Timer(0.5, nodes[0].start)
+        back = threading.Timer(0.5, lambda: (nodes[0].start(), ring(nodes)))
         back.start()
         elsewhere = replace(found, sources=(("n1",),))
-        with other.gather(elsewhere, also={"n1": nodes[1].address}) as source:
+        with other.gather(elsewhere) as source:
             assert torch.equal(source.shards[0].tensors[0], torch.arange(1000.0))
         back.join()
         other.close()
@@ -338,8 +335,7 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         one(giver, 3, content(big, torch.ones(3))).wait_sealed(5)
         until(lambda: nodes[0].control.ask("status")["holdings"] == 1, "the server knows of it")
         taker = Vault(nodes[1].directory, job="job", node="n1")
-        rows = taker.control.survey(timeout_s=2.0).holdings
-        found = newest_whole(rows, here="n1")
+        found = newest_whole(holdings(nodes), here="n1")
         assert found is not None
         with taker.gather(found, lambda _: [whole_piece("t1", "float32", (3,))]) as source:
             target = torch.zeros(3)
@@ -349,6 +345,5 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         assert path.stat().st_blocks * 512 >= 16_000_000  # the memory is reserved ...
         with pytest.raises(VaultError, match="3 of 4 blocks"):  # ... but one block was sent
             pinned(path).verify()
-        assert all(isinstance(row, Holding) for row in rows)
         giver.close()
         taker.close()

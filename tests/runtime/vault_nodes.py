@@ -13,9 +13,10 @@ from pathlib import Path
 
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.control import Control
+from elasticrl.runtime.vault.holdings import Holding, holding_of
 from elasticrl.runtime.vault.layout import Stamp, Table
 from elasticrl.runtime.vault.piece import Piece
-from elasticrl.runtime.vault.slots import Slots
+from elasticrl.runtime.vault.slots import Pinned, Slots, files, pin
 from elasticrl.runtime.vault.version import Lineage, Version
 
 KEY = "a key for tests, thirty-two bytes"
@@ -121,12 +122,25 @@ def ring(nodes: Sequence[Node], *, generation: int = 1, copies: int = 1) -> None
     """Tell every node of all of them."""
     for node in nodes:
         if node.process is not None:
-            node.control.ring(
+            node.control.ask(
+                "ring",
                 generation=generation,
                 nodes=[n.name for n in nodes],
                 addresses={n.name: n.address for n in nodes},
                 copies=copies,
             )
+
+
+def holdings(nodes: Sequence[Node]) -> tuple[Holding, ...]:
+    """What these nodes' vaults hold whole, read from their files."""
+    found = []
+    for node in nodes:
+        for path, name in files(node.directory):
+            shard = None if name.writer.startswith("part-") else pin(path)
+            if isinstance(shard, Pinned):
+                with shard:
+                    found.append(holding_of(shard.sealed, node.name))
+    return tuple(found)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from elasticrl.runtime.lanes import Fold, Node
-from elasticrl.runtime.layout import UNIT, Layout, Piece, blocks, buckets, halving, moves, striped, sum_plan, up
+from elasticrl.runtime.layout import UNIT, Layout, Piece, blocks, buckets, halving, striped, sum_plan, up
 
 PARAMS = [
     ("a.weight", (37, 13)),
@@ -122,29 +122,3 @@ def test_blocks_are_subtrees_of_the_tree_over_any_number_of_elements(count: int)
             for block in blocks(start, stop):
                 fold.put(block, None)
         assert list(fold.parts) == [Node(0, count)]
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (4, 1), (1, 4), (3, 3)])
-def test_what_moves_is_what_changed_its_owner_and_arrives_in_its_place(before: int, after: int):
-    old, new = stripes(before), chunked(after) if before == 4 else stripes(after)
-    homes = {rank: rank - 1 for rank in range(1, before) if rank - 1 < after}  # the first one died, maybe others
-    arrived: dict[tuple[int, int], tuple[str, int]] = {}
-    for move in moves(old, new, homes):
-        gone = [p for rank, mine in enumerate(old.pieces) if homes.get(rank) == move.source for p in mine]
-        assert any(
-            p.name == move.name
-            and p.at <= move.at
-            and move.start - p.start == move.at - p.at
-            and move.start + move.length <= p.stop
-            for p in gone
-        )
-        for i in range(move.length):
-            assert (move.target, move.to + i) not in arrived
-            arrived[move.target, move.to + i] = move.name, move.start + i
-    wanted = {
-        (rank, piece.at + i): (piece.name, piece.start + i)
-        for rank, mine in enumerate(new.pieces)
-        for piece in mine
-        for i in range(piece.count)
-    }
-    assert arrived == wanted

@@ -55,7 +55,7 @@ def test_names_tell_version_and_generation_and_nothing_of_the_world():
 def test_documents_come_back_as_they_were():
     assert Manifest.decode(MANIFEST.encode(), "m") == MANIFEST
     assert ShardTable.decode(TABLE.encode(), "t") == TABLE
-    record = Committed(name=MANIFEST.name, generation=14, manifest_sha256="ab", revision=4711)
+    record = Committed(name=MANIFEST.name, generation=14, manifest_sha256="ab")
     assert Committed.decode(record.encode(), "c") == record
 
 

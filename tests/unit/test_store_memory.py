@@ -1,5 +1,5 @@
-"""What only the memory store can do: a clock moved by hand, an outage, a lost answer, lost data. Its like with etcd is
-shown by the suite in tests/store."""
+"""What only the memory store can do: a clock moved by hand, an outage, a lost answer. Its like with etcd is shown by the
+suite in tests/store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -101,19 +101,5 @@ def test_a_transaction_can_be_lost_on_either_way(server: MemoryServer, lose: str
             await store.txn([Absent(key="a")], [Put(key="a", value=b"")])
         assert ((await store.get("a")) is not None) is applied
         assert (await store.txn([Absent(key="a")], [Put(key="a", value=b"")])).ok is not applied
-
-    run(test)
-
-
-def test_lost_data_end_a_watch_with_the_reason(server: MemoryServer) -> None:
-    async def test() -> None:
-        store, seen = MemoryStore(server), []
-        await store.put("a", b"")
-        watch = asyncio.create_task(collect(store, seen))
-        await settle()
-        server.wipe()
-        await watch
-        assert seen[-1].relist
-        assert (await store.scan("")).entries == ()
 
     run(test)

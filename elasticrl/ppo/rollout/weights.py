@@ -148,6 +148,7 @@ def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bu
 
 
 def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bucket:
+    """These parameters whole, on the host and in `dtype`, put together from all ranks where they are cut up."""
     if hasattr(params[0][1], "ds_numel"):
         with gathered([param for _, param in params]):
             return [(name, param.detach().to("cpu", dtype, copy=True)) for name, param in params]

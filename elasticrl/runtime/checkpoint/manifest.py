@@ -202,13 +202,12 @@ class Manifest:
 class Committed:
     """Written into a checkpoint after the transaction that made it the newest: a store that lost its data can't deny it.
 
-    Example: Committed(name="step-00001280-g14", generation=14, manifest_sha256="ab...", revision=4711)
+    Example: Committed(name="step-00001280-g14", generation=14, manifest_sha256="ab...")
     """
 
     name: str
     generation: int
     manifest_sha256: str
-    revision: int = 0  # of the transaction in the store
 
     def encode(self) -> bytes:
         """The document."""

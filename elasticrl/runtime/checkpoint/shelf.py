@@ -155,7 +155,7 @@ def newest_good(
     return None
 
 
-def mark_committed(place: Place, name: str, *, revision: int = 0) -> Committed:
+def mark_committed(place: Place, name: str) -> Committed:
     """To be called after the transaction: from now on the checkpoint is committed even for those who lost the store."""
     with explained(f"Marking {name} as committed", place):
         text = place.read(name, MANIFEST)
@@ -164,7 +164,6 @@ def mark_committed(place: Place, name: str, *, revision: int = 0) -> Committed:
             name=name,
             generation=manifest.generation,
             manifest_sha256=hashlib.sha256(text).hexdigest(),
-            revision=revision,
         )
         place.put(name, COMMITTED, record.encode())
     return record

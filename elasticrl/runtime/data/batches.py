@@ -45,7 +45,7 @@ class Batches:
         if self._steps is not None and self.step >= self._steps:
             raise DataError(
                 f"All {self._steps} steps of the data have been used: a loop over it would train nothing and look finished. "
-                "Raise data.epochs, or do not begin again what is done."
+                "Raise epochs in Walk(...), or do not begin again what is done."
             )
         return self._rest()
 

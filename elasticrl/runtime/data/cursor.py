@@ -9,7 +9,7 @@ memory, and no library's generator can change it under us from one version to th
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -108,7 +108,7 @@ class Cursor:
 
     def __init__(self, walk: Walk, *, allow: Collection[str] = ()) -> None:
         if walk.size is None:
-            raise DataError("A Cursor needs to know the number of samples; for a stream use data.loader.Loader alone.")
+            raise DataError("A Cursor needs to know the number of samples; for a stream use StreamLoader.")
         _check(walk)
         self.walk = walk
         self.allow = frozenset(allow)  # what may differ from the run that is gone on from
@@ -146,7 +146,7 @@ class Cursor:
         if segment.steps is not None and draw - segment.first >= segment.steps * walk.draws:
             raise DataError(
                 f"Step {step} needs samples beyond the last of {walk.epochs} epochs of {walk.name}: there are {self.steps} "
-                "steps in all. Raise data.epochs, or end the job at that step."
+                "steps in all. Raise epochs in Walk(...), or end the job at that step (job.steps)."
             )
         return tuple(segment.sample(start + i) for i in range(walk.per_lane))
 
@@ -154,26 +154,9 @@ class Cursor:
         """The number of a draw in the job."""
         if not 0 <= update < self.walk.draws or step < 0:
             raise DataError(
-                f"Step {step}, update {update} takes no samples: {self.walk.draws} draws a step (data.draws)."
+                f"Step {step}, update {update} takes no samples: Walk(draws={self.walk.draws}) says how many a step has."
             )
         return step * self.walk.draws + update
-
-    def lanes(self, step: int, update: int = 0) -> Iterator[tuple[int, tuple[SampleId, ...]]]:
-        """All lanes' samples of a draw."""
-        for lane in range(self.walk.lanes):
-            yield lane, self.ids(step, update, lane)
-
-    def minibatch(self, step: int, turn: int, part: int, parts: int, lane: int) -> tuple[int, ...]:
-        """Which of a lane's samples (their places in its batch) are in mini-batch `part` of `parts` of one turn.
-
-        Every turn takes each of them once, in an order of its own: a function of seed, step, turn and lane, never of a rank.
-        """
-        count = self.walk.per_lane
-        if count % parts:
-            raise DataError(f"{count} samples a lane can't be cut into {parts} equal mini-batches.")
-        key = order_key(self.walk.seed, step, turn, lane, "minibatch")
-        size = count // parts
-        return tuple(permuted(i, count, key) for i in range(part * size, (part + 1) * size))
 
     def advance(self, step: int, update: int = 0) -> None:
         """The samples of this draw have been used: a run that is resumed with another batch goes on after them."""
@@ -210,8 +193,8 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     for name, (old, new) in changed.items():
         if old != new and name not in allow:
             raise CheckpointRefused(
-                f"data.{name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples would be used than "
-                f"planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
+                f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples "
+                f"would be used than planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
     used = last.offset + (draw - last.first) * last.walk.batch
     epochs, offset = divmod(used, last.walk.usable)
@@ -231,20 +214,20 @@ def _data(walk: Walk) -> tuple[object, ...]:
 def _check(walk: Walk) -> None:
     for name in ("lanes", "per_lane", "draws", "turns"):
         if getattr(walk, name) < 1:
-            raise DataError(f"data.{name} is {getattr(walk, name)} and must be at least 1.")
+            raise DataError(f"Walk({name}={getattr(walk, name)}) is refused: it must be at least 1.")
     if walk.size is None:
         return
     if walk.size < 1:
         raise DataError(f"{walk.name} has no samples.")
     if walk.edge == "drop" and walk.size < walk.batch:
         raise DataError(
-            f"{walk.name} has {walk.size} samples, which is less than one batch of {walk.batch}: with edge: drop every epoch "
-            "would be empty. Use edge: straddle, or a smaller batch."
+            f'{walk.name} has {walk.size} samples, which is less than one batch of {walk.batch}: with edge="drop" every epoch '
+            'would be empty. Use edge="straddle", or a smaller batch.'
         )
     if walk.epochs is not None and walk.epochs * walk.usable < walk.batch * walk.draws:
         raise DataError(
             f"{walk.epochs} epochs of {walk.usable} samples do not fill one step of {walk.batch * walk.draws}: the job would "
-            "end without a step and look finished. Raise data.epochs, or use a smaller batch."
+            "end without a step and look finished. Raise epochs in Walk(...), or use a smaller batch."
         )
 
 

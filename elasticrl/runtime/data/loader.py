@@ -138,8 +138,8 @@ class Loader:
                     self._begin(again)
             except TimeoutError as error:
                 raise DataError(
-                    f"{_name(key, ids)} were not loaded within {self._timeout_s:g} s: the storage hangs, or data.timeout_s is "
-                    "too short."
+                    f"{_name(key, ids)} were not loaded within {self._timeout_s:g} s: the storage hangs, or it "
+                    "takes longer: then give Loader(timeout_s=...) more."
                 ) from error
         raise AssertionError(key)
 
@@ -188,7 +188,7 @@ class StreamLoader:
     ) -> None:
         if walk.size is not None or walk.shuffle or walk.edge != "straddle":
             raise DataError(
-                "A stream is walked in its own order and its length is not known: size: null, shuffle: false."
+                "A stream is walked in its own order and its length is not known: Walk(size=None, shuffle=False)."
             )
         self._stream = stream
         self.walk = walk

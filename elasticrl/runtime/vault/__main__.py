@@ -30,8 +30,6 @@ def options_of(argv: list[str]) -> Options:
     parser.add_argument("--dir", type=Path, help="default: /dev/shm/elasticrl-JOB-UID/NODE")
     parser.add_argument("--listen", default="", help="host:port for copies between nodes; empty: no copies")
     parser.add_argument("--key-file", type=Path, help="the job's key; default: the environment's ELASTICRL_VAULT_KEY")
-    parser.add_argument("--keep", type=int, default=2, help="newest versions kept of each shard")
-    parser.add_argument("--rate-mb-s", type=float, default=0.0, help="limit on copies; 0: none")
     parser.add_argument(
         "--window-bytes", type=int, default=16 << 20, help="bytes of a copy that are on their way at once"
     )
@@ -48,8 +46,6 @@ def options_of(argv: list[str]) -> Options:
         directory=args.dir or default_directory(args.job, args.node),
         listen=args.listen,
         key=load_key(args.key_file),
-        keep=args.keep,
-        rate_mb_s=args.rate_mb_s,
         window_bytes=args.window_bytes,
         deadline_s=args.deadline_s,
         outlive=lambda: on_parents_death(0),

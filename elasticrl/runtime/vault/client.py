@@ -53,8 +53,6 @@ class Ticket:
         self.path: Path | None = None
         self.seal = 0  # what tells this version in that file from whatever comes there later
         self.nbytes = 0
-        self.took_s = 0.0  # of the copy alone
-        self.sealed_s = 0.0  # from the request to the seal
         self._taken = threading.Event()
         self._sealed = threading.Event()
         self._error: Exception | None = None
@@ -102,7 +100,6 @@ class Vault:
         self.job = job
         self.node = node
         self.writer = writer
-        self.stall_s = 0.0  # what snapshots have cost the training thread so far
         self.notice = ""  # why the server does not know of the last snapshot, if it doesn't
         self.control = Control(directory / "control.sock", deadline_s=deadline_s)
         self._deadline_s = deadline_s
@@ -134,7 +131,6 @@ class Vault:
 
         A snapshot that is still under way is waited for first: there is one at a time.
         """
-        began = time.perf_counter()
         assert 0 <= shard < world, f"shard {shard} of {world}"
         assert len(content.tensors) == len(content.table.pieces)
         stamp = Stamp(
@@ -149,19 +145,14 @@ class Vault:
         )
         ticket = Ticket(stamp)
         ready = _cuda_event(content.tensors)
-        self._put(lambda: self._keep(ticket, content, ready, began))
+        self._put(lambda: self._keep(ticket, content, ready))
         self._last = ticket
-        self.stall_s += time.perf_counter() - began
         return ticket
 
     def settle(self, timeout_s: float) -> None:
         """Wait until the last snapshot lets the parameters change: the line to put before an update."""
         if self._last is not None:
-            began = time.perf_counter()
-            try:
-                self._last.wait_taken(timeout_s)
-            finally:
-                self.stall_s += time.perf_counter() - began
+            self._last.wait_taken(timeout_s)
 
     def wait_copied(self, ticket: Ticket, timeout_s: float) -> int:
         """Until the buddies have it too; how many there are. VaultError names those that don't."""
@@ -225,16 +216,14 @@ class Vault:
         while (work := self._queue.get()) is not None:
             work()
 
-    def _keep(self, ticket: Ticket, content: Content, ready: "torch.cuda.Event | None", began: float) -> None:
+    def _keep(self, ticket: Ticket, content: Content, ready: "torch.cuda.Event | None") -> None:
         stamp, table = ticket.stamp, content.table
         try:
             text = layout.header(stamp, table, content.values)
             shape = layout.shape_of(text, table.starts[-1])
             slot = self._slots.take(shape.total, below=(stamp.version, stamp.generation))
             try:
-                start = time.perf_counter()
                 _copy(self._targets(slot, table, shape), content.tensors, ready)
-                ticket.took_s = time.perf_counter() - start
                 ticket.mark_taken()
                 memory = slot.memory
                 ticket.seal = layout.seal(memory, shape, text, layout.sums_of(memory, shape))
@@ -246,7 +235,6 @@ class Vault:
             return
         ticket.path = slot.path
         ticket.nbytes = shape.data_bytes
-        ticket.sealed_s = time.perf_counter() - began
         ticket.finish(None)
         self._sealed.put(slot.path.name)
 
@@ -294,20 +282,18 @@ class Vault:
         choose: Callable[[Source], Sequence[Piece]] | None = None,
         *,
         timeout_s: float = 60.0,
-        also: Mapping[str, str] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
         A vault that is away for a moment, because it is being started again, is waited for, and `check` may raise meanwhile:
         somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
-        there) and says which pieces it will read; None reads everything. `also` gives addresses of vaults that are not in the
-        present ring.
+        there) and says which pieces it will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
         with ExitStack() as pins:
             local = {number: pins.enter_context(shard) for number, shard in self._local(whole)}
-            look = partial(self._look, whole, local, timeout_s=timeout_s, also=dict(also or {}))
+            look = partial(self._look, whole, local, timeout_s=timeout_s)
             first: list[int] | None = None if choose is None else []
             nearest = partial(self._nearest, whole, check=check)
             parts = [nearest(number, partial(look, number, first)) for number in range(whole.world)]
@@ -343,7 +329,6 @@ class Vault:
         node: str,
         *,
         timeout_s: float,
-        also: dict[str, str],
     ) -> "_Part":
         """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
         if node == self.node:
@@ -361,7 +346,6 @@ class Vault:
             world=whole.world,
             blocks=blocks,
             by=self.writer,
-            also=also,
         )
         found = pin(self.directory / str(answer["file"]))
         if isinstance(found, Torn):

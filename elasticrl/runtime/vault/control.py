@@ -7,25 +7,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elasticrl.runtime.vault.channel import PROTOCOL
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.version import Version
 
 GRACE_S = 1.0  # beyond a question's own deadline, for its answer to arrive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What all vaults that answered hold, and which did not answer, with the reason."""
-
-    holdings: tuple[Holding, ...]
-    silent: Mapping[str, str]
 
 
 class Control:
@@ -99,10 +88,6 @@ class Control:
 
     # -- the questions
 
-    def ring(self, *, generation: int, nodes: Iterable[str], addresses: Mapping[str, str], copies: int) -> None:
-        """Tell the vault who its neighbours are now, in the plan's order."""
-        self.ask("ring", generation=generation, nodes=list(nodes), addresses=dict(addresses), copies=copies)
-
     def copied(self, writer: str, *, version: Version, generation: int, timeout_s: float) -> int:
         """Wait until all buddies have a version of a worker; how many there are. VaultError names the late ones."""
         answer = self.ask(
@@ -115,17 +100,6 @@ class Control:
         )
         return int(answer["copies"])
 
-    def survey(self, *, timeout_s: float, also: Mapping[str, str] | None = None) -> Survey:
-        """What is held where. `also` names vaults that are not in the ring, for example those of the last one."""
-        answer = self.ask("survey", timeout_s=timeout_s, also=dict(also or {}))
-        return Survey(
-            holdings=tuple(Holding.from_json(row) for row in answer["holdings"]), silent=dict(answer["silent"])
-        )
-
     def release(self, version: Version) -> None:
         """`version` is whole everywhere: files of writers that are gone and have nothing as new may go."""
         self.ask("release", step=version.step, update=version.update)
-
-    def end(self) -> None:
-        """The job is over: the server removes all files and ends."""
-        self.ask("end")

@@ -12,7 +12,6 @@ from pathlib import Path
 from elasticrl.runtime.vault.channel import Channel, greet
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Stamp, Torn
-from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import pin
 from elasticrl.runtime.vault.transfer import offer, send_blocks
 from elasticrl.runtime.vault.version import Version
@@ -54,13 +53,13 @@ class Caller:
 class Buddy:
     """One node that keeps our copies."""
 
-    def __init__(self, node: str, address: str, caller: Caller, rate: Rate, moved: asyncio.Condition) -> None:
+    def __init__(self, node: str, address: str, caller: Caller, window_bytes: int, moved: asyncio.Condition) -> None:
         self.node = node
         self.address = address
         self.failing = ""  # the sentence of the last failure, until something arrives
         self.sent_bytes = 0
         self._caller = caller
-        self._rate = rate
+        self._window_bytes = window_bytes
         self._moved = moved  # notified when a copy has arrived or failed
         self._pending: dict[str, Path] = {}
         self._done: dict[str, Mark] = {}
@@ -123,7 +122,7 @@ class Buddy:
             if not answer.get("ok"):
                 raise VaultError(str(answer.get("why", "refused")))
             if not answer.get("have"):
-                await send_blocks(channel, shard, range(sealed.shape.blocks), self._rate)
+                await send_blocks(channel, shard, range(sealed.shape.blocks), self._window_bytes)
                 last, _ = await channel.receive()
                 if not last.get("ok"):
                     raise VaultError(str(last.get("why", "not sealed")))

@@ -24,14 +24,13 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
-from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep, word
 from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
 from elasticrl.runtime.vault.version import Version
 
 PART = "part-"  # files that hold only the blocks one worker asked for
 FETCHED = "fetch-"  # whole shards fetched from another vault
-LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
+LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 RING = "ring.json"
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 SOCKET_PATH = 107
@@ -49,9 +48,7 @@ class Options:
     directory: Path
     listen: str = ""  # host:port on the interface for copies; port 0 takes a free one; empty: no copies
     key: bytes | None = None
-    keep: int = 2
-    rate_mb_s: float = 0.0
-    window_bytes: int = 16 << 20  # of a copy, on their way at once
+    window_bytes: int = 16 << 20  # of a copy, sent and not acknowledged yet, at most; one block in any case
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
     outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
@@ -80,7 +77,6 @@ class Server:
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rate = Rate(options.rate_mb_s * 1e6, options.window_bytes)
         self._caller: Caller | None = None
         self._lock_fd = -1
         self._listener: socket.socket | None = None
@@ -129,7 +125,8 @@ class Server:
         options = self.options
         if not options.key:
             raise VaultError(
-                "The vault is to listen for copies but has no key. Set vault.key_file (openssl rand -hex 32 > FILE; chmod 600)."
+                "The vault is to listen for copies but has no key. Give it one with --key-file FILE "
+                "(openssl rand -hex 32 > FILE; chmod 600); a daemon does so by itself."
             )
         where, _, port = options.listen.rpartition(":")
         host = address_of(where.strip("[]"))
@@ -141,7 +138,8 @@ class Server:
         except OSError as error:
             listener.close()
             raise VaultError(
-                f"The vault cannot listen on {options.listen} ({error.strerror}). Check vault.interface and vault.port."
+                f"The vault cannot listen on {options.listen} ({error.strerror}). Check node.interface, node.address "
+                "and vault.port."
             ) from error
         listener.listen(64)
         listener.setblocking(False)
@@ -203,6 +201,7 @@ class Server:
     # -- the control socket
 
     async def _serve_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one caller of the control socket, line by line, until it goes."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -212,8 +211,6 @@ class Server:
             "ring": self._set_ring,
             "sealed": self._sealed,
             "copied": self._copied,
-            "list": self._list,
-            "survey": self._survey,
             "fetch": self._fetch,
             "release": self._release,
             "leave": self._leave,
@@ -289,7 +286,7 @@ class Server:
         for node, address in wanted.items():
             if node not in self._buddies:
                 assert self._caller is not None
-                self._buddies[node] = Buddy(node, address, self._caller, self._rate, self._moved)
+                self._buddies[node] = Buddy(node, address, self._caller, self.options.window_bytes, self._moved)
         newest: dict[str, tuple[Path, Holding]] = {}
         for path, holding in self._scan():
             name = parse_name(path.name)
@@ -337,44 +334,12 @@ class Server:
             raise VaultError(f"step {at[1]} of {writer} was not copied within {timeout_s:g} s: {why}") from None
         return {"copies": len(self._buddies), "wanted": self._ring.copies}
 
-    async def _list(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"holdings": [holding.to_json() for _, holding in self._scan()]}
-
-    async def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What all vaults of the ring hold, and which of them did not say."""
-        timeout_s = float(request["timeout_s"])
-        others = {n: a for n, a in self._ring.addresses if n != self.options.node}
-        others.update({str(n): str(a) for n, a in request.get("also", {}).items() if n != self.options.node})
-        results = await asyncio.gather(*(self._ask_list(a, timeout_s) for a in others.values()))
-        holdings = [holding.to_json() for _, holding in self._scan()]
-        silent: dict[str, str] = {}
-        for node, result in zip(others, results, strict=True):
-            if isinstance(result, str):
-                silent[node] = result
-            else:
-                holdings.extend({**row, "at": node} for row in result)
-        return {"holdings": holdings, "silent": silent}
-
-    async def _ask_list(self, address: str, timeout_s: float) -> list[dict[str, Any]] | str:
-        try:
-            if self._caller is None:
-                raise VaultError("this vault does not listen, so it cannot call others")
-            async with asyncio.timeout(timeout_s):
-                channel = await self._caller.call(address)
-                try:
-                    answer, _ = await channel.ask({"op": "list"})
-                finally:
-                    channel.close()
-            return list(answer["holdings"])
-        except (OSError, TimeoutError, VaultError, ValueError, KeyError) as error:
-            return f"{address}: {error or type(error).__name__}"
-
     async def _fetch(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Bring a shard, or only some blocks of it, into a file here."""
         if self._caller is None:
             raise VaultError("this vault does not listen, so it cannot call others")
         node = str(request["at"])
-        address = {**dict(self._ring.addresses), **request.get("also", {})}.get(node)
+        address = dict(self._ring.addresses).get(node)
         if address is None:
             raise VaultError(f"node {node} is not in the ring of generation {self._ring.generation}")
         wanted = {k: int(request[k]) for k in ("step", "update", "generation", "shard", "world")}
@@ -478,8 +443,6 @@ class Server:
 
     async def _answer(self, channel: Channel, frame: Mapping[str, Any], size: int) -> None:
         match frame.get("op"):
-            case "list":
-                await channel.send({"ok": True, "holdings": [holding.to_json() for _, holding in self._scan()]})
             case "put":
                 await self._keep(channel, await promised(channel, frame, size))
             case "get":
@@ -510,7 +473,7 @@ class Server:
         """Receive into a file of our own; nothing of it remains if it does not all arrive."""
         family = (offered.stamp.node, writer)
         if family not in self._incoming:
-            slots = Slots(self.options.directory, origin=family[0], writer=family[1], keep=self.options.keep)
+            slots = Slots(self.options.directory, origin=family[0], writer=family[1])
             self._incoming[family] = (slots, asyncio.Lock())
         slots, lock = self._incoming[family]
         async with asyncio.timeout(self.options.deadline_s):
@@ -544,7 +507,9 @@ class Server:
                 if (sealed.stamp.version, sealed.stamp.generation) != key[:2]:
                     continue
                 await offer(channel, {"ok": True}, sealed)
-                await send_blocks(channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self._rate)
+                await send_blocks(
+                    channel, shard, _given(frame.get("blocks"), sealed.shape.blocks), self.options.window_bytes
+                )
             return
         raise VaultError(
             f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"

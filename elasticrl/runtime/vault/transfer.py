@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.channel import Channel, PeerError
 from elasticrl.runtime.vault.layout import Sealed, Shape, Stamp
-from elasticrl.runtime.vault.rate import Rate
 from elasticrl.runtime.vault.slots import Pinned, Slot
 
 
@@ -45,16 +44,15 @@ async def promised(channel: Channel, frame: Mapping[str, object], size: int) -> 
     return Offer(stamp=stamp, shape=shape, text=text, sums=sums)
 
 
-async def send_blocks(channel: Channel, shard: Pinned, blocks: Sequence[int], rate: Rate) -> None:
+async def send_blocks(channel: Channel, shard: Pinned, blocks: Sequence[int], window_bytes: int) -> None:
     """Send these blocks; each is acknowledged. The file is pinned until the last is: its pages are what is on the way."""
     acknowledged = 0
-    window = max(1, rate.window_bytes // layout.BLOCK)
+    window = max(1, window_bytes // layout.BLOCK)
     with shard.open() as file:
         for number, index in enumerate(blocks):
             while number - acknowledged >= window:
                 acknowledged = await _acknowledge(channel, acknowledged)
             start, stop = shard.sealed.shape.block(index)
-            await rate.allow(stop - start)
             await channel.send_file({"block": index}, file, start, stop - start)
             faults.reach("vault.send.block")
         while acknowledged < len(blocks):
