@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.diagnose import health
 from elasticrl.diagnose.kernel_log import Ring
 
 # Signals that a program brings upon itself. All others come from somebody else.
@@ -112,12 +113,13 @@ def core_of(code: int | None) -> str:
 class Memory:
     """What the kernel tells about processes it killed for want of memory: its log where we may read it, else a count."""
 
-    def __init__(self) -> None:
-        self._counter = _oom_counter()
+    def __init__(self, root: Path = health.ROOT) -> None:
+        files = health.cgroup_files(root)
+        self._counter = files[2] if files else None  # of our cgroup
         self._killed = self._count()
         self._log: Ring | None = None
         with suppress(OSError):  # an unprivileged user may not; the counter remains
-            self._log = Ring(news=True)
+            self._log = Ring(root, news=True)
         self._said: dict[int, str] = {}
 
     def evidence(self, pid: int, code: int | None) -> str:
@@ -138,8 +140,7 @@ class Memory:
             text = self._counter.read_text(encoding="utf-8") if self._counter else ""
         except OSError:
             return 0
-        found = re.search(r"^oom_kill (\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
+        return health.flat(text).get("oom_kill", 0)
 
     def _read_log(self) -> None:
         for record in self._log.records() if self._log else ():
@@ -156,19 +157,3 @@ def killed_in(line: str) -> tuple[int, str] | None:
     words = line.partition(";")[2].split("\n", 1)[0].strip()
     found = re.search(r"[Kk]illed process (\d+)", words)
     return (int(found[1]), words) if found else None
-
-
-def _oom_counter() -> Path | None:
-    """The file of our cgroup that counts such kills: version 2, else 1."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        place = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}.get(controllers)
-        if place:
-            file = Path("/sys/fs/cgroup") / place[0] / path.lstrip("/") / place[1]
-            if file.exists():
-                return file
-    return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import Facts, exception_of, judge, killed_in, tail
+from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, tail
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
@@ -75,6 +75,21 @@ def test_the_exception_is_read_from_torchs_error_file() -> None:
 )
 def test_the_kernels_log_names_whom_it_killed_for_want_of_memory(line: str, found: tuple[int, str] | None) -> None:
     assert killed_in(line) == found
+
+
+def test_a_container_that_sees_only_its_own_group_counts_its_kills_too(tmp_path: Path) -> None:
+    group, counter = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup/memory.events"
+    for file in (group, counter):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    group.write_text("0::/system.slice/docker-0123.scope\n")  # the host's path: there is none like it in here
+    counter.with_name("memory.current").write_text("1\n")
+    counter.write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
+    memory = Memory(tmp_path)
+    assert memory.evidence(7, -9) == ""
+    counter.write_text("oom 4\noom_kill 3\noom_group_kill 0\n")
+    assert memory.evidence(7, 1) == ""
+    assert str(counter) in memory.evidence(7, -9)
+    assert memory.evidence(8, -9) == ""
 
 
 def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
