@@ -7,7 +7,6 @@ signal) counts towards a crash loop; what was done to it (a kill, the kernel sho
 import os
 import re
 import signal
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ VICTIM: Final = re.compile(
 )
 
 TAIL_BYTES: Final = 16 * 1024
-TAIL_LINES: Final = 40
+LINE_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,30 +77,28 @@ def signal_name(number: int) -> str:
         return "unknown"
 
 
-def exception_of(data: Any) -> tuple[str, str]:
-    """Message and traceback out of what torch's `@record` wrote; its first line only, as causes are compared."""
+def exception_of(data: Any) -> str:
+    """The message out of what torch's `@record` wrote; its first line only, as causes are compared."""
     message = data.get("message", "") if isinstance(data, dict) else ""
     if isinstance(message, dict):
-        extra = message.get("extraInfo", {})
-        trace = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
-        return str(message.get("message", "")).split("\n", 1)[0][:500], trace
-    return ("", "") if message in ("", "<NONE>") else (str(message).split("\n", 1)[0][:500], "")
+        message = message.get("message", "")
+    return "" if message == "<NONE>" else str(message).split("\n", 1)[0][:LINE_CHARACTERS]
 
 
-def tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a log."""
+def last_line(path: Path) -> str:
+    """The last line of a log that is not empty, shortened."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
-        return ()
-    return tuple(deque(lines, maxlen=TAIL_LINES))
+        return ""
+    return next((line.strip()[:LINE_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
 def core_of(code: int | None) -> str:
-    """Where the kernel puts core files, if this end may have left one."""
+    """Where the kernel puts core dumps, if this end may have left one."""
     if code is None or -code not in BAD:
         return ""
     try:

@@ -502,15 +502,14 @@ class Hand(LocalElasticAgent):
         self._dismiss(self._seated.values(), f"its neighbour in slot {process.slot} ended: {end.exit.cause}")
 
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
-        message, trace = exits.exception_of(failure.error_file_data) if failure else ("", "")
+        message = exits.exception_of(failure.error_file_data) if failure else ""
         memory = self._memory.evidence(process.pid, code)
         cause, own = exits.judge(exits.Facts(code=code, message=message, killed=process.killed, memory=memory))
         self._ends += 1
         generation = self._generation if process.slot is not None else 0
         end = Ended(
-            number=self._ends, pid=process.pid, rank=process.rank, code=code, message=message, traceback=trace,
+            number=self._ends, rank=process.rank, core=exits.core_of(code), said=exits.last_line(process.log),
             exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
-            memory=memory, core=exits.core_of(code), log=str(process.log), tail=exits.tail(process.log), at=time.time(),
         )  # fmt: skip
         self._ended.append(end)
         return end

@@ -142,6 +142,8 @@ class Crew:
                     step=end.step,
                     cause=end.cause,
                     own=end.own,
+                    **({"core": ended.core} if ended.core else {}),
+                    **({"said": ended.said} if ended.said else {}),
                 )
         numbers = tuple(ended.number for ended in report.ended)
         self._logged = max(self._logged, *numbers)

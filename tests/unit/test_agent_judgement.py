@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, tail
+from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, last_line
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
@@ -53,10 +53,10 @@ def test_the_exception_is_read_from_torchs_error_file() -> None:
             "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"},
         }
     }
-    assert exception_of(data) == ("ValueError: two", "Traceback ...")
-    assert exception_of({"message": "<NONE>"}) == ("", "")
-    assert exception_of({"message": "plain"}) == ("plain", "")
-    assert exception_of([]) == ("", "")
+    assert exception_of(data) == "ValueError: two"
+    assert exception_of({"message": "<NONE>"}) == ""
+    assert exception_of({"message": "plain"}) == "plain"
+    assert exception_of([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,13 @@ def test_a_container_that_sees_only_its_own_group_counts_its_kills_too(tmp_path:
     assert memory.evidence(8, -9) == ""
 
 
-def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
+def test_the_last_line_of_a_log_is_bounded_and_never_empty_where_there_is_one(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("".join(f"line {n}\n" for n in range(100_000)))
-    assert tail(log) == tuple(f"line {n}" for n in range(99_960, 100_000))
-    assert tail(tmp_path / "none") == ()
+    log.write_text("".join(f"line {n}\n" for n in range(100_000)) + "\n  \n")
+    assert last_line(log) == "line 99999"
+    log.write_text("x" * 100_000)
+    assert last_line(log) == "x" * 500
+    assert last_line(tmp_path / "none") == ""
 
 
 def beating(slot: int = 0, **changes: object) -> Beating:
