@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elasticrl.agent import exits, pool, seat, wire, worker
-from elasticrl.agent.beats import Snapshot, life
+from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Pace, Stride, look
 from elasticrl.agent.logs import Logs, TorchLogs
@@ -35,6 +35,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.model import Exit, Work
 from elasticrl.core.suspect import Budgets
+from elasticrl.diagnose.process import life
 
 LOOK_S: Final = 0.1  # how often beats are looked at while anybody is seated
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing

@@ -19,11 +19,12 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
 from elasticrl.agent import seat, worker
-from elasticrl.agent.beats import Page, life
+from elasticrl.agent.beats import Page
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
 from elasticrl.diagnose import witness
+from elasticrl.diagnose.process import life, parent_of, started_at
 
 STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
 
@@ -174,19 +175,8 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
         ours.close()
         page.close()
         raise
-    born = life(pid)
     return Process(
-        number=number, pid=pid, pidfd=pidfd, started=born.started if born else 0, context=context, channel=ours,
+        number=number, pid=pid, pidfd=pidfd, started=started_at(pid), context=context, channel=ours,
         page=page, error_file=error_file, log=log, first_log=log, witness=place,
         parent=parent_of(pid) if spec.start == "fork" else 0,
     )  # fmt: skip
-
-
-def parent_of(pid: int) -> int:
-    """The process that started this one, or 0 if it is gone already."""
-    try:
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-        )
-    except OSError:
-        return 0

@@ -17,7 +17,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.model import Commit, Member, Verb, Work
-from elasticrl.daemon.life import started_at
+from elasticrl.diagnose.process import started_at
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs
 

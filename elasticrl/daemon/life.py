@@ -39,16 +39,6 @@ class Life:
         return Member(node=self.node, incarnation=self.incarnation)
 
 
-def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if it does not run."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return 0 if fields[0] in {"Z", "X"} else int(fields[19])
-
-
 class Home:
     """The runtime directory of one node of one job."""
 

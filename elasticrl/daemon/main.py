@@ -34,7 +34,7 @@ from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, next_life, started_at
+from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
@@ -44,6 +44,7 @@ from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import environment, witness
+from elasticrl.diagnose.process import started_at
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.trace import Trace

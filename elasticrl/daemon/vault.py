@@ -22,8 +22,7 @@ from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
 from elasticrl.core.model import Plan, Role
-from elasticrl.daemon.life import started_at
-from elasticrl.diagnose.stacks import state
+from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer

@@ -13,10 +13,9 @@ import pytest
 from agent_nodes import SCRIPT, Lab, Node, gang, lab, launch, stepping, training
 
 from elasticrl.agent import wire
-from elasticrl.agent.beats import life
-from elasticrl.agent.pool import parent_of
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
+from elasticrl.diagnose.process import life, parent_of
 
 STEP = re.compile(r"step (\d+) generation (\d+) rank (\d+) world (\d+) digest (\w+)")
 
