@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from elasticrl.agent.spec import write_private
 from elasticrl.config.relations import SOCKET, SOCKET_BYTES
 from elasticrl.core.model import Member
 
@@ -84,13 +85,7 @@ class Home:
 
     def save(self, life: Life) -> None:
         """Write it so that a kill at any moment leaves the old or the new one."""
-        fresh = self.folder / "life.json.new"
-        private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(private, "w", encoding="utf-8") as file:
-            json.dump(asdict(life), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.folder / "life.json")
+        write_private(self.folder / "life.json", json.dumps(asdict(life)), sync=True)
 
 
 def next_life(node: str, before: Life | None, known: int, *, agent_runs: bool) -> Life:
