@@ -11,6 +11,7 @@ from pathlib import Path
 
 from elasticrl.agent.datagram import PING, PONG, seal, unseal
 from elasticrl.agent.spec import write_private
+from elasticrl.core.address import join
 from elasticrl.core.model import Member
 
 NOTE = "echo.json"
@@ -38,7 +39,7 @@ class Echo(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, 0))
         bound = self._transport.get_extra_info("sockname")
-        self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        self.address = join(*bound[:2])
 
     def close(self) -> None:
         """Fall silent."""

@@ -33,6 +33,7 @@ from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
+from elasticrl.core.address import split
 from elasticrl.core.model import Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
@@ -65,8 +66,7 @@ class Told(RendezvousHandler):
         """The generation that was ordered, as torch wants to see it."""
         assert self.gang is not None
         nodes = list(dict.fromkeys(self.gang.nodes))
-        host, _, port = self.gang.endpoint.rpartition(":")
-        address = RendezvousStoreInfo(host.strip("[]"), int(port or 0))
+        address = RendezvousStoreInfo(*(split(self.gang.endpoint) if self.gang.endpoint else ("", 0)))
         return RendezvousInfo(HashStore(), nodes.index(self.gang.nodes[self.gang.rank]), len(nodes), address)
 
     def is_closed(self) -> bool:

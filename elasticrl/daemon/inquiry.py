@@ -23,6 +23,7 @@ from typing import Any
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
 from elasticrl.core import dossier
+from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
@@ -539,7 +540,7 @@ class Reserved:
         self._host, self._port = host, port
         self._held: list[socket.socket] = []
         self.keep()
-        self.address = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        self.address = join(host, self._port)
 
     def keep(self) -> None:
         """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""

@@ -84,7 +84,7 @@ class Daemon:
         self.history = history
         self.metrics = Metrics()
         self.notify = Notify()
-        self.host = tree.node.address or address_of(tree.node.interface)
+        self.host = tree.node.address or own_address(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.foreground = not keep
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
@@ -708,7 +708,7 @@ def there(module: str) -> bool:
         return False
 
 
-def address_of(interface: str | None) -> str:
+def own_address(interface: str | None) -> str:
     """This node's address on an interface; without one, that of the default route, or loopback if there is none."""
     if interface:
         import fcntl

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
+from elasticrl.core.address import join
 from elasticrl.core.model import Plan, Role
 from elasticrl.diagnose.process import started_at, state
 
@@ -248,8 +249,7 @@ class Vault:
             await talk.close()
             raise
         self.pid, self._started = int(status["pid"]), started_at(int(status["pid"]))
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"{host}:{status['port']}" if status["port"] else ""
+        address = join(options.host, status["port"]) if status["port"] else ""
         write_private(self._port_file, str(status["port"]))
         self._note("up", "adopted" if adopted else "started")
         if address != self.address:
@@ -279,10 +279,9 @@ class Vault:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = self._options
-        host = f"[{options.host}]" if ":" in options.host else options.host
         command = [
             sys.executable, "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
-            "--dir", str(options.folder), "--listen", f"{host}:{port}", "--key-file", str(self._key_file),
+            "--dir", str(options.folder), "--listen", join(options.host, port), "--key-file", str(self._key_file),
             "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
         if options.dies_with_us:

@@ -18,8 +18,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from elasticrl.core.address import split
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import PROTOCOL, Channel, address_of, welcome
+from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
 from elasticrl.runtime.vault.layout import Torn
@@ -131,13 +132,13 @@ class Server:
             raise VaultError(
                 "The vault is to listen for copies but has no key. Set vault.key_file (openssl rand -hex 32 > FILE; chmod 600)."
             )
-        where, _, port = options.listen.rpartition(":")
-        host = address_of(where.strip("[]"))
+        where, port = split(options.listen)
+        host = resolved(where)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, int(port)))
+            listener.bind((host, port))
         except OSError as error:
             listener.close()
             raise VaultError(
