@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.diagnose import health
-from elasticrl.diagnose.kernel_log import Ring
+from elasticrl.diagnose.kernel_log import Ring, killed_pid
 
 # Signals that a program brings upon itself. All others come from somebody else.
 BAD: Final = {
@@ -145,12 +145,12 @@ class Memory:
                 self._said[found[0]] = found[1]
 
 
-def killed_in(line: str) -> tuple[int, str] | None:
-    """The process that a line of the kernel's log says was killed for want of memory, and the line's words.
+def killed_in(record: str) -> tuple[int, str] | None:
+    """The process that a record of the kernel's log says was killed for want of memory, and the record's words.
 
     >>> killed_in("6,1,2,-;Out of memory: Killed process 7 (python) anon-rss:9kB")
     (7, 'Out of memory: Killed process 7 (python) anon-rss:9kB')
     """
-    words = line.partition(";")[2].split("\n", 1)[0].strip()
-    found = re.search(r"[Kk]illed process (\d+)", words)
-    return (int(found[1]), words) if found else None
+    words = record.partition(";")[2].split("\n", 1)[0].strip()
+    pid = killed_pid(words)
+    return None if pid is None else (pid, words)

@@ -14,10 +14,10 @@ from typing import Literal
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
+from elasticrl.core.address import SOCKET_BYTES
 
 OUR_TRAINER = "elasticrl.ppo"
 SOCKET = "control.sock"  # the longest name of a socket of ours
-SOCKET_BYTES = 107  # of a socket's path at most, says the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

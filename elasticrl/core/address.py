@@ -1,4 +1,8 @@
-"""`host:port`, joined and taken apart; an IPv6 host stands in brackets."""
+"""`host:port`, joined and taken apart; an IPv6 host stands in brackets. And how long a unix socket's path may be."""
+
+from typing import Final
+
+SOCKET_BYTES: Final = 107  # of a unix socket's path at most, says the kernel
 
 
 def join(host: str, port: int) -> str:

@@ -49,7 +49,6 @@ TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
-PROCESS = re.compile(r"[Kk]illed process (\d+)")
 GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
@@ -272,8 +271,7 @@ class Inquiry:
         """The kernel ends many a process for want of memory; of the others it says whom."""
         if fact.kind is not Kind.OOM_KILLER:
             return True
-        killed = PROCESS.search(fact.line)
-        return killed is not None and int(killed[1]) in self._pids
+        return kernel_log.killed_pid(fact.line) in self._pids
 
     # ---- the way to others
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from elasticrl.agent.spec import write_private
-from elasticrl.config.relations import SOCKET, SOCKET_BYTES
+from elasticrl.config.relations import SOCKET
+from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
 
 

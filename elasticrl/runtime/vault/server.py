@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.address import split
+from elasticrl.core.address import SOCKET_BYTES, split
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
@@ -35,7 +35,6 @@ FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: a survey of a large gang is one line
 RING = "ring.json"
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
-SOCKET_PATH = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +101,9 @@ class Server:
         """Take the directory over; the torn files that were dropped are returned."""
         options = self.options
         prepare(options.directory)
-        if len(str(self.socket_path)) > SOCKET_PATH:
+        if len(os.fsencode(self.socket_path)) > SOCKET_BYTES:
             raise VaultError(
-                f"{self.socket_path} is too long for a socket ({SOCKET_PATH} characters at most): shorten vault.dir."
+                f"{self.socket_path} is too long for a socket ({SOCKET_BYTES} bytes at most): shorten vault.dir."
             )
         self._lock_fd = os.open(options.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
