@@ -102,8 +102,7 @@ class Hand(LocalElasticAgent):
             max_restarts=0,
             local_addr=spec.host,
         )
-        start_method = "forkserver" if spec.start == "fork" else "spawn"
-        super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method=start_method)
+        super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method="forkserver")
         self._spec = spec
         self._runtime = runtime
         for folder in ("beats", "errors"):
@@ -272,8 +271,8 @@ class Hand(LocalElasticAgent):
         self._poke()
 
     def _reform(self, gang: Gang) -> None:
-        """Tell the living; a program that cannot be told is started afresh."""
-        if self._spec.speaks == "env" or not self._seated or any(p.finished for p in self._seated.values()):
+        """Tell the living; where there are none, or some have finished, all are started afresh."""
+        if not self._seated or any(p.finished for p in self._seated.values()):
             self._begin_launch(replace(gang, born=gang.generation))
             return
         self._gang = self._told.gang = gang
@@ -282,9 +281,6 @@ class Hand(LocalElasticAgent):
             self._assign(process, gang, slot)
 
     def _park(self, park: wire.Park) -> None:
-        if self._spec.speaks == "env":
-            self._dismiss(self._seated.values(), park.reason)
-            return
         for process in self._seated.values():
             self._tell(process, seat.Park(generation=park.generation, reason=park.reason))
 
@@ -305,10 +301,7 @@ class Hand(LocalElasticAgent):
     def _ask_to_end(self, order: seat.Halt) -> None:
         asked = [p for p in self._seated.values() if not p.finished]
         for process in asked:
-            if self._spec.speaks == "env":
-                signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
-            else:
-                self._tell(process, order)
+            self._tell(process, order)
         self._spawn(self._end_later(asked, order))
 
     async def _end_later(self, processes: list[pool.Process], order: seat.Halt) -> None:
@@ -555,7 +548,6 @@ class Hand(LocalElasticAgent):
 
     def _look_at(self) -> Look:
         now = time.monotonic()
-        plain = self._spec.speaks == "env"
         beating = []
         for slot, process in sorted(self._seated.items()):
             beat = process.page.read() or Snapshot()
@@ -565,7 +557,7 @@ class Hand(LocalElasticAgent):
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
         self._pace = self._pace.learn(beating)
         self._stride = self._stride.after(beating, now, REPORT_S)
-        return look(beating, self._generation, self._pace.budgets, now, plain=plain)
+        return look(beating, self._generation, self._pace.budgets, now)
 
     def _report_now(self) -> Report:
         """The whole picture."""

@@ -1,8 +1,8 @@
 """One worker process, held by torch's own process context, and what the agent keeps beside it: pidfd, socket, beats, logs.
 
 Each process is a context of its own (torch's contexts are all or nothing: one failure ends all), started warm by torch's
-fork server context or, where a program cannot be forked, by its spawn context. Everything that touches a context runs in one
-thread: multiprocessing reads a child's status once, and two readers would lose it.
+fork server context. Everything that touches a context runs in one thread: multiprocessing reads a child's status once, and two
+readers would lose it.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Process:
     log: Path
     first_log: Path  # from before it had a rank
     witness: Path  # where its answers about its stack and recorder lie
-    parent: int = 0  # the fork server that knows how it ends; 0: we do
+    parent: int = 0  # the fork server that knows how it ends; 0: it was gone at once
     warm: bool = False
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
     said: bytes = b""  # the beginning of its next line
@@ -152,7 +152,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     log = logs.warm(number)
     place = witness.folder_of(runtime)
     job = worker.Job(
-        program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
+        program=spec.program, args=spec.args,
         page=str(page.path), log=str(log), witness=str(place),
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
@@ -166,7 +166,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
                 args={0: (theirs, job)},
                 envs={0: common_env(spec)},
                 logs_specs=TorchLogs(error_file),
-                start_method="forkserver" if spec.start == "fork" else "spawn",
+                start_method="forkserver",
             )
         assert isinstance(context, MultiprocessContext)
         pid = context.pids()[0]
@@ -178,5 +178,5 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     return Process(
         number=number, pid=pid, pidfd=pidfd, started=started_at(pid), context=context, channel=ours,
         page=page, error_file=error_file, log=log, first_log=log, witness=place,
-        parent=parent_of(pid) if spec.start == "fork" else 0,
+        parent=parent_of(pid),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_nodes import SCRIPT, Lab, Node, gang, lab, launch, stepping, training
+from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 
 from elasticrl.agent import wire
 from elasticrl.core.model import Work
@@ -322,24 +322,4 @@ def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon
         assert await asyncio.to_thread(a.process.wait, 15) == 0
 
     with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
-        made.run(scenario)
-
-
-def test_a_program_that_knows_only_torchruns_environment_is_started_afresh_for_each_generation(tmp_path: Path) -> None:
-    history = tmp_path / "history"
-    plain = str(Path(SCRIPT).with_name("train_plain.py"))
-
-    async def scenario(a: Node) -> None:
-        one = launch([a])
-        await training([a], one)
-        first = pid(a)
-        a.send(wire.Reform(gang=gang(one + 1, [a], a, born=one)))
-        report = await a.until(lambda r: r.generation == one + 1 and r.work is Work.TRAINING and bool(r.workers))
-        assert report.born == one + 1
-        assert report.workers[0].pid != first
-        assert await gone(first) < 1.0
-        a.send(wire.Halt(generation=one + 1, save=True, within_s=5.0, reason="stopped by an operator"))
-        await a.until(lambda r: not r.workers)
-
-    with lab(tmp_path, 1, program=(plain,), args=(str(history),), speaks="env", start="spawn") as made:
         made.run(scenario)

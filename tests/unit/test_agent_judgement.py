@@ -122,30 +122,30 @@ def beating(slot: int = 0, **changes: object) -> Beating:
     ],
 )
 def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) -> None:
-    assert look(workers, 14, BUDGETS, 95.0, plain=False).work is work
+    assert look(workers, 14, BUDGETS, 95.0).work is work
 
 
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
     victims = [beating(0, since=1.0, waiting=True), beating(1, since=60.0, waiting=True)]
-    first = look(victims, 14, BUDGETS, 95.0, plain=False).stall
+    first = look(victims, 14, BUDGETS, 95.0).stall
     assert first is not None
     assert first.slot == 0
-    hung = look([*victims, beating(2, since=80.0)], 14, BUDGETS, 95.0, plain=False).stall
+    hung = look([*victims, beating(2, since=80.0)], 14, BUDGETS, 95.0).stall
     assert hung is not None
     assert (hung.slot, hung.waiting) == (2, False)
-    stopped = look([*victims, beating(2, since=80.0), beating(3, since=80.0, waiting=True, stopped=True)], 14, BUDGETS, 95.0,
-                   plain=False).stall  # fmt: skip
+    workers = [*victims, beating(2, since=80.0), beating(3, since=80.0, waiting=True, stopped=True)]
+    stopped = look(workers, 14, BUDGETS, 95.0).stall
     assert stopped is not None
     assert (stopped.slot, stopped.stopped) == (3, True)
 
 
 def test_nobody_is_stalled_while_parked_or_done() -> None:
     for state in (State.PARKED, State.DONE):
-        assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0, plain=False).stall is None
+        assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0).stall is None
 
 
 def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> None:
-    seen = look([beating(step=101), beating(1, step=100, saved=90, manifest="step-90")], 14, BUDGETS, 95.0, plain=False)
+    seen = look([beating(step=101), beating(1, step=100, saved=90, manifest="step-90")], 14, BUDGETS, 95.0)
     assert (seen.step, seen.saved, seen.manifest) == (100, 90, "step-90")
 
 
@@ -173,8 +173,8 @@ def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     spec = Spec(job="j", node="n", program=("-m", "x"), log_dir="/tmp/x", timeouts=Timeouts(phase_s={"save": 9.0}))
     (tmp_path / "spec").write_text(dump(spec))
     assert load(tmp_path / "spec") == spec
-    (tmp_path / "spec").write_text(dump(spec).replace('"fork"', '"clone"'))
-    with pytest.raises(BadSpec, match="start"):
+    (tmp_path / "spec").write_text(dump(spec).replace('"slots": 1', '"slots": "all"'))
+    with pytest.raises(BadSpec, match="slots"):
         load(tmp_path / "spec")
     with pytest.raises(BadSpec, match="cannot be read"):
         load(tmp_path / "none")
