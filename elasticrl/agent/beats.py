@@ -257,27 +257,3 @@ def _newest(memory: mmap.mmap, known: tuple[int, Snapshot] | None = None) -> tup
         return known
     newer, older = (FIRST, FIRST + HALF) if first > second else (FIRST + HALF, FIRST)
     return unpack(memory[newer : newer + HALF]) or unpack(memory[older : older + HALF])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """What the kernel says of a process: its start (a pid alone may be somebody else's by now), and whether it is stopped.
-
-    Example: Life(pid=4711, started=9911823, stopped=False)
-    """
-
-    pid: int
-    started: int  # clock ticks after boot
-    stopped: bool
-
-
-def life(pid: int) -> Life | None:
-    """From /proc/PID/stat; None if the process is gone, a zombie included."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    state, started = fields[0], int(fields[19])
-    if state in "ZX":
-        return None
-    return Life(pid=pid, started=started, stopped=state in "Tt")

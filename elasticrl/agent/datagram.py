@@ -48,9 +48,3 @@ def lain_of(data: bytes) -> float:
     """Seconds, of a TIMED that was unsealed."""
     (microseconds,) = LAIN.unpack_from(data, len(data) - MAC_BYTES - LAIN.size)
     return float(microseconds) / 1e6
-
-
-def address_of(beat: str) -> tuple[str, int]:
-    """`10.0.0.3:7461` as a socket address."""
-    host, _, port = beat.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -6,11 +6,12 @@ node's death. The agent outlives the daemon, so it answers their questions in it
 
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 
 from elasticrl.agent.datagram import PING, PONG, seal, unseal
+from elasticrl.agent.spec import write_private
+from elasticrl.core.address import join
 from elasticrl.core.model import Member
 
 NOTE = "echo.json"
@@ -18,11 +19,7 @@ NOTE = "echo.json"
 
 def leave_note(folder: Path, me: Member, secret: bytes) -> None:
     """The daemon tells its agent who they are, and the job's secret. For its user's eyes alone."""
-    fresh = folder / f"{NOTE}.new"
-    private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(private, "w", encoding="utf-8") as file:
-        json.dump({"node": me.node, "incarnation": me.incarnation, "secret": secret.hex()}, file)
-    fresh.replace(folder / NOTE)
+    write_private(folder / NOTE, json.dumps({"node": me.node, "incarnation": me.incarnation, "secret": secret.hex()}))
 
 
 class Echo(asyncio.DatagramProtocol):
@@ -42,7 +39,7 @@ class Echo(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, 0))
         bound = self._transport.get_extra_info("sockname")
-        self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        self.address = join(*bound[:2])
 
     def close(self) -> None:
         """Fall silent."""

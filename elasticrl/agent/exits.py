@@ -7,13 +7,13 @@ signal) counts towards a crash loop; what was done to it (a kill, the kernel sho
 import os
 import re
 import signal
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.diagnose.kernel_log import Ring
+from elasticrl.diagnose import health
+from elasticrl.diagnose.kernel_log import Ring, killed_pid
 
 # Signals that a program brings upon itself. All others come from somebody else.
 BAD: Final = {
@@ -35,7 +35,7 @@ VICTIM: Final = re.compile(
 )
 
 TAIL_BYTES: Final = 16 * 1024
-TAIL_LINES: Final = 40
+LINE_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,30 +77,28 @@ def signal_name(number: int) -> str:
         return "unknown"
 
 
-def exception_of(data: Any) -> tuple[str, str]:
-    """Message and traceback out of what torch's `@record` wrote; its first line only, as causes are compared."""
+def exception_of(data: Any) -> str:
+    """The message out of what torch's `@record` wrote; its first line only, as causes are compared."""
     message = data.get("message", "") if isinstance(data, dict) else ""
     if isinstance(message, dict):
-        extra = message.get("extraInfo", {})
-        trace = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
-        return str(message.get("message", "")).split("\n", 1)[0][:500], trace
-    return ("", "") if message in ("", "<NONE>") else (str(message).split("\n", 1)[0][:500], "")
+        message = message.get("message", "")
+    return "" if message == "<NONE>" else str(message).split("\n", 1)[0][:LINE_CHARACTERS]
 
 
-def tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a log."""
+def last_line(path: Path) -> str:
+    """The last line of a log that is not empty, shortened."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError:
-        return ()
-    return tuple(deque(lines, maxlen=TAIL_LINES))
+        return ""
+    return next((line.strip()[:LINE_CHARACTERS] for line in reversed(lines) if line.strip()), "")
 
 
 def core_of(code: int | None) -> str:
-    """Where the kernel puts core files, if this end may have left one."""
+    """Where the kernel puts core dumps, if this end may have left one."""
     if code is None or -code not in BAD:
         return ""
     try:
@@ -112,12 +110,13 @@ def core_of(code: int | None) -> str:
 class Memory:
     """What the kernel tells about processes it killed for want of memory: its log where we may read it, else a count."""
 
-    def __init__(self) -> None:
-        self._counter = _oom_counter()
+    def __init__(self, root: Path = health.ROOT) -> None:
+        files = health.cgroup_files(root)
+        self._counter = files[2] if files else None  # of our cgroup
         self._killed = self._count()
         self._log: Ring | None = None
         with suppress(OSError):  # an unprivileged user may not; the counter remains
-            self._log = Ring(news=True)
+            self._log = Ring(root, news=True)
         self._said: dict[int, str] = {}
 
     def evidence(self, pid: int, code: int | None) -> str:
@@ -138,8 +137,7 @@ class Memory:
             text = self._counter.read_text(encoding="utf-8") if self._counter else ""
         except OSError:
             return 0
-        found = re.search(r"^oom_kill (\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
+        return health.flat(text).get("oom_kill", 0)
 
     def _read_log(self) -> None:
         for record in self._log.records() if self._log else ():
@@ -147,28 +145,12 @@ class Memory:
                 self._said[found[0]] = found[1]
 
 
-def killed_in(line: str) -> tuple[int, str] | None:
-    """The process that a line of the kernel's log says was killed for want of memory, and the line's words.
+def killed_in(record: str) -> tuple[int, str] | None:
+    """The process that a record of the kernel's log says was killed for want of memory, and the record's words.
 
     >>> killed_in("6,1,2,-;Out of memory: Killed process 7 (python) anon-rss:9kB")
     (7, 'Out of memory: Killed process 7 (python) anon-rss:9kB')
     """
-    words = line.partition(";")[2].split("\n", 1)[0].strip()
-    found = re.search(r"[Kk]illed process (\d+)", words)
-    return (int(found[1]), words) if found else None
-
-
-def _oom_counter() -> Path | None:
-    """The file of our cgroup that counts such kills: version 2, else 1."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        place = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}.get(controllers)
-        if place:
-            file = Path("/sys/fs/cgroup") / place[0] / path.lstrip("/") / place[1]
-            if file.exists():
-                return file
-    return None
+    words = record.partition(";")[2].split("\n", 1)[0].strip()
+    pid = killed_pid(words)
+    return None if pid is None else (pid, words)

@@ -38,18 +38,18 @@ class Look:
     since: float = 0.0  # that beat
 
 
-def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float, *, plain: bool) -> Look:
-    """Sum up. `plain`: the programs know no seat, so a process that runs is taken to train."""
+def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float) -> Look:
+    """Sum up."""
     workers = list(workers)
     if not workers:
         return Look()
-    stalls = [stall for w in workers if not (plain or w.finished) and (stall := stall_of(w, budgets, now))]
+    stalls = [stall for w in workers if not w.finished and (stall := stall_of(w, budgets, now))]
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
     worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
     newest = max(workers, key=lambda w: w.beat.saved)
     oldest = min(workers, key=lambda w: w.beat.since).beat
     return Look(
-        work=work_of(workers, generation, worst, plain=plain),
+        work=work_of(workers, generation, worst),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
@@ -59,12 +59,10 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     )
 
 
-def work_of(workers: list[Beating], generation: int, stall: Stall | None, *, plain: bool) -> Work:
+def work_of(workers: list[Beating], generation: int, stall: Stall | None) -> Work:
     """The word for all of them: done or parked if all are, joining if any is."""
     if all(w.finished or w.beat.state is State.DONE for w in workers):
         return Work.DONE
-    if plain:
-        return Work.TRAINING
     states = {state_of(w, generation) for w in workers}
     if State.JOINING in states:
         return Work.JOINING

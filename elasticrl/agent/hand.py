@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elasticrl.agent import exits, pool, seat, wire, worker
-from elasticrl.agent.beats import Snapshot, life
+from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Pace, Stride, look
 from elasticrl.agent.logs import Logs, TorchLogs
@@ -33,8 +33,10 @@ from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
+from elasticrl.core.address import split
 from elasticrl.core.model import Exit, Work
 from elasticrl.core.suspect import Budgets
+from elasticrl.diagnose.process import life
 
 LOOK_S: Final = 0.1  # how often beats are looked at while anybody is seated
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
@@ -64,8 +66,7 @@ class Told(RendezvousHandler):
         """The generation that was ordered, as torch wants to see it."""
         assert self.gang is not None
         nodes = list(dict.fromkeys(self.gang.nodes))
-        host, _, port = self.gang.endpoint.rpartition(":")
-        address = RendezvousStoreInfo(host.strip("[]"), int(port or 0))
+        address = RendezvousStoreInfo(*(split(self.gang.endpoint) if self.gang.endpoint else ("", 0)))
         return RendezvousInfo(HashStore(), nodes.index(self.gang.nodes[self.gang.rank]), len(nodes), address)
 
     def is_closed(self) -> bool:
@@ -101,8 +102,7 @@ class Hand(LocalElasticAgent):
             max_restarts=0,
             local_addr=spec.host,
         )
-        start_method = "forkserver" if spec.start == "fork" else "spawn"
-        super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method=start_method)
+        super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method="forkserver")
         self._spec = spec
         self._runtime = runtime
         for folder in ("beats", "errors"):
@@ -271,8 +271,8 @@ class Hand(LocalElasticAgent):
         self._poke()
 
     def _reform(self, gang: Gang) -> None:
-        """Tell the living; a program that cannot be told is started afresh."""
-        if self._spec.speaks == "env" or not self._seated or any(p.finished for p in self._seated.values()):
+        """Tell the living; where there are none, or some have finished, all are started afresh."""
+        if not self._seated or any(p.finished for p in self._seated.values()):
             self._begin_launch(replace(gang, born=gang.generation))
             return
         self._gang = self._told.gang = gang
@@ -281,9 +281,6 @@ class Hand(LocalElasticAgent):
             self._assign(process, gang, slot)
 
     def _park(self, park: wire.Park) -> None:
-        if self._spec.speaks == "env":
-            self._dismiss(self._seated.values(), park.reason)
-            return
         for process in self._seated.values():
             self._tell(process, seat.Park(generation=park.generation, reason=park.reason))
 
@@ -304,10 +301,7 @@ class Hand(LocalElasticAgent):
     def _ask_to_end(self, order: seat.Halt) -> None:
         asked = [p for p in self._seated.values() if not p.finished]
         for process in asked:
-            if self._spec.speaks == "env":
-                signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
-            else:
-                self._tell(process, order)
+            self._tell(process, order)
         self._spawn(self._end_later(asked, order))
 
     async def _end_later(self, processes: list[pool.Process], order: seat.Halt) -> None:
@@ -502,15 +496,14 @@ class Hand(LocalElasticAgent):
         self._dismiss(self._seated.values(), f"its neighbour in slot {process.slot} ended: {end.exit.cause}")
 
     def _end_of(self, process: pool.Process, beat: Snapshot, code: int | None, failure: ProcessFailure | None) -> Ended:
-        message, trace = exits.exception_of(failure.error_file_data) if failure else ("", "")
+        message = exits.exception_of(failure.error_file_data) if failure else ""
         memory = self._memory.evidence(process.pid, code)
         cause, own = exits.judge(exits.Facts(code=code, message=message, killed=process.killed, memory=memory))
         self._ends += 1
         generation = self._generation if process.slot is not None else 0
         end = Ended(
-            number=self._ends, pid=process.pid, rank=process.rank, code=code, message=message, traceback=trace,
+            number=self._ends, rank=process.rank, core=exits.core_of(code), said=exits.last_line(process.log),
             exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
-            memory=memory, core=exits.core_of(code), log=str(process.log), tail=exits.tail(process.log), at=time.time(),
         )  # fmt: skip
         self._ended.append(end)
         return end
@@ -555,7 +548,6 @@ class Hand(LocalElasticAgent):
 
     def _look_at(self) -> Look:
         now = time.monotonic()
-        plain = self._spec.speaks == "env"
         beating = []
         for slot, process in sorted(self._seated.items()):
             beat = process.page.read() or Snapshot()
@@ -565,7 +557,7 @@ class Hand(LocalElasticAgent):
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
         self._pace = self._pace.learn(beating)
         self._stride = self._stride.after(beating, now, REPORT_S)
-        return look(beating, self._generation, self._pace.budgets, now, plain=plain)
+        return look(beating, self._generation, self._pace.budgets, now)
 
     def _report_now(self) -> Report:
         """The whole picture."""

@@ -42,8 +42,7 @@ def main() -> int:
             # Not the daemon's file: one that changes under a running gang would let its later processes train by other values.
             write_private(runtime / CONFIG, spec.config)
             os.environ["ELASTICRL_CONFIG"] = str(runtime / CONFIG)
-        if spec.start == "fork":
-            warm.start_server(spec.preload)
+        warm.start_server(spec.preload)
         from elasticrl.agent.hand import Hand
 
         logging.getLogger("torch.distributed.elastic").setLevel(

@@ -1,8 +1,8 @@
 """One worker process, held by torch's own process context, and what the agent keeps beside it: pidfd, socket, beats, logs.
 
 Each process is a context of its own (torch's contexts are all or nothing: one failure ends all), started warm by torch's
-fork server context or, where a program cannot be forked, by its spawn context. Everything that touches a context runs in one
-thread: multiprocessing reads a child's status once, and two readers would lose it.
+fork server context. Everything that touches a context runs in one thread: multiprocessing reads a child's status once, and two
+readers would lose it.
 """
 
 import contextlib
@@ -19,11 +19,12 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
 from elasticrl.agent import seat, worker
-from elasticrl.agent.beats import Page, life
+from elasticrl.agent.beats import Page
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
 from elasticrl.diagnose import witness
+from elasticrl.diagnose.process import life, parent_of, started_at
 
 STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
 
@@ -43,7 +44,7 @@ class Process:
     log: Path
     first_log: Path  # from before it had a rank
     witness: Path  # where its answers about its stack and recorder lie
-    parent: int = 0  # the fork server that knows how it ends; 0: we do
+    parent: int = 0  # the fork server that knows how it ends; 0: it was gone at once
     warm: bool = False
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
     said: bytes = b""  # the beginning of its next line
@@ -151,7 +152,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     log = logs.warm(number)
     place = witness.folder_of(runtime)
     job = worker.Job(
-        program=spec.program, args=spec.args, preload=spec.preload, speaks=spec.speaks, agent=os.getpid(),
+        program=spec.program, args=spec.args,
         page=str(page.path), log=str(log), witness=str(place),
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
@@ -165,7 +166,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
                 args={0: (theirs, job)},
                 envs={0: common_env(spec)},
                 logs_specs=TorchLogs(error_file),
-                start_method="forkserver" if spec.start == "fork" else "spawn",
+                start_method="forkserver",
             )
         assert isinstance(context, MultiprocessContext)
         pid = context.pids()[0]
@@ -174,19 +175,8 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
         ours.close()
         page.close()
         raise
-    born = life(pid)
     return Process(
-        number=number, pid=pid, pidfd=pidfd, started=born.started if born else 0, context=context, channel=ours,
+        number=number, pid=pid, pidfd=pidfd, started=started_at(pid), context=context, channel=ours,
         page=page, error_file=error_file, log=log, first_log=log, witness=place,
-        parent=parent_of(pid) if spec.start == "fork" else 0,
+        parent=parent_of(pid),
     )  # fmt: skip
-
-
-def parent_of(pid: int) -> int:
-    """The process that started this one, or 0 if it is gone already."""
-    try:
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-        )
-    except OSError:
-        return 0

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,12 +44,6 @@ class Spec:
         ""  # the effective configuration as a file's text, secrets removed; workers find it at ELASTICRL_CONFIG
     )
     spares: int = 1  # warm processes kept while training; none is kept for 0
-    start: Literal["fork", "spawn"] = (
-        "fork"  # fork: from a process that has imported all; spawn: each imports for itself
-    )
-    speaks: Literal["seat", "env"] = (
-        "seat"  # env: the program knows torchrun's environment only, and restarts for each plan
-    )
     threads: int = 1  # per worker, the same for every world size: another number computes other bits
     env: Mapping[str, str] = field(default_factory=dict)
     stop_s: float = 5.0  # from asking a healthy worker to end until it is killed
@@ -67,12 +61,15 @@ def dump(spec: Spec) -> str:
     return json.dumps(_SPEC.dump_python(spec, mode="json"), indent=1)
 
 
-def write_private(path: Path, text: str) -> None:
-    """A file that nobody else can read, whole or not at all."""
+def write_private(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a file that nobody else can read, whole or not at all; `sync`: it is on the disk when this returns."""
     fresh = path.with_name(f".{path.name}.new")
     private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(private, "w", encoding="utf-8") as file:
         file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     fresh.replace(path)
 
 

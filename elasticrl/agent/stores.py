@@ -10,6 +10,8 @@ from collections import deque
 
 from torch._C._distributed_c10d import TCPStore
 
+from elasticrl.core.address import join
+
 
 class Stores:
     """Those of one node. The two that were used last are kept: the generation before may still be leaving."""
@@ -34,4 +36,4 @@ def open_store(host: str) -> tuple[TCPStore, str]:
     listener.listen(1024)
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return store, join(host, port)

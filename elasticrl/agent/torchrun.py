@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from elasticrl.agent.rendezvous import BACKEND
 from elasticrl.agent.stores import Stores
+from elasticrl.core.address import split
 from elasticrl.core.events import (
     Action,
     Asked,
@@ -152,9 +153,8 @@ class ElasticRendezvous(RendezvousHandler):
         with self._changed:
             self._mood = Mood.RUNNING
         self._tell()
-        host, _, port = plan.endpoint.rpartition(":")
         rank = [seat.member for seat in plan.seats].index(self._me)
-        return RendezvousInfo(store, rank, len(plan.seats), RendezvousStoreInfo(host.strip("[]"), int(port)))
+        return RendezvousInfo(store, rank, len(plan.seats), RendezvousStoreInfo(*split(plan.endpoint)))
 
     def num_nodes_waiting(self) -> int:
         """1 if the workers must be restarted for another plan. From memory: torchrun asks ten times a second."""
@@ -203,14 +203,12 @@ class ElasticRendezvous(RendezvousHandler):
         """Wait in the plan's store until all its members are there; None if the plan is overtaken meanwhile."""
         rank = [seat.member for seat in plan.seats].index(self._me)
         everybody = [f"here/{other}" for other in range(len(plan.seats))]
-        host, _, port = plan.endpoint.rpartition(":")
+        host, port = split(plan.endpoint)
         meeting: PrefixStore | None = None
         while not self._overtaken(plan) and time.monotonic() < deadline:
             try:
                 if meeting is None:
-                    store = TCPStore(
-                        host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=CONNECT
-                    )
+                    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
                     meeting = PrefixStore(f"g{plan.generation}/", store)
                     meeting.set(f"here/{rank}", str(self._me))
                 meeting.wait(everybody, SLICE)
@@ -360,7 +358,7 @@ def store_settings(params: RendezvousParameters) -> StoreSettings:
 
 def address_towards(endpoints: str) -> str:
     """This host's address on the way to the store: where other nodes, too, most likely reach us."""
-    host = target(endpoints.split(",", 1)[0].strip())[0].rpartition(":")[0].strip("[]")
+    host, _ = split(target(endpoints.split(",", 1)[0].strip())[0])
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing

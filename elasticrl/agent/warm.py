@@ -60,7 +60,7 @@ def prepare(agent: int, modules: Iterable[str]) -> None:
     if len(threads) > 1:
         failure = failure or (
             f"importing {', '.join(modules)} has started threads ({', '.join(sorted(threads))}), which a fork would lose: "
-            "import less beforehand (agent preload), or start workers without the fork server (agent start: spawn)"
+            "import less beforehand (agent.preload)"
         )
     gc.collect()
     gc.freeze()  # children then do not copy these pages only because the collector looks at them

@@ -130,21 +130,14 @@ class Quit:
 class Ended:
     """How one process ended, with what could be learned about it.
 
-    Example: Ended(number=7, pid=4711, exit=Exit(generation=14, slot=0, step=1283, cause="signal 9 (SIGKILL)", own=False))
+    Example: Ended(number=7, exit=Exit(generation=14, slot=0, step=1283, cause="signal 9 (SIGKILL)", own=False), rank=2)
     """
 
     number: int  # to acknowledge it by
-    pid: int
     exit: Exit
     rank: int | None = None  # None: it was a spare
-    code: int | None = None  # exit code; negative: a signal; None: it could not be learned
-    message: str = ""  # of the exception, from torch's error file
-    traceback: str = ""
-    memory: str = ""  # what the kernel says about running out of it
-    core: str = ""  # where a core file may lie
-    log: str = ""
-    tail: tuple[str, ...] = ()  # last lines of its output
-    at: float = 0.0  # wall clock, for display
+    core: str = ""  # where the kernel puts core dumps, if this end may have left one
+    said: str = ""  # the last line of its output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

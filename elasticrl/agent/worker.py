@@ -28,9 +28,6 @@ class Job:
 
     program: tuple[str, ...]
     args: tuple[str, ...]
-    preload: tuple[str, ...]
-    speaks: str
-    agent: int
     page: str
     log: str  # until it has a rank
     witness: str  # the folder where it answers for its stack and its flight recorder
@@ -39,7 +36,7 @@ class Job:
 
 def main(channel: socket.socket, job: Job) -> None:
     """The whole life of a worker. It never returns: what torch's wrapper would do after it can hang or lose the log."""
-    warm.die_with(int(os.environ.get(warm.PARENT) or job.agent))
+    warm.die_with(int(os.environ[warm.PARENT]))
     os.setsid()  # its children can be ended with it
     open_log(job.log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -61,7 +58,6 @@ def live(channel: socket.socket, job: Job) -> None:
     if warm.failure:
         print(warm.failure, file=sys.stderr)
         raise ImportError(warm.failure.strip().rpartition("\n")[2])
-    warm.load(job.preload)
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
@@ -70,7 +66,7 @@ def live(channel: socket.socket, job: Job) -> None:
     if isinstance(order, Assignment):
         open_log(order.log)  # what the program prints before it looks at its seat belongs there too
         os.environ.update(rank_env(order))
-    if isinstance(order, Halt) or (job.speaks == "env" and seat.wait() is None):
+    if isinstance(order, Halt):
         return
     run(job.program, job.args)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticrl.cli.main import Exit
+from elasticrl.core.words import count
 
 if TYPE_CHECKING:
     from elasticrl.config import Loaded
@@ -97,14 +98,10 @@ def schema(
 
 def _summary(loaded: "Loaded") -> str:
     if loaded.tree is None:
-        return f"refused: {loaded.file} has {_count(len(loaded.errors), 'mistake')}"
+        return f"refused: {loaded.file} has {count(len(loaded.errors), 'mistake')}"
     tree, members = loaded.tree, loaded.tree.membership
-    advice = f", {_count(len(loaded.findings), 'warning')}" if loaded.findings else ""
+    advice = f", {count(len(loaded.findings), 'warning')}" if loaded.findings else ""
     return (
-        f"ok: {loaded.file}: job {tree.job.name}, {members.min_nodes} to {_count(members.max_nodes, 'node')} with "
-        f"{_count(tree.node.workers, 'worker')} each, {_count(tree.lanes.count, 'lane')}{advice}"
+        f"ok: {loaded.file}: job {tree.job.name}, {members.min_nodes} to {count(members.max_nodes, 'node')} with "
+        f"{count(tree.node.workers, 'worker')} each, {count(tree.lanes.count, 'lane')}{advice}"
     )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

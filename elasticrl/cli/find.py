@@ -10,7 +10,7 @@ class NotFound(Exception):
 
 
 def private_run_dir() -> Path:
-    """Where a foreground run keeps its sockets: short (a socket's path may have 107 characters) and its user's alone."""
+    """Where a foreground run keeps its sockets: short (a socket's path may have 107 bytes) and its user's alone."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "elasticrl" if runtime else Path(f"/tmp/elasticrl-{os.getuid()}")  # noqa: S108 - made 0700 by its user
 

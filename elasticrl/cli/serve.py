@@ -15,9 +15,10 @@ import typer
 
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
+from elasticrl.core.model import REFUSED
+from elasticrl.core.words import count
 
 VAULT_S = 5.0  # for a vault of this run to end
-REFUSED_TO_START = 78  # as sysexits.h; systemd does not restart it
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
 Adopt = Annotated[
     bool, typer.Option("--adopt", help="If the store has lost the job, go on from its newest good checkpoint.")
@@ -45,7 +46,7 @@ def daemon(
         tree = load(config, overrides or ())
     except ConfigError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(REFUSED_TO_START) from None
+        raise typer.Exit(REFUSED) from None
     if foreground:
         die_with_parent()
     raise typer.Exit(serve(tree, keep=not foreground, adopt=adopt, reload=lambda: load(config, overrides or ())))
@@ -74,7 +75,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
         return asyncio.run(node.run())
     except (Taken, StoreError, ValueError) as error:
         log.info("daemon.refused", reason=str(error))
-        return REFUSED_TO_START
+        return REFUSED
     except Exception:
         log.exception("bug")
         return 1
@@ -100,7 +101,7 @@ def agent(config: Config, overrides: Overrides = None) -> None:
         tree = load(config, overrides or ())
     except ConfigError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(REFUSED_TO_START) from None
+        raise typer.Exit(REFUSED) from None
     node = Daemon(tree, log=set_up(), history=History())
     told = node.home.folder / "agent.json"
     specs.write_private(told, specs.dump(node.spec()))
@@ -146,9 +147,7 @@ def run(
     own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
     daemons = [launch(config, [*own, f"node.name=n{n}"], logs / f"n{n}.daemon.log") for n in range(nodes)]
     code = Exit.FAILED.value
-    typer.echo(
-        f"{nodes} {'node' if nodes == 1 else 'nodes'}, logs in {logs}; from another terminal: elasticrl status --watch\n"
-    )
+    typer.echo(f"{count(nodes, 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
     try:
         code = follow(daemons, run_dir, tree.job.name, every)
     except KeyboardInterrupt:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.05
 KEPT_S: Final = 30.0  # of looks, for shares and rates
-TICKS: Final = os.sysconf("SC_CLK_TCK")
-PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
 Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
 Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between pictures.")]
@@ -175,22 +173,28 @@ class Board:
     def look(self, now: float) -> None:
         """Every page once; whose process has gone is forgotten."""
         from elasticrl.cli import find
+        from elasticrl.diagnose.process import life
 
         present: set[Path] = set()
         for folder in find.run_dirs(self._run_dir):
             for page in folder.glob(f"{self._job or '*'}/*/beats/process_*"):
                 beat = read(page)
-                used = usage(beat.pid) if beat is not None and beat.generation else None
-                if beat is None or used is None:
+                process = life(beat.pid) if beat is not None and beat.generation else None
+                if beat is None or process is None:
                     continue
                 present.add(page)
                 known = self.seen.setdefault(page, Seen(node=page.parents[1].name, pid=beat.pid, beat=beat))
                 if known.pid != beat.pid:
                     known.looks.clear()
-                known.pid, known.beat, known.rss = beat.pid, beat, used[1]
+                known.pid, known.beat, known.rss = beat.pid, beat, process.memory
                 known.looks.append(
                     Look(
-                        at=now, phase=beat.phase, waiting=beat.waiting, step=beat.step, bytes=beat.bytes, cpu_s=used[0]
+                        at=now,
+                        phase=beat.phase,
+                        waiting=beat.waiting,
+                        step=beat.step,
+                        bytes=beat.bytes,
+                        cpu_s=process.cpu_s,
                     )
                 )
                 while known.looks[0].at < now - KEPT_S:
@@ -252,17 +256,6 @@ def read(page: Path) -> "Snapshot | None":
         return None
     copies = [copy for start in (FIRST, FIRST + HALF) if (copy := unpack(data[start : start + HALF]))]
     return max(copies, key=lambda copy: copy[0])[1] if copies else None
-
-
-def usage(pid: int) -> tuple[float, int] | None:
-    """Processor seconds and resident bytes of a process; None if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    if fields[0] in "ZX":
-        return None
-    return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE
 
 
 def memory() -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Node(Section):
     name: Text | None = None
     """The node's name in plans, logs and `status`. null: the host's name."""
     role: Literal["train", "rollout"] = "train"
-    """What its workers do: train, or only generate (see rollout.nodes)."""
+    """What its workers do: train. rollout, to generate only, is refused: it is not built yet (see rollout.nodes)."""
     workers: Count = 1
     """Workers on this node, one to a GPU. More use more GPUs; all of a node's workers are lost with it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -16,10 +16,10 @@ from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
+from elasticrl.core.address import SOCKET_BYTES
 
 OUR_TRAINER = "elasticrl.ppo"
 SOCKET = "control.sock"  # the longest name of a socket of ours
-SOCKET_BYTES = 107  # of a socket's path at most, says the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ _CAPS = (*(key for key in leaves(Tree) if key.startswith("timeouts.phase.")), "t
 
 def _world(t: Tree) -> int:
     """The most workers that may ever train together."""
-    return (t.membership.max_nodes - t.rollout.nodes) * t.node.workers
+    return t.membership.max_nodes * t.node.workers
 
 
 def _ours(t: Tree) -> bool:
@@ -211,16 +211,6 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: t.membership.min_nodes > t.membership.max_nodes,
         values=lambda t: f"{t.membership.min_nodes} is over {t.membership.max_nodes}",
         remedy=lambda t: f"Lower min_nodes to {t.membership.max_nodes} or raise max_nodes to {t.membership.min_nodes}.",
-    ),
-    Relation(
-        keys=("membership.min_nodes", "rollout.nodes", "membership.max_nodes"),
-        rule="must leave room for rollout.nodes below max_nodes",
-        broken=lambda t: (
-            t.membership.min_nodes <= t.membership.max_nodes
-            and t.membership.min_nodes + t.rollout.nodes > t.membership.max_nodes
-        ),
-        values=lambda t: f"{t.membership.min_nodes} + {t.rollout.nodes} is over {t.membership.max_nodes}",
-        remedy=lambda t: f"Raise max_nodes to {t.membership.min_nodes + t.rollout.nodes}.",
     ),
     # The store.
     Relation(
@@ -354,13 +344,13 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     # Lanes.
     Relation(
-        keys=("lanes.count", "membership.max_nodes", "rollout.nodes", "node.workers"),
-        rule="must be at least the largest world: (max_nodes - rollout.nodes) x node.workers",
+        keys=("lanes.count", "membership.max_nodes", "node.workers"),
+        rule="must be at least the largest world: max_nodes x node.workers",
         broken=lambda t: t.lanes.count < _world(t),
         values=lambda t: f"{t.lanes.count} lanes are fewer than {_world(t)} workers",
         remedy=lambda t: (
             f"Raise lanes.count to {_world(t)} before the job starts, or lower max_nodes to "
-            f"{max(1, t.lanes.count // t.node.workers) + t.rollout.nodes}."
+            f"{max(1, t.lanes.count // t.node.workers)}."
         ),
     ),
     Relation(
@@ -566,19 +556,27 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"{_socket(t, t.vault.dir)} has {len(fsencode(_socket(t, t.vault.dir)))}",
         remedy=lambda t: f"Name a folder of at most {_room(t)} bytes, or shorten job.name or node.name.",
     ),
+    # Nodes that only generate are not built yet. Taken silently, one would wait for a seat for ever.
     Relation(
-        keys=("node.role", "rollout.nodes"),
-        rule="must be train while rollout.nodes is 0",
-        broken=lambda t: t.node.role == "rollout" and t.rollout.nodes == 0,
-        values="it is rollout",
-        remedy="Set rollout.nodes to the number of nodes that only generate.",
+        keys=("node.role",),
+        rule="must be train: nodes that only generate are not built yet",
+        broken=lambda t: t.node.role == "rollout",
+        values="it is rollout, and this node would never get a seat",
+        remedy="Set role: train; every training node generates for itself.",
     ),
     Relation(
-        keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),
-        rule="must be train while rollout.nodes is 0 (placement.reward.where likewise)",
-        broken=lambda t: bool(_away(t)) and t.rollout.nodes == 0,
+        keys=("rollout.nodes",),
+        rule="must be 0: nodes that only generate are not built yet",
+        broken=lambda t: t.rollout.nodes > 0,
+        values=lambda t: f"it is {t.rollout.nodes}",
+        remedy="Set nodes: 0; every training node generates for itself.",
+    ),
+    Relation(
+        keys=("placement.ref.where", "placement.reward.where"),
+        rule="must be train (placement.reward.where likewise): nodes that only generate are not built yet",
+        broken=lambda t: bool(_away(t)),
         values=lambda t: f"{' and '.join(_away(t))} would live on nodes that are not there",
-        remedy="Set rollout.nodes to the number of nodes that only generate, or where: train.",
+        remedy="Set where: train.",
     ),
 )
 

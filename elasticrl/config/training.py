@@ -162,8 +162,8 @@ class FrozenPlacement(Section):
     offload: Literal["none", "cpu"] = "none"
     """cpu: the weights wait in host memory while the role is idle. Frees GPU memory, costs copying."""
     where: Literal["train", "rollout"] = "train"
-    """train: on every training node, beside the others; rollout: on the nodes with node.role rollout, which frees memory
-    here at the price of traffic."""
+    """train: on every training node, beside the others. rollout, on the nodes with node.role rollout, is refused: these are
+    not built yet."""
 
 
 class Placement(Section):
@@ -225,8 +225,8 @@ class Rollout(Section):
     starts: Count = 3
     """Starts of the process in a row that come to nothing, before its worker fails. More tries longer."""
     nodes: Whole = 0
-    """Nodes that only generate, beyond those that train. 0: every training node generates for itself. More shorten the
-    rollout and leave the update as it is."""
+    """Nodes that only generate, beyond those that train. 0: every training node generates for itself. More are refused:
+    they are not built yet."""
     max_tokens: Count = 256
     """Tokens of an answer at most. More allows longer answers, at more memory and time."""
     temperature: Positive = 1.0

@@ -11,6 +11,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
+from typing import Final
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.pairs import Pair, Result
@@ -357,3 +358,6 @@ class Outcome(Enum):
     FINISHED = 0
     CRASH_LOOP = 70
     STOPPED = 75
+
+
+REFUSED: Final = 78  # the exit code of what refuses to start, as sysexits.h has it; systemd does not start it again

@@ -17,7 +17,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.model import Commit, Member, Verb, Work
-from elasticrl.daemon.life import started_at
+from elasticrl.diagnose.process import started_at
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs
 
@@ -142,6 +142,8 @@ class Crew:
                     step=end.step,
                     cause=end.cause,
                     own=end.own,
+                    **({"core": ended.core} if ended.core else {}),
+                    **({"said": ended.said} if ended.said else {}),
                 )
         numbers = tuple(ended.number for ended in report.ended)
         self._logged = max(self._logged, *numbers)

@@ -23,6 +23,7 @@ from typing import Any
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
 from elasticrl.core import dossier
+from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
@@ -48,7 +49,6 @@ TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
-PROCESS = re.compile(r"[Kk]illed process (\d+)")
 GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
@@ -272,8 +272,7 @@ class Inquiry:
         """The kernel ends many a process for want of memory; of the others it says whom."""
         if fact.kind is not Kind.OOM_KILLER:
             return True
-        killed = PROCESS.search(fact.line)
-        return killed is not None and int(killed[1]) in self._pids
+        return kernel_log.killed_pid(fact.line) in self._pids
 
     # ---- the way to others
 
@@ -541,7 +540,7 @@ class Reserved:
         self._host, self._port = host, port
         self._held: list[socket.socket] = []
         self.keep()
-        self.address = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        self.address = join(host, self._port)
 
     def keep(self) -> None:
         """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from elasticrl.config.relations import SOCKET, SOCKET_BYTES
+from elasticrl.agent.spec import write_private
+from elasticrl.config.relations import SOCKET
+from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
 
 
@@ -37,16 +39,6 @@ class Life:
     def member(self) -> Member:
         """As the plan calls it."""
         return Member(node=self.node, incarnation=self.incarnation)
-
-
-def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if it does not run."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return 0 if fields[0] in {"Z", "X"} else int(fields[19])
 
 
 class Home:
@@ -94,13 +86,7 @@ class Home:
 
     def save(self, life: Life) -> None:
         """Write it so that a kill at any moment leaves the old or the new one."""
-        fresh = self.folder / "life.json.new"
-        private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(private, "w", encoding="utf-8") as file:
-            json.dump(asdict(life), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.folder / "life.json")
+        write_private(self.folder / "life.json", json.dumps(asdict(life)), sync=True)
 
 
 def next_life(node: str, before: Life | None, known: int, *, agent_runs: bool) -> Life:

@@ -26,7 +26,7 @@ from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
-from elasticrl.core.model import Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
+from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
@@ -35,7 +35,7 @@ from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, next_life, started_at
+from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
@@ -45,6 +45,7 @@ from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import environment, witness
+from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
@@ -62,7 +63,6 @@ RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what r
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 FINGERPRINT = "elasticrl.runtime.bits"
-REFUSED = 78  # exit code, as sysexits.h has it; systemd does not restart it
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 
@@ -85,7 +85,7 @@ class Daemon:
         self.history = history
         self.metrics = Metrics()
         self.notify = Notify()
-        self.host = tree.node.address or address_of(tree.node.interface)
+        self.host = tree.node.address or own_address(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.foreground = not keep
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
@@ -691,7 +691,7 @@ def there(module: str) -> bool:
         return False
 
 
-def address_of(interface: str | None) -> str:
+def own_address(interface: str | None) -> str:
     """This node's address on an interface; without one, that of the default route, or loopback if there is none."""
     if interface:
         import fcntl

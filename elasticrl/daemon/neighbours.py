@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from fcntl import ioctl
 from typing import Any, Protocol
 
-from elasticrl.agent.datagram import BEAT, PING, TIMED, address_of, lain_of, seal, unseal
+from elasticrl.agent.datagram import BEAT, PING, TIMED, lain_of, seal, unseal
+from elasticrl.core.address import join, split
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
@@ -81,7 +82,7 @@ class Neighbours(asyncio.DatagramProtocol):
         tell_refusals(transport.get_extra_info("socket").fileno())
         lain_s(transport.get_extra_info("socket").fileno())  # from the first question on, the kernel notes it
         bound = transport.get_extra_info("sockname")
-        self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        self.address = join(*bound[:2])
 
     def close(self) -> None:
         """Fall silent."""
@@ -120,8 +121,8 @@ class Neighbours(asyncio.DatagramProtocol):
         self._plan = plan
         seats = {seat.member.node: seat for seat in plan.seats + plan.spares} if plan else {}
         ring = neighbours(plan, self._me.node, self._settings.neighbours)
-        self._peers = {node: address_of(seats[node].beat) for node in ring if seats[node].beat}
-        self._agents = {node: address_of(seats[node].echo) for node in ring if seats[node].echo}
+        self._peers = {node: split(seats[node].beat) for node in ring if seats[node].beat}
+        self._agents = {node: split(seats[node].echo) for node in ring if seats[node].echo}
         self._took = {
             node: took for node, took in self._took.items() if node in self._peers
         }  # who comes back begins anew
@@ -156,7 +157,7 @@ class Neighbours(asyncio.DatagramProtocol):
     async def probe(self, targets: Mapping[str, str], within_s: float) -> tuple[str, ...]:
         """Ask these nodes for a sign (name -> beat address), several times; who gave none is returned."""
         self._answered.clear()
-        asked = {node: address_of(beat) for node, beat in targets.items() if beat}
+        asked = {node: split(beat) for node, beat in targets.items() if beat}
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline and not self._answered >= asked.keys():
             for node, address in asked.items():
@@ -193,7 +194,7 @@ class Neighbours(asyncio.DatagramProtocol):
         """A beat, a question, or noise."""
         opened = unseal(self._secret, data)
         if isinstance(opened, str):
-            self._refused(f"{addr[0]}:{addr[1]}", opened)
+            self._refused(join(*addr[:2]), opened)
             return
         kind, member, number = opened
         if number <= self._newest.get(member, -1):

@@ -7,9 +7,10 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticrl.core.model import Phase, Plan, Quarantine, Record, View, Work
+from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, View, Work
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
+ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     if plan is None:
         return "FORMING"
     if plan.phase is Phase.STOP:
-        return {0: "FINISHED", 70: "CRASH LOOP"}.get(plan.exit_code or 0, "STOPPED")
+        return ENDS.get(plan.exit_code or Outcome.FINISHED.value, "STOPPED")
     works = {
         record.work if record.generation == plan.generation else Work.JOINING
         for seat in plan.seats
@@ -173,6 +174,6 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         said.append("The job is paused. Go on: elasticrl resume.")
     if view.leader is None and rows:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
-    if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == 70:
+    if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == Outcome.CRASH_LOOP.value:
         said.append("The same failure came back each time. Read the log of the rank it names, mend it, start again.")
     return tuple(said)

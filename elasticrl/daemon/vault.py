@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
+from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.model import Plan, Role
-from elasticrl.daemon.life import started_at
-from elasticrl.diagnose.stacks import state
+from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer
 SOCKET: Final = "control.sock"
-SOCKET_PATH: Final = 107  # characters, says the kernel
 LOOK_S: Final = 0.02  # between looks whether a vault that was started answers
 ALIVE_S: Final = 2.0  # between signs of life that are asked for
 STOPPED_S: Final = 0.5  # between looks whether it is stopped; twice in a row is no chance
@@ -108,10 +107,10 @@ def key_of(secret: bytes) -> str:
 def folder_of(base: str, job: str, node: str) -> Path:
     """One vault's directory; ValueError if the socket in it would have too long a path."""
     folder = Path(base) / job / node
-    length = len(str(folder / SOCKET))
-    if length > SOCKET_PATH:
+    length = len(os.fsencode(folder / SOCKET))
+    if length > SOCKET_BYTES:
         raise ValueError(
-            f"{folder / SOCKET} has {length} characters, and a socket's path may have {SOCKET_PATH}: "
+            f"{folder / SOCKET} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
             "shorten vault.dir, job.name or node.name"
         )
     return folder
@@ -249,8 +248,7 @@ class Vault:
             await talk.close()
             raise
         self.pid, self._started = int(status["pid"]), started_at(int(status["pid"]))
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"{host}:{status['port']}" if status["port"] else ""
+        address = join(options.host, status["port"]) if status["port"] else ""
         write_private(self._port_file, str(status["port"]))
         self._note("up", "adopted" if adopted else "started")
         if address != self.address:
@@ -280,10 +278,9 @@ class Vault:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = self._options
-        host = f"[{options.host}]" if ":" in options.host else options.host
         command = [
             sys.executable, "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
-            "--dir", str(options.folder), "--listen", f"{host}:{port}", "--key-file", str(self._key_file),
+            "--dir", str(options.folder), "--listen", join(options.host, port), "--key-file", str(self._key_file),
             "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
         if options.dies_with_us:

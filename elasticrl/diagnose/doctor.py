@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -106,6 +107,7 @@ def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iter
     machine = environment.Machine(
         interfaces=frozenset(health.interfaces()), hcas=frozenset(name.partition(":")[0] for name in health.hcas()),
         vendor="nvidia" if Path("/proc/driver/nvidia").exists() else "amd" if Path("/dev/kfd").exists() else "", nodes=nodes,
+        megatron=find_spec("megatron") is not None,
     )  # fmt: skip
     added = dict(tree.agent.env) if tree else {}
     if tree is not None:

@@ -69,7 +69,7 @@ class Machine:
     hcas: frozenset[str] | None = None  # /sys/class/infiniband
     vendor: str | None = None  # "nvidia", "amd", "" for none
     nodes: int | None = None  # of the job
-    megatron: bool = False  # tensor or context parallelism by Megatron
+    megatron: bool = False  # it is installed
 
 
 def lint(environment: Mapping[str, str], machine: Machine | None = None) -> tuple[Finding, ...]:

@@ -5,6 +5,7 @@ open and pays for new records only. Who may not open it asks the journal, from t
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -95,6 +96,16 @@ def _ask(*what: str) -> tuple[str, str]:
     lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
     cursor = lines.pop().removeprefix(_CURSOR) if lines and lines[-1].startswith(_CURSOR) else ""
     return "\n".join(lines).strip(), cursor
+
+
+def killed_pid(line: str) -> int | None:
+    """The process that a line says was killed for want of memory.
+
+    >>> killed_pid("Out of memory: Killed process 7 (python) anon-rss:9kB")
+    7
+    """
+    found = re.search(r"[Kk]illed process (\d+)", line)
+    return int(found[1]) if found else None
 
 
 def dmesg(text: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+from elasticrl.core.address import split
 from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, schedule
 from elasticrl.diagnose.health import offset_s
 
@@ -279,8 +280,7 @@ def digest(token: str) -> bytes:
 
 def resolve(endpoint: str) -> tuple[int, tuple[Any, ...]]:
     """host:port as (family, address)."""
-    host, _, port = endpoint.rpartition(":")
-    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(*split(endpoint), type=socket.SOCK_DGRAM)[0]
     return family, address
 
 

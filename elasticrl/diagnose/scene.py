@@ -11,6 +11,7 @@ from pathlib import Path
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.diagnose import recorder, stacks
+from elasticrl.diagnose.process import state
 from elasticrl.diagnose.recorder import Entry
 from elasticrl.diagnose.stacks import Stack
 
@@ -42,7 +43,7 @@ def collect(
 
     A stack is had from who holds the GIL too, a recorder is not: `recorders_s` is for it alone. Who is stopped is not asked.
     """
-    able = {rank: pid for rank, pid in workers.items() if stacks.state(pid) not in {"", "T", "t", "Z", "X"}}
+    able = {rank: pid for rank, pid in workers.items() if state(pid) not in {"", "T", "t", "Z", "X"}}
     with ThreadPoolExecutor(1, "elasticrl-recorders") as other:
         dumps = other.submit(recorder.collect, folder, able, within_s=within_s if recorders_s is None else recorders_s)
         seen = stacks.collect(folder, workers, within_s=within_s)

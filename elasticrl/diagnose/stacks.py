@@ -20,6 +20,7 @@ from typing import Any, Final
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.verdict import rank_names
 from elasticrl.diagnose import witness
+from elasticrl.diagnose.process import state
 
 LOOK_S: Final = 0.01  # between looks at the files while an answer is awaited
 SETTLED_S: Final = 0.06  # a stack that has not grown for so long is whole: its end bears no mark
@@ -255,15 +256,6 @@ def _spied_frame(raw: Mapping[str, Any]) -> Frame:
     line = raw.get("line")
     name = str(raw.get("name", "")).rpartition(".")[2]  # it says Loader.__next__ where faulthandler says __next__
     return Frame(file=str(raw.get("filename", "")), line=line if isinstance(line, int) else 0, name=name)
-
-
-def state(pid: int) -> str:
-    """The kernel's letter for a process: R, S, D, T, t, Z; "" if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]
 
 
 def _wchan(pid: int) -> str:

@@ -205,12 +205,7 @@ def source(tree: Tree, trainer: Trainer) -> Callable[[], Iterable[Bucket]]:
 
 def check(tree: Tree) -> None:
     """Refuse what is not built, before anything is loaded."""
-    missing = {
-        **not_here(tree),
-        "rollout.nodes": tree.rollout.nodes > 0,
-        "placement.*.where": tree.placement.ref.where != "train" or tree.placement.reward.where != "train",
-    }
-    asked = [name for name, there in missing.items() if there]
+    asked = [name for name, there in not_here(tree).items() if there]
     if asked:
         raise NotHere(
             f"{', '.join(asked)}: not built into this trainer yet; leave it at its default, or write a script."

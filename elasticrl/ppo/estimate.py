@@ -119,7 +119,7 @@ def of(
     tree: Tree, models: Mapping[str, Shape], *, workers: int | None = None, memory_bytes: int | None = None
 ) -> Estimate:
     """`models` has a shape for each role; `workers` of the gang, else the most that may train together."""
-    most = (tree.membership.max_nodes - tree.rollout.nodes) * tree.node.workers
+    most = tree.membership.max_nodes * tree.node.workers
     world = min(workers or most, tree.lanes.count)
     roles = _roles(tree, models)
     fixed = tuple(line for role in roles for line in _stays(tree, role, world))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import logsigmoid
 
-from elasticrl.ppo.losses import Sum
+from elasticrl.ppo.losses import Sum, masked
 
 
 class PreferenceLoss(NamedTuple):
@@ -26,14 +26,10 @@ def log_ratios(policy: torch.Tensor, ref: torch.Tensor, mask: torch.Tensor) -> t
     return torch.where(mask, policy - ref, 0.0).sum(1)
 
 
-def _sum(values: torch.Tensor, valid: torch.Tensor) -> Sum:
-    return Sum(torch.where(valid, values, 0.0).sum(), valid.sum())
-
-
 def dpo_loss(chosen: torch.Tensor, rejected: torch.Tensor, valid: torch.Tensor, *, beta: float = 0.1) -> PreferenceLoss:
     """-log sigmoid(beta x (chosen - rejected)) of log-ratios [pairs]. `valid` [pairs] leaves out padding."""
     margin = torch.where(valid, chosen - rejected, 0.0)
-    return PreferenceLoss(_sum(-logsigmoid(beta * margin), valid), _sum((margin > 0).to(margin.dtype), valid))
+    return PreferenceLoss(masked(-logsigmoid(beta * margin), valid), masked((margin > 0).to(margin.dtype), valid))
 
 
 def kto_loss(
@@ -49,7 +45,7 @@ def kto_loss(
     """
     sign = torch.where(good, 1.0, -1.0)
     gain = sign * torch.where(valid, ratios - baseline, 0.0)
-    return PreferenceLoss(_sum(1 - torch.sigmoid(beta * gain), valid), _sum((gain > 0).to(gain.dtype), valid))
+    return PreferenceLoss(masked(1 - torch.sigmoid(beta * gain), valid), masked((gain > 0).to(gain.dtype), valid))
 
 
 def kto_baseline(mean_log_ratio: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from statistics import median
 
+from elasticrl.core.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.story import Story
@@ -56,7 +57,7 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
         found.append(("samples", f"{left.samples.samples:,}", word))
     if left.digests is not None:
         again = left.digests.rerun
-        word = f"{again} {'step' if again == 1 else 'steps'} made again"
+        word = f"{count(again, 'step')} made again"
         found.append(
             ("bits", "same" if left.digests.ok else "NOT the same", f"{word}; {len(left.digests.steps):,} digests")
         )

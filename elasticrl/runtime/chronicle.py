@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticrl.core.words import count
 from elasticrl.runtime.bits import Bits, difference
 from elasticrl.runtime.data.ledger import SUFFIX, decode, encode, files_of
 from elasticrl.runtime.digest import parting
@@ -66,7 +67,7 @@ class Chronicle:
             self.lost += 1
             self.problem = (
                 f"The chronicle {self.directory} takes no more lines ({error.strerror or error}): free some space. "
-                f"Training goes on; {_count(self.lost, 'step')} cannot be compared with other runs."
+                f"Training goes on; {count(self.lost, 'step')} cannot be compared with other runs."
             )
 
     def close(self) -> None:
@@ -123,8 +124,8 @@ class History:
             more = f" ... and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
             return f"NOT the same bits, {len(self.findings)} findings: " + "; ".join(self.findings[:SHOWN]) + more
         return (
-            f"{_count(len(self.steps), 'step')} in {_count(self.generations, 'generation')}, {self.lines} digests: "
-            f"{_count(self.rerun, 'step')} computed again, each to the same bits"
+            f"{count(len(self.steps), 'step')} in {count(self.generations, 'generation')}, {self.lines} digests: "
+            f"{count(self.rerun, 'step')} computed again, each to the same bits"
         )
 
 
@@ -150,11 +151,11 @@ class Comparison:
         if not self.steps:
             return f"They cannot be compared: {self.why}"
         if self.parted is None:
-            return f"the same bits in {_count(self.steps, 'step')} ({self.first} to {self.last})"
+            return f"the same bits in {count(self.steps, 'step')} ({self.first} to {self.last})"
         assert self.digests is not None
         ours, theirs = self.digests
         reason = f"; the second {self.why}" if self.why else ""
-        return f"they part at step {self.parted} ({ours} and {theirs}), of {_count(self.steps, 'step')} that both have{reason}"
+        return f"they part at step {self.parted} ({ours} and {theirs}), of {count(self.steps, 'step')} that both have{reason}"
 
 
 @dataclass(slots=True)
@@ -262,7 +263,3 @@ def _other_bits(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
                 if found := difference(Bits.parse(other), Bits.parse(own)):
                     return found
     return ""
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

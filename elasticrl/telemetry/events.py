@@ -100,6 +100,8 @@ EVENTS: tuple[Declared, ...] = (
             "step": "newest sealed",
             "cause": "signal, exit code or exception",
             "own": "its own doing",
+            "core": "where the kernel puts core dumps, if this end may have left one",
+            "said": "the last line of its output, if there is one",
         },
     ),
     Declared(

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
 from chaos.live.local import Job, Late
-from elasticrl.daemon.life import started_at
+from elasticrl.diagnose.process import started_at
 from elasticrl.telemetry.metrics import Metrics
 
 NODES = ("n0", "n1", "n2")

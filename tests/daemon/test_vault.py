@@ -10,7 +10,7 @@ import pytest
 
 from chaos.live.local import Job, command_line
 from elasticrl.config import dumps, load
-from elasticrl.daemon.life import started_at
+from elasticrl.diagnose.process import started_at
 from elasticrl.runtime.bits import Bits
 
 NODES = ("n0", "n1", "n2")

@@ -14,8 +14,9 @@ from diagnose_gang import gang, until
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose import stacks, witness
+from elasticrl.diagnose import witness
 from elasticrl.diagnose.logs import Parser
+from elasticrl.diagnose.process import state
 from elasticrl.diagnose.recorder import Entry, ask, collect, compare, entries
 
 
@@ -53,7 +54,7 @@ def test_the_rank_that_skips_or_differs_is_named_from_the_recorders_alone(
 def test_a_rank_with_another_shape_is_named_by_its_own_last_words_and_its_missing_recorder(tmp_path: Path) -> None:
     """Gloo ends the rank that brought less, so there is nobody to ask."""
     with gang(tmp_path, "wait", "shape", "wait") as workers:
-        until(lambda: stacks.state(workers[1]) in {"Z", ""}, 20.0, "rank 1 was ended by gloo")
+        until(lambda: state(workers[1]) in {"Z", ""}, 20.0, "rank 1 was ended by gloo")
         dumps = when_stuck(tmp_path, {0: workers[0], 2: workers[2]}, {0: 4, 2: 4})
         logged = [fact for rank in workers for fact in Parser(rank=rank).read((tmp_path / f"{rank}.err").read_bytes())]
     verdict = judge([*logged, *compare(dumps, expected=workers)])

@@ -13,7 +13,8 @@ from diagnose_gang import gang, until
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose import recorder, stacks, witness
+from elasticrl.diagnose import recorder, witness
+from elasticrl.diagnose.process import state
 from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
 
 
@@ -33,7 +34,7 @@ def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_th
     with gang(tmp_path, "wait", "loader", "wait", "wait") as workers:
         where(tmp_path, workers, {0: "collective", 1: "data", 2: "collective", 3: "collective"})
         os.kill(workers[2], signal.SIGSTOP)
-        until(lambda: stacks.state(workers[2]) == "T", 5.0, "rank 2 is stopped")
+        until(lambda: state(workers[2]) == "T", 5.0, "rank 2 is stopped")
         began = time.monotonic()
         seen = collect(tmp_path, workers, within_s=5.0, spy="")
         took_s = time.monotonic() - began
@@ -211,7 +212,7 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
     stopped = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(stopped.pid, signal.SIGSTOP)
-        until(lambda: stacks.state(stopped.pid) == "T", 5.0, "it is stopped")
+        until(lambda: state(stopped.pid) == "T", 5.0, "it is stopped")
         (seen,) = collect(tmp_path, {5: stopped.pid}, within_s=5.0, spy=str(spy)).values()
     finally:
         stopped.kill()

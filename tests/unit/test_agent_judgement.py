@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import Facts, exception_of, judge, killed_in, tail
+from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, last_line
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
@@ -53,10 +53,10 @@ def test_the_exception_is_read_from_torchs_error_file() -> None:
             "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"},
         }
     }
-    assert exception_of(data) == ("ValueError: two", "Traceback ...")
-    assert exception_of({"message": "<NONE>"}) == ("", "")
-    assert exception_of({"message": "plain"}) == ("plain", "")
-    assert exception_of([]) == ("", "")
+    assert exception_of(data) == "ValueError: two"
+    assert exception_of({"message": "<NONE>"}) == ""
+    assert exception_of({"message": "plain"}) == "plain"
+    assert exception_of([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,28 @@ def test_the_kernels_log_names_whom_it_killed_for_want_of_memory(line: str, foun
     assert killed_in(line) == found
 
 
-def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
+def test_a_container_that_sees_only_its_own_group_counts_its_kills_too(tmp_path: Path) -> None:
+    group, counter = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup/memory.events"
+    for file in (group, counter):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    group.write_text("0::/system.slice/docker-0123.scope\n")  # the host's path: there is none like it in here
+    counter.with_name("memory.current").write_text("1\n")
+    counter.write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
+    memory = Memory(tmp_path)
+    assert memory.evidence(7, -9) == ""
+    counter.write_text("oom 4\noom_kill 3\noom_group_kill 0\n")
+    assert memory.evidence(7, 1) == ""
+    assert str(counter) in memory.evidence(7, -9)
+    assert memory.evidence(8, -9) == ""
+
+
+def test_the_last_line_of_a_log_is_bounded_and_never_empty_where_there_is_one(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("".join(f"line {n}\n" for n in range(100_000)))
-    assert tail(log) == tuple(f"line {n}" for n in range(99_960, 100_000))
-    assert tail(tmp_path / "none") == ()
+    log.write_text("".join(f"line {n}\n" for n in range(100_000)) + "\n  \n")
+    assert last_line(log) == "line 99999"
+    log.write_text("x" * 100_000)
+    assert last_line(log) == "x" * 500
+    assert last_line(tmp_path / "none") == ""
 
 
 def beating(slot: int = 0, **changes: object) -> Beating:
@@ -105,30 +122,30 @@ def beating(slot: int = 0, **changes: object) -> Beating:
     ],
 )
 def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) -> None:
-    assert look(workers, 14, BUDGETS, 95.0, plain=False).work is work
+    assert look(workers, 14, BUDGETS, 95.0).work is work
 
 
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
     victims = [beating(0, since=1.0, waiting=True), beating(1, since=60.0, waiting=True)]
-    first = look(victims, 14, BUDGETS, 95.0, plain=False).stall
+    first = look(victims, 14, BUDGETS, 95.0).stall
     assert first is not None
     assert first.slot == 0
-    hung = look([*victims, beating(2, since=80.0)], 14, BUDGETS, 95.0, plain=False).stall
+    hung = look([*victims, beating(2, since=80.0)], 14, BUDGETS, 95.0).stall
     assert hung is not None
     assert (hung.slot, hung.waiting) == (2, False)
-    stopped = look([*victims, beating(2, since=80.0), beating(3, since=80.0, waiting=True, stopped=True)], 14, BUDGETS, 95.0,
-                   plain=False).stall  # fmt: skip
+    workers = [*victims, beating(2, since=80.0), beating(3, since=80.0, waiting=True, stopped=True)]
+    stopped = look(workers, 14, BUDGETS, 95.0).stall
     assert stopped is not None
     assert (stopped.slot, stopped.stopped) == (3, True)
 
 
 def test_nobody_is_stalled_while_parked_or_done() -> None:
     for state in (State.PARKED, State.DONE):
-        assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0, plain=False).stall is None
+        assert look([beating(since=0.0, state=state)], 14, BUDGETS, 1000.0).stall is None
 
 
 def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> None:
-    seen = look([beating(step=101), beating(1, step=100, saved=90, manifest="step-90")], 14, BUDGETS, 95.0, plain=False)
+    seen = look([beating(step=101), beating(1, step=100, saved=90, manifest="step-90")], 14, BUDGETS, 95.0)
     assert (seen.step, seen.saved, seen.manifest) == (100, 90, "step-90")
 
 
@@ -156,8 +173,8 @@ def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     spec = Spec(job="j", node="n", program=("-m", "x"), log_dir="/tmp/x", timeouts=Timeouts(phase_s={"save": 9.0}))
     (tmp_path / "spec").write_text(dump(spec))
     assert load(tmp_path / "spec") == spec
-    (tmp_path / "spec").write_text(dump(spec).replace('"fork"', '"clone"'))
-    with pytest.raises(BadSpec, match="start"):
+    (tmp_path / "spec").write_text(dump(spec).replace('"slots": 1', '"slots": "all"'))
+    with pytest.raises(BadSpec, match="slots"):
         load(tmp_path / "spec")
     with pytest.raises(BadSpec, match="cannot be read"):
         load(tmp_path / "none")

@@ -61,7 +61,7 @@ def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> No
     stall = Stall(slot=0, step=1283, phase="update", for_s=12.0, budget_s=10.0, waiting=True)
     report = wire.Report(
         work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
-        exit=ended, stall=stall, endpoint="h:1", ended=(wire.Ended(number=3, pid=9, exit=ended, tail=("a", "b")),),
+        exit=ended, stall=stall, endpoint="h:1", ended=(wire.Ended(number=3, exit=ended, rank=1, said="b"),),
     )  # fmt: skip
     assert wire.decode(wire.encode(report)) == report
     assert report.event(5.0) == events.Workers(

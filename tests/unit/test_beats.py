@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, life, pack, unpack
+from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
+from elasticrl.diagnose.process import life
 
 
 def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:

@@ -95,6 +95,28 @@ def test_every_core_setting_comes_from_a_key() -> None:
             assert key in leaves(Tree) or key in dict(sections(Tree)), f"core.settings has {name}, no key sets it"
 
 
+#: Where a core that is given nothing differs from a configuration that is empty, and why.
+APART = {
+    "job": "a job has no name by default in the configuration; here it is the demo's",
+    "copies": "the core's own tests and the simulator play nodes that hold copies; an empty file is one machine's",
+    "membership.max_nodes": "the simulator plays larger gangs than a file that names no size should seat",
+    "timeouts.phase_s": "the core knows no phases by name; the configuration knows the trainer's long ones",
+    "policy": "what the core has no word for it restarts; the configuration has a word for each fault",
+}
+
+
+def test_the_core_alone_has_the_configurations_defaults_but_for_those_listed() -> None:
+    def flat(value: object, at: str = "") -> dict[str, object]:
+        if not is_dataclass(value):
+            return {at: value}
+        return {
+            k: v for f in fields(value) for k, v in flat(getattr(value, f.name), f"{at}.{f.name}".strip(".")).items()
+        }
+
+    alone, told = flat(settings.Settings()), flat(to_core(DEMO))
+    assert {name for name in alone if alone[name] != told[name]} == set(APART)
+
+
 def test_the_core_gets_the_values_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(

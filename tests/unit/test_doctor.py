@@ -120,6 +120,16 @@ def test_the_environment_of_the_workers_is_linted_with_what_the_configuration_ad
     assert clean.level is Level.OK
 
 
+def test_one_connection_to_the_gpu_is_no_mistake_where_megatron_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert any("Megatron" in check.value for check in diagnosis.linted(None, one, None))
+    (tmp_path / "megatron" / "core").mkdir(parents=True)  # a namespace, as megatron-core installs it
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not any("Megatron" in check.value for check in diagnosis.linted(None, one, None))
+
+
 def test_a_checkpoint_that_is_larger_than_what_is_free_fails(tmp_path: Path) -> None:
     newest = tmp_path / "ckpt" / "doctored" / "step-00000100-g3"
     newest.mkdir(parents=True)

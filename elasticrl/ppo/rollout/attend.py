@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
-from elasticrl.ppo.rollout.service import ENGINE_LOCK, REFUSED, SPEC, Service
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk
 
 if TYPE_CHECKING:

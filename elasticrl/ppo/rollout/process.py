@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from elasticrl.ppo.rollout.service import ENGINE_LOCK, REFUSED, SPEC, Service, Unfit
+from elasticrl.core.model import REFUSED
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service, Unfit
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox
 
 if TYPE_CHECKING:

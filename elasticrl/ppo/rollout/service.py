@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SPEC: Final = "engine.json"
 ENGINE_LOCK: Final = "engine.lock"  # held by the engine for its whole life
-REFUSED: Final = 78  # its exit code when starting it again would not help
 
 
 class Unfit(RuntimeError):

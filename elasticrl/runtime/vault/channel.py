@@ -51,7 +51,7 @@ def load_key(path: Path | None) -> bytes | None:
     return key or None
 
 
-def address_of(where: str) -> str:
+def resolved(where: str) -> str:
     """The address of an interface ("eth1"), of a host, or an address as it is."""
     if where in {name for _, name in socket.if_nameindex()}:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

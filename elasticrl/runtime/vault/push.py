@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from elasticrl.core.address import split
 from elasticrl.runtime.vault.channel import Channel, greet
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Stamp, Torn
@@ -34,10 +35,9 @@ class Caller:
 
     async def call(self, address: str) -> Channel:
         """A channel to the vault at `host:port`; OSError, TimeoutError or VaultError if there is none."""
-        host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.deadline_s):
-            info = (await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))[0]
+            info = (await loop.getaddrinfo(*split(address), type=socket.SOCK_STREAM))[0]
             sock = socket.socket(info[0], socket.SOCK_STREAM)
             try:
                 sock.setblocking(False)

@@ -18,8 +18,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from elasticrl.core.address import SOCKET_BYTES, split
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import PROTOCOL, Channel, address_of, welcome
+from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
 from elasticrl.runtime.vault.layout import Torn
@@ -33,7 +34,6 @@ FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 RING = "ring.json"
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
-SOCKET_PATH = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +97,9 @@ class Server:
         """Take the directory over; the torn files that were dropped are returned."""
         options = self.options
         prepare(options.directory)
-        if len(str(self.socket_path)) > SOCKET_PATH:
+        if len(os.fsencode(self.socket_path)) > SOCKET_BYTES:
             raise VaultError(
-                f"{self.socket_path} is too long for a socket ({SOCKET_PATH} characters at most): shorten vault.dir."
+                f"{self.socket_path} is too long for a socket ({SOCKET_BYTES} bytes at most): shorten vault.dir."
             )
         self._lock_fd = os.open(options.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -128,13 +128,13 @@ class Server:
                 "The vault is to listen for copies but has no key. Give it one with --key-file FILE "
                 "(openssl rand -hex 32 > FILE; chmod 600); a daemon does so by itself."
             )
-        where, _, port = options.listen.rpartition(":")
-        host = address_of(where.strip("[]"))
+        where, port = split(options.listen)
+        host = resolved(where)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, int(port)))
+            listener.bind((host, port))
         except OSError as error:
             listener.close()
             raise VaultError(

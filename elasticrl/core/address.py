@@ -1,0 +1,24 @@
+"""`host:port`, joined and taken apart; an IPv6 host stands in brackets. And how long a unix socket's path may be."""
+
+from typing import Final
+
+SOCKET_BYTES: Final = 107  # of a unix socket's path at most, says the kernel
+
+
+def join(host: str, port: int) -> str:
+    """Host and port as one word.
+
+    >>> join("10.0.0.3", 7461), join("fd00::3", 7461)
+    ('10.0.0.3:7461', '[fd00::3]:7461')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(where: str) -> tuple[str, int]:
+    """The word as host and port again, as sockets take them; ValueError if it has no port.
+
+    >>> split("[fd00::3]:7461")
+    ('fd00::3', 7461)
+    """
+    host, _, port = where.rpartition(":")
+    return host.strip("[]"), int(port)

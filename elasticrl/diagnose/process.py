@@ -1,0 +1,63 @@
+"""What the kernel says of a process, from /proc/PID/stat.
+
+The one idea: a pid alone may be somebody else's by now; with the moment of its start it names one process.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """A process that has not ended.
+
+    Example: Life(pid=4711, started=9911823, stopped=False, cpu_s=81.2, memory=412_000_000)
+    """
+
+    pid: int
+    started: int  # clock ticks after boot
+    stopped: bool
+    cpu_s: float  # all its threads, user and system
+    memory: int  # resident bytes
+
+
+def life(pid: int) -> Life | None:
+    """How it is; None if the process is gone, a zombie included."""
+    fields = _stat(pid)
+    if not fields or fields[0] in "ZX":
+        return None
+    return Life(
+        pid=pid, started=int(fields[19]), stopped=fields[0] in "Tt",
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS, memory=int(fields[21]) * _PAGE,
+    )  # fmt: skip
+
+
+def started_at(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if it does not run."""
+    now = life(pid)
+    return now.started if now else 0
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process: R, S, D, T, t, Z; "" if there is none."""
+    return next(iter(_stat(pid)), "")
+
+
+def parent_of(pid: int) -> int:
+    """The process that started this one, or 0 if it is gone already; a zombie's too."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields from the state on, [] if there is no such process. The name before may hold blanks and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
