@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,11 +114,11 @@ def logs(
     run_dir: Run = None,
 ) -> None:
     """The last lines that this machine's workers wrote."""
-    found = ask(run_dir, job, "logs")
+    found = sorted(of_all(run_dir, job, "logs"), key=lambda entry: entry["rank"])
     chosen = [entry for entry in found if rank is None or entry["rank"] == rank]
     if not chosen:
         typer.echo(
-            f"no worker of rank {rank} runs on this node; ranks here: {[entry['rank'] for entry in found]}", err=True
+            f"no worker of rank {rank} runs on this machine; ranks here: {[entry['rank'] for entry in found]}", err=True
         )
         raise typer.Exit(Exit.FAILED)
     for entry in chosen:
@@ -142,6 +142,20 @@ def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
     except (find.NotFound, Unanswered) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
+
+
+def of_all(run_dir: Path | None, job: str | None, verb: str) -> list[Any]:
+    """The same, of all daemons of the job that run on this machine: their lists as one."""
+    from elasticrl.daemon.client import Unanswered
+    from elasticrl.daemon.client import ask as put
+
+    found = list(ask(run_dir, job, verb))
+    first = find.daemon(run_dir, job)
+    for path in find.sockets(run_dir, first.parent.parent.name):
+        if path != first:
+            with suppress(Unanswered):
+                found += put(path, verb)
+    return found
 
 
 def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:

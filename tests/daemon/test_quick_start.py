@@ -132,7 +132,7 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
     assert "SIGKILL" in told
     assert f"rank {rows[1]['rank']}" in told
     code, text = said(clone, logs)
-    assert (code, "==> rank 0: run/log/" in text) == (0, True), text
+    assert (code, "==> rank 2: run/log/" in text) == (0, True), text
     running.send_signal(signal.SIGTERM)  # as Ctrl-C
     out, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, out
