@@ -163,7 +163,7 @@ class Ours:
             "membership": {"max_nodes": len(NODES)},
             "timeouts": {"floor": "2s", "slack": 10, "confirm": "300ms"},
             "lanes": {"count": 6, "digest": "full"},
-            "checkpoint": {"every": 100_000},
+            "checkpoint": {"every": 400},
         }
         args = ("--step-ms", str(STEP_MS), "--faults", "{folder}/fault")
         self.job = Job(etcd=1, name="bench", conf=conf, script_args=args)

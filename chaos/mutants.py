@@ -84,6 +84,7 @@ MUTANTS: Final = (
     _m("too few nodes hold", "scene", "        if len(seats) < need:\n            return self.write(", "        if False:\n            return self.write(", "power-loss-of-all"),
     _m("survivors keep their order", "scene", "                seats.append(fate.seat)\n", "                seats.insert(0, fate.seat)\n", "agent-dies"),
     _m("quarantines end", "quarantines", "        if scene.now >= due:\n", "        if False:\n", "data-link-down"),
+    _m("who died is not held to have been silent", "quarantines", "member != before.member and ", "False and ", "killed-again-and-again"),
     _m("a good while is forgiven", "quarantines", "for since, after, quarantine in (*served, *forgiven):", "for since, after, quarantine in served:", "a-good-while-is-forgiven"),
     _m("nodes come before the first plan", "growth", "if len(seats) < most and scene.now < scene.settled_at:", "if False:", "agent-dies"),
     _m("growth must shorten a step", "growth", "rounds(lanes, after) >= rounds(lanes, before):", "False:", "useless-growth"),
@@ -92,7 +93,7 @@ MUTANTS: Final = (
     _m("a sick node is put away", "losses", "if fate.fresh and failures and failures.count >=", "if False and failures and failures.count >=", "sick-node"),
     _m("fresh workers where the plan asks for them", "follow", "if alive(workers) and workers.born == seat.born:", "if alive(workers):", "crash-loop"),
     _m("workers without a seat end", "follow", "    if alive(workers):\n        halt = Halt(generation=plan.generation, save=False", "    if False:\n        halt = Halt(generation=plan.generation, save=False", "two-seats-and-a-spare"),
-    _m("quarantines are few", "quarantines", "for member in fresh[:room]", "for member in fresh", "many-fall-out-at-once"),
+    _m("quarantines are few", "quarantines", "_fresh(scene, reasons)[:room]", "_fresh(scene, reasons)", "many-fall-out-at-once"),
     # Guards that nobody missed at first: each got a check, a scenario or both.
     _s("a plan is fenced by the office", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[:2] != (action.if_plan, action.if_commit)", "a-plan-outlives-its-writer"),
     _m("an older view is not believed", "step", "if view.revision < state.view.revision:", "if False:", "a-late-joiner-is-shown-the-past"),

@@ -14,15 +14,18 @@ def confinements(scene: Scene, reasons: Mapping[Member, str]) -> tuple[Quarantin
     Found by seed 243: each was weighed by itself, so a partition put away nine nodes of twelve at one stroke.
     """
     room = max(0, _most(scene)[0] - len(scene.held))
-    fresh, before = _fresh(scene, reasons), scene.view.quarantines or {}
-    return tuple(
-        Quarantine(
-            member=member,
-            reason=reasons[member],
-            strikes=before[member.node].strikes + 1 if member.node in before else 1,
-        )
-        for member in fresh[:room]
-    )
+    fresh = _fresh(scene, reasons)[:room]
+    return tuple(Quarantine(member=member, reason=reasons[member], strikes=_strikes(scene, member)) for member in fresh)
+
+
+def _strikes(scene: Scene, member: Member) -> int:
+    """Which quarantine of its node this is. A life that was only silent, and is over, had died: that is not held against the
+    next one. Found live, by bench/goodput.py: nodes that were killed again and again were kept out for minutes.
+    """
+    before = (scene.view.quarantines or {}).get(member.node)
+    if before is None or (member != before.member and member.node in scene.conviction.guilty):
+        return 1
+    return before.strikes + 1
 
 
 def with_cap(why: str, scene: Scene, reasons: Iterable[Member], confined: Iterable[Quarantine]) -> str:
@@ -53,8 +56,7 @@ def _most(scene: Scene) -> tuple[int, str]:
 def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
     """Let those go who have served their time, and forgive those who have been well for as long again.
 
-    Each further quarantine of a node that is not forgiven lasts twice as long. Found live, by bench/goodput.py: nothing was
-    ever forgiven, so a node that was killed a third time in half an hour was kept out for minutes.
+    Each further quarantine of a node that is not forgiven lasts twice as long.
     """
     wake_at = inf
     written = []
