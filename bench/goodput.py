@@ -217,7 +217,9 @@ class Ours:
         self.job.start(node)
 
     def judge(self, struck: Struck) -> None:
-        """The bits, and whatever the logs say."""
+        """The bits, and whatever the logs say. The job is ended first: nobody waits for more of it."""
+        for node in list(self.job.daemons):
+            self.job.end(node)
         try:
             self.job.check()
         except AssertionError as error:
