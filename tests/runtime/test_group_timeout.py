@@ -66,11 +66,13 @@ def test_a_collective_that_stands_on_a_card_ends_with_the_timeout(monkeypatch: p
 
 
 def test_a_wait_for_a_card_ends_as_soon_as_the_gang_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    flag = Interrupt()
+    flag, entered = Interrupt(), Event()
+    flag.on_wait = lambda doing: entered.set()
     stuck = on_card(monkeypatch, flag)
+    stuck._limit = timedelta(seconds=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(stuck.settle)
-        time.sleep(0.2)
+        assert entered.wait(10.0)
         flag.set("the plan changed")
         with pytest.raises(Interrupted, match="the plan changed"):
             waiting.result(timeout=5.0)
