@@ -67,7 +67,7 @@ def test_a_collective_that_stands_on_a_card_ends_with_the_timeout(monkeypatch: p
 
 def test_a_wait_for_a_card_ends_as_soon_as_the_gang_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     flag, entered = Interrupt(), Event()
-    flag.on_wait = lambda doing: entered.set()
+    flag.on_wait = lambda _doing: entered.set()
     stuck = on_card(monkeypatch, flag)
     stuck._limit = timedelta(seconds=60)
     with ThreadPoolExecutor(1) as pool:
