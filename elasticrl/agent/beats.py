@@ -24,11 +24,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-MAGIC: Final = b"elbeat02"
-# count, generation, born, step, saved, pid, state, waiting, since, collective, bytes, phase, op, manifest, and what it has
-# spent in phases: name and seconds, PHASES times
+MAGIC: Final = b"elbeat03"
+# count, generation, born, step, saved, pid, state, waiting, since, restore_s, collective, bytes, phase, op, manifest, and what
+# it has spent in phases: name and seconds, PHASES times
 PHASES: Final = 6
-BODY: Final = struct.Struct("<QqqqqIBBxxdqq32s32s160s" + "20sd" * PHASES)
+BODY: Final = struct.Struct("<QqqqqIBBxxddqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
 HALF: Final = 512
 SIZE: Final = 2 * HALF + 64
@@ -62,6 +62,7 @@ class Snapshot:
     state: State = State.WARM
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
+    restore_s: float = 0.0  # how long putting its state back took in this generation
     phase: str = "warm"
     collective: int = 0  # number of the newest
     op: str = ""  # of the newest collective
@@ -74,7 +75,7 @@ def pack(count: int, beat: Snapshot) -> bytes:
     spent = [*beat.spent[:PHASES], *[("", 0.0)] * PHASES][:PHASES]
     body = BODY.pack(
         count, beat.generation, beat.born, beat.step, beat.saved, beat.pid, beat.state, beat.waiting, beat.since,
-        beat.collective, beat.bytes, short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
+        beat.restore_s, beat.collective, beat.bytes, short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
         *(part for name, seconds in spent for part in (short(name, 20), seconds)),
     )  # fmt: skip
     return SUM.pack(zlib.crc32(body)) + body
@@ -86,14 +87,14 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     body = data[SUM.size : SUM.size + BODY.size]
     if zlib.crc32(body) != checksum:
         return None
-    count, generation, born, step, saved, pid, state, waiting, since, collective, moved, phase, op, manifest, *spent = (
-        BODY.unpack(body)
-    )
+    count, generation, born, step, saved, pid, state, waiting, since, restore_s, *rest = BODY.unpack(body)
+    collective, moved, phase, op, manifest, *spent = rest
     if count == 0:
         return None
     return count, Snapshot(
         generation=generation, born=born, step=step, saved=saved, pid=pid, state=State(state), waiting=bool(waiting),
-        since=since, collective=collective, bytes=moved, phase=text(phase), op=text(op), manifest=text(manifest),
+        since=since, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
+        manifest=text(manifest),
         spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name.strip(b"\0")),
     )  # fmt: skip
 
@@ -122,6 +123,7 @@ class Beat:
         self.now = Snapshot(pid=os.getpid(), since=time.monotonic())
         self._spent: dict[str, float] = {}
         self._worked = time.monotonic()  # up to then its work is in `_spent`
+        self._formed: float | None = None  # since when its state is put back
         self._told = (self.now.state, self.now.saved)
         self._write()
 
@@ -141,8 +143,9 @@ class Beat:
     def sealed(self, step: int, moved: int = 0) -> None:
         """A step is done everywhere. The first sign that a new generation works. `moved`: bytes sent that no beat has told."""
         self._account()
-        state = State.TRAINING if self.now.state is State.JOINING else self.now.state
-        self.now = replace(self.now, step=step, state=state, since=time.monotonic(), bytes=self.now.bytes + moved)
+        if self.now.state is State.JOINING:
+            self._begin()
+        self.now = replace(self.now, step=step, since=time.monotonic(), bytes=self.now.bytes + moved)
         self._write()
 
     def saved(self, step: int, manifest: str) -> None:
@@ -179,15 +182,26 @@ class Beat:
         step = max(resume, self.now.step) if self.now.generation else resume
         self.now = replace(
             self.now, generation=generation, born=born, step=step, state=State.JOINING, phase="reform",
-            since=time.monotonic(), waiting=False,
+            since=time.monotonic(), waiting=False, restore_s=0.0,
         )  # fmt: skip
+        self._formed = None
         self._write()
 
+    def restoring(self) -> None:
+        """The group is formed: what follows, until `training`, is state being put back."""
+        self._formed = time.monotonic()
+
     def training(self) -> None:
-        """The first collective of this generation went through."""
-        self._spent, self._worked = {}, time.monotonic()  # this generation's
-        self.now = replace(self.now, state=State.TRAINING, since=time.monotonic(), waiting=False)
+        """The first collective of this generation went through, and the state is there."""
+        self._begin()
         self._write()
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        self._spent, self._worked = {}, now  # this generation's
+        if self.now.state is State.JOINING and self._formed is not None:
+            self.now = replace(self.now, restore_s=now - self._formed)
+        self.now = replace(self.now, state=State.TRAINING, since=now, waiting=False)
 
     def parked(self, generation: int) -> None:
         """Out of the group, state in hand. `generation` is the newest that this worker was told of."""

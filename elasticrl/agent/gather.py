@@ -36,6 +36,7 @@ class Look:
     stall: Stall | None = None
     phase: str = ""  # of the one whose beat is the oldest
     since: float = 0.0  # that beat
+    restore_s: float = 0.0  # how long putting their state back took in this generation
 
 
 def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: float) -> Look:
@@ -56,6 +57,7 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
         stall=worst,
         phase=oldest.phase,
         since=oldest.since,
+        restore_s=max(w.beat.restore_s for w in workers),
     )
 
 

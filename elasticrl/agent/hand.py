@@ -599,6 +599,7 @@ class Hand(LocalElasticAgent):
             pace=self._stride.took if self._seated else (),
             phase=here.phase if self._seated else "",
             since=here.since if self._seated else 0.0,
+            restore_s=here.restore_s if self._seated else 0.0,
         )
 
 

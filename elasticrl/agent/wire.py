@@ -178,6 +178,7 @@ class Report:
     pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
     phase: str = ""  # of the worker whose beat is the oldest
     since: float = 0.0  # that beat, on the machine's monotonic clock
+    restore_s: float = 0.0  # how long putting their state back took in this generation
 
     def event(self, now: float) -> events.Workers:
         """As the core wants to hear it."""
@@ -185,6 +186,7 @@ class Report:
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
             bits=self.bits, pace=self.pace, phase=self.phase, problem=self.problem,
+            restore_s=self.restore_s,
         )  # fmt: skip
 
 

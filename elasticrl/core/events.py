@@ -61,13 +61,15 @@ class Workers(Event):
     phase: str = ""  # that of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm
+    restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspected(Event):
-    """A neighbour's beats have stopped, says the detector."""
+    """A neighbour's beats have stopped, says the detector; `silent_s` ago came the last."""
 
     node: str
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,7 +150,7 @@ class Neighbours(asyncio.DatagramProtocol):
         """Tell the core who has fallen silent, and who is heard again."""
         self.detector, suspected, cleared = self.detector.judge(now)
         for node in suspected:
-            self._post(Suspected(now=now, node=node))
+            self._post(Suspected(now=now, node=node, silent_s=now - self.detector.peers[node].last))
         for node in cleared:
             self._post(Cleared(now=now, node=node))
 

@@ -12,7 +12,7 @@ from typing import Final
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.charts import drawings
-from elasticrl.report.story import SLOW, Story
+from elasticrl.report.story import SLOW, STAGES, Story
 from elasticrl.report.text import clock, facts, headline, human
 
 EVIDENCE: Final = 12  # facts of an incident that are spelled out
@@ -100,12 +100,14 @@ def _details(name: str, story: Story) -> str:
                 str(r.generation),
                 r.rung,
                 r.node,
-                *(human(r.stages.get(n, 0.0)) for n in ("decide", "reform", "first_step")),
+                *(human(r.stages.get(n, 0.0)) for n in STAGES),
                 r.reason,
             )
             for r in story.recoveries
         ]
-        return _folded("Figures", table(("", "rung", "slowest at", "decide", "reform", "first step", "reason"), rows2))
+        return _folded(
+            "Figures", table(("", "rung", "slowest at", *(n.replace("_", " ") for n in STAGES), "reason"), rows2)
+        )
     return ""
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.read import Happening, Left, Note, Took
 
-STAGES: Final = ("decide", "reform", "first_step")
+STAGES: Final = ("detect", "decide", "reform", "restore", "first_step")
 TRAINING: Final = frozenset({"training"})
 #: What a daemon says while it is in the job, and never on its way up.
 LIVELY: Final = frozenset(

@@ -442,6 +442,7 @@ class Run:
             try:
                 with self._beat.waiting():
                     self._form(place)
+                    self._beat.restoring()
                     self._restore(place)
                 self._beat.training()
             except GangError as error:

@@ -187,8 +187,8 @@ EVENTS: tuple[Declared, ...] = (
         fields={
             "generation": "",
             "rung": "",
-            "total_s": "from the first sign of the fault to the sealed step",
-            "stages": "seconds by stage: decide, reform, first_step",
+            "total_s": "of all stages: from the fault, or the last sign of life before it, to the sealed step",
+            "stages": "seconds by stage: detect, decide, reform, restore, first_step",
         },
     ),
     Declared(

@@ -48,7 +48,11 @@ class Metrics:
             "elasticrl_collective_bytes", "Bytes that the collectives of this node's workers have moved.", registry=r
         )
         self.recovery_s = Histogram(
-            "elasticrl_recovery_seconds", "Seconds of each stage of a recovery.", ["stage"], buckets=SECONDS, registry=r
+            "elasticrl_recovery_seconds",
+            "Seconds of each stage of a recovery: detect, decide, reform, restore, first_step.",
+            ["stage"],
+            buckets=SECONDS,
+            registry=r,
         )
         self.store_s = Histogram(
             "elasticrl_store_seconds",

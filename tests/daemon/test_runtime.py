@@ -44,6 +44,17 @@ def ends_as_if_undisturbed(job: Job, folder: Path) -> None:
     assert same.steps == used.steps + 1
 
 
+def stages_are_told(job: Job) -> None:
+    """Each node that lived through a recovery has cut it into stages, and putting the state back took a part of it."""
+    told = [line for node in NODES for line in job.events(node) if line["event"] == "recovery.done"]
+    assert {line["node"] for line in told} >= {"n0", "n1"}
+    for line in told:
+        assert set(line["stages"]) == {"detect", "decide", "reform", "restore", "first_step"}
+        assert min(line["stages"].values()) >= 0.0
+        assert abs(sum(line["stages"].values()) - line["total_s"]) < 0.01
+        assert 0.0 < line["stages"]["restore"] < line["total_s"]
+
+
 def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_with_the_same_bits(tmp_path: Path):
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},
@@ -69,6 +80,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         job.until_steps(3, within_s=30.0, count=5)
         job.ask(leader, "stop")
         ends_as_if_undisturbed(job, tmp_path)
+        stages_are_told(job)
 
 
 def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_same_bits(tmp_path: Path):

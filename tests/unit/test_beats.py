@@ -121,5 +121,5 @@ def test_the_kernel_says_whether_a_process_is_stopped_and_when_it_started() -> N
 
 @pytest.mark.parametrize("name", ["", "rollout", "é" * 16])
 def test_a_copy_says_what_went_in(name: str) -> None:
-    beat = Snapshot(phase=name, step=3, state=State.DONE, since=1.5)
+    beat = Snapshot(phase=name, step=3, state=State.DONE, since=1.5, restore_s=0.25)
     assert unpack(pack(5, beat)) == (5, beat)

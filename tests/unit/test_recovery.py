@@ -1,7 +1,9 @@
 """Where the milliseconds of a recovery go, as one node saw it: scripts of events, and what is told of them."""
 
+from dataclasses import replace
+
 from elasticrl.core.events import Event, Seen, Suspected, Workers
-from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, View, Work
+from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
 from elasticrl.daemon.recovery import Done, Watch
 
 ME, OTHER = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
@@ -21,6 +23,10 @@ def told(*script: tuple[Event, Plan | None]) -> list[Done]:
     return found
 
 
+def rounded(done: Done) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in done.stages.items()}
+
+
 def works(now: float, work: Work, generation: int, step: int) -> Workers:
     return Workers(now=now, work=work, generation=generation, step=step)
 
@@ -34,15 +40,43 @@ def test_a_recovery_is_cut_into_what_was_waited_for():
         (works(1.0, Work.PARKED, 1, 7), FIRST),
         (Suspected(now=1.05, node="b"), FIRST),
         (Seen(now=1.1, view=View(plan=SECOND)), SECOND),
-        (works(1.3, Work.TRAINING, 2, 7), SECOND),
+        (replace(works(1.3, Work.TRAINING, 2, 7), restore_s=0.05), SECOND),
         (works(1.4, Work.TRAINING, 2, 8), SECOND),
     )
-    assert done.generation == 2
-    assert {name: round(seconds, 3) for name, seconds in done.stages.items()} == {
-        "decide": 0.1,
-        "reform": 0.2,
-        "first_step": 0.1,
-    }
+    assert (done.generation, round(done.total_s, 3)) == (2, 0.4)
+    assert rounded(done) == {"detect": 0.0, "decide": 0.1, "reform": 0.15, "restore": 0.05, "first_step": 0.1}
+
+
+def test_a_sign_that_is_a_silence_says_how_long_it_had_lasted():
+    stall = Stall(slot=0, step=7, phase="update", for_s=3.0, budget_s=2.0, waiting=False)
+    for sign in (
+        Suspected(now=1.0, node="b", silent_s=3.0),
+        replace(works(1.0, Work.STALLED, 1, 7), stall=replace(stall, waiting=True)),
+        replace(works(1.0, Work.TRAINING, 1, 7), stall=stall),  # our own worker is the culprit
+    ):
+        (done,) = told(
+            (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+            (sign, FIRST),
+            (replace(sign, now=1.05), FIRST),  # what is said again is no new sign
+            (Seen(now=1.1, view=View(plan=SECOND)), SECOND),
+            (works(1.3, Work.TRAINING, 2, 7), SECOND),
+            (works(1.4, Work.TRAINING, 2, 8), SECOND),
+        )
+        assert rounded(done) == {"detect": 3.0, "decide": 0.1, "reform": 0.2, "restore": 0.0, "first_step": 0.1}
+
+
+def test_a_stall_that_passed_was_no_sign():
+    stall = Stall(slot=0, step=7, phase="update", for_s=3.0, budget_s=2.0, waiting=False)
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (replace(works(1.0, Work.TRAINING, 1, 7), stall=stall), FIRST),
+        (works(1.2, Work.TRAINING, 1, 8), FIRST),
+        (works(90.0, Work.FAILED, 1, 90), FIRST),
+        (Seen(now=90.1, view=View(plan=SECOND)), SECOND),
+        (works(90.3, Work.TRAINING, 2, 90), SECOND),
+        (works(90.4, Work.TRAINING, 2, 91), SECOND),
+    )
+    assert rounded(done) == {"detect": 0.0, "decide": 0.1, "reform": 0.2, "restore": 0.0, "first_step": 0.1}
 
 
 def test_a_nodes_own_way_in_is_no_recovery():
