@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core.settings import Timeouts
 
+# Asking all installed packages whether they have a plugin for pydantic takes a fifth of a daemon's start, and would bring in
+# code that it has no use for; a worker's program may have.
+NO_PLUGINS: Final = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 OVERRIDES: Final = "ELASTICRL__"  # the configuration in the environment; the effective one has them all but the secrets
 
 
@@ -53,12 +57,14 @@ class Spec:
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
-_SPEC: Final = TypeAdapter(Spec)
+@cache
+def _spec() -> TypeAdapter[Spec]:
+    return TypeAdapter(Spec)
 
 
 def dump(spec: Spec) -> str:
     """As JSON."""
-    return json.dumps(_SPEC.dump_python(spec, mode="json"), indent=1)
+    return json.dumps(_spec().dump_python(spec, mode="json"), indent=1)
 
 
 def write_private(path: Path, text: str, *, sync: bool = False) -> None:
@@ -74,15 +80,18 @@ def write_private(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def environment(spec: Spec) -> dict[str, str]:
-    """What the agent runs in: ours and `common_env`, without the configuration's overrides, of which some are passwords."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)}
+    """What the agent runs in: ours and `common_env`, without the configuration's overrides, of which some are passwords, and
+    without what only the daemon itself wants.
+    """
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)}
+    inherited = dict(theirs.items() - {NO_PLUGINS})
     return {"NCCL_DEBUG": "WARN"} | inherited | common_env(spec)  # its warnings are read as evidence
 
 
 def load(path: Path) -> Spec:
     """From a file, or BadSpec."""
     try:
-        return _SPEC.validate_json(path.read_bytes())
+        return _spec().validate_json(path.read_bytes())
     except OSError as error:
         raise BadSpec(f"the agent's spec cannot be read: {error}") from None
     except ValidationError as error:

@@ -40,6 +40,7 @@ def daemon(
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
     gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the agent does not get it: agent.spec.NO_PLUGINS
     from elasticrl.config import ConfigError, load
 
     try:

@@ -24,6 +24,7 @@ NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
 LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
 SELDOM_S: Final = 0.2  # but never less than that
+LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
 ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -37,7 +38,7 @@ class Line:
     """
 
     step: int
-    steps: int = 1  # that the line is of: several, where steps are shorter than a look
+    steps: int = 1  # that the line is of: several, where they are short
     generation: int
     rank: int
     seconds: Mapping[str, float]
@@ -47,45 +48,52 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What is known of a worker's present step."""
+    """What is known of a worker since its last line."""
 
     last: Snapshot
     at: float  # when it was looked at
-    bytes: int  # at the step's beginning
+    began: float  # when the line did, and with what
+    step: int
+    bytes: int
     seconds: Mapping[str, float] = field(default_factory=dict)
     waited: Mapping[str, float] = field(default_factory=dict)
 
 
 def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[Marks, Line | None]:
-    """The marks after another look, and the step that has ended since the last one, if one has."""
+    """The marks after another look, and the line of the steps that have ended since the last line, if one is due."""
     if marks is None or marks.last.pid != beat.pid:  # a new generation goes on with the step that was cut short
-        return Marks(last=beat, at=now, bytes=beat.bytes), None
+        return _anew(beat, now), None
     last = marks.last
     seconds, waited = dict(marks.seconds), dict(marks.waited)
     if beat.since > last.since:
         seconds[last.phase] = seconds.get(last.phase, 0.0) + beat.since - last.since
     if last.waiting:
         waited[last.phase] = waited.get(last.phase, 0.0) + now - marks.at
-    if beat.step == last.step:
+    if beat.step == last.step or now < marks.began + LINE_S:
         return replace(marks, last=beat, at=now, seconds=seconds, waited=waited), None
     line = Line(
         step=beat.step,
-        steps=max(1, beat.step - last.step),
+        steps=max(1, beat.step - marks.step),
         generation=beat.generation,
         rank=rank,
         seconds={name: round(value, 6) for name, value in seconds.items()},
         waited={name: round(min(value, seconds.get(name, 0.0)), 3) for name, value in waited.items()},
         bytes=beat.bytes - marks.bytes,
     )
-    return Marks(last=beat, at=now, bytes=beat.bytes), line
+    return _anew(beat, now), line
+
+
+def _anew(beat: Snapshot, now: float) -> Marks:
+    return Marks(last=beat, at=now, began=now, step=beat.step, bytes=beat.bytes)
 
 
 def count(metrics: Metrics, line: Line) -> None:
-    """A worker's step in the node's metrics. Steps that are shorter than a look count as so many of the same length."""
-    for _ in range(line.steps):
-        metrics.step_s.observe(sum(line.seconds.values()) / line.steps)
-        for phase, seconds in line.seconds.items():
-            metrics.phase_s.labels(phase=phase).observe(seconds / line.steps)
+    """A worker's steps in the node's metrics. Those that share a line count as so many of the same length."""
+    total_s = sum(line.seconds.values())
+    told = [(metrics.phase_s.labels(phase=phase), seconds) for phase, seconds in line.seconds.items()]
+    for histogram, seconds in [(metrics.step_s, total_s), *told]:
+        for _ in range(line.steps):
+            histogram.observe(seconds / line.steps)
     for phase, seconds in line.waited.items():
         metrics.waited_s.labels(phase=phase).inc(seconds)
     metrics.collective_bytes.inc(max(0, line.bytes))
@@ -108,7 +116,7 @@ class StepLog:
         self._pages: dict[str, Page] = {}
         self._marks: dict[str, Marks] = {}
         self._pause_s = LOOK_S
-        self._file: FileIO | None = None  # kept open: short steps end twenty times a second
+        self._file: FileIO | None = None  # kept open: there are lines five times a second
 
     async def run(self) -> None:
         """Until it is cancelled. A disk that takes nothing costs lines, and nothing else."""

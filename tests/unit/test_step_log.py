@@ -55,6 +55,19 @@ def test_lines_go_to_a_new_file_when_the_old_one_is_full_or_removed(tmp_path: Pa
     log.close()
 
 
+def test_short_steps_share_a_line_and_a_long_one_has_its_own(tmp_path: Path) -> None:
+    log, beat = of(tmp_path)
+    log.look(100.0)
+    lines = []
+    for look in range(1, 21):  # a step of 50 ms in each look, of which 64 bytes were moved
+        beat.sealed(4 + look, moved=64)
+        lines += log.look(100.0 + 0.0501 * look)
+    assert [(line.step, line.steps, line.bytes) for line in lines] == [(4 + n, 4, 256) for n in (4, 8, 12, 16, 20)]
+    beat.sealed(25)
+    (line,) = log.look(102.0)
+    assert (line.step, line.steps) == (25, 1)
+
+
 def test_a_step_is_counted_in_the_nodes_metrics() -> None:
     metrics = Metrics()
     count(
