@@ -360,8 +360,9 @@ class Policy(Section):
     """An action. gloo works and NCCL does not. fallback trains on, slower; stop waits for a repair."""
     desync: _Act = "stop"
     """An action. Ranks entered different collectives: a bug of the program, which a restart repeats."""
-    straggler: _Act = "report"
-    """An action. One rank is slow. replace trades a reform for the speed of all."""
+    straggler: Literal["report", "replace", "quarantine"] = "report"
+    """An action. One rank is slow. replace: a spare node, if there is one, takes the place of its node, once; a reform for the
+    speed of all. quarantine: its node is kept out, spare or not."""
     host_hang: _Act = "replace"
     """An action. A worker hangs outside of collectives: data loading, file system, a lock."""
     oom_gpu: _Act = "stop"

@@ -1,11 +1,16 @@
-"""Rules for a gang that is whole: the first one is formed, it grows, and it hears where a vault has moved to."""
+"""Rules for a gang that is whole: it is formed, grows, gives up who is slow, and hears where a vault has moved to."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elasticrl.core.dossier import by_rank
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Record, Rung, rounds
+from elasticrl.core.policy import Act
+from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
+from elasticrl.core.verdict import Facts, Fault
 
 
 def form(scene: Scene) -> Move | None:
@@ -63,6 +68,29 @@ def grow(scene: Scene) -> Move | None:
     if scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
     return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
+
+
+def ease(scene: Scene) -> Move | None:
+    """A rank is slow, and the operator wants more than to hear of it: a spare node takes its node's place, or it is kept out.
+
+    Each node is given up for it once in a leader's life: else two slow ones would take turns.
+    """
+    plan, slow = scene.plan, scene.lead.slow[:1]
+    act = scene.settings.policy.get(Fault.STRAGGLER, Act.REPORT)
+    if plan is None or not slow or not scene.trained or act not in {Act.REPLACE, Act.QUARANTINE}:
+        return None
+    seat = next((seat for seat in plan.seats if seat.member.node == slow[0].node), None)
+    if seat is None or seat.member.node in scene.lead.eased:
+        return None
+    verdict = judge(slow, Facts(world=plan.world, nodes=by_rank((s.member.node, s.slots) for s in plan.seats)))
+    confine = confinements(scene, {seat.member: verdict.said}) if act == Act.QUARANTINE else ()
+    if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
+        return None
+    fates = tuple(replace(f, seat=None) if s is seat else f for f, s in zip(scene.fates, plan.seats, strict=True))
+    seats = scene.arrange(fates, grow=False)
+    return Move(
+        plan=scene.train(seats, verdict.said, Rung.REFORM, strike=plan.strike), confine=confine, verdict=verdict
+    )
 
 
 def moved(scene: Scene) -> Move | None:

@@ -14,7 +14,7 @@ from elasticrl.core import dossier
 from elasticrl.core.events import Action, Confine, Inspect, Propose
 from elasticrl.core.findings import brief, investigate
 from elasticrl.core.follow import plan_of
-from elasticrl.core.growth import form, grow, moved
+from elasticrl.core.growth import ease, form, grow, moved
 from elasticrl.core.intents import asked_to_pause, asked_to_stop, finished, over
 from elasticrl.core.invariants import check_plan
 from elasticrl.core.losses import late, losses
@@ -24,6 +24,7 @@ from elasticrl.core.quarantines import guard
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.stalls import stuck
 from elasticrl.core.state import Failures, Lead, State, Wish
+from elasticrl.core.verdict import Fault
 
 HOUR_S = 3600.0
 FORMED = (Work.TRAINING, Work.STALLED, Work.DONE)  # who says one of these has been through the gang's first collective
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     stuck,
     form,
     grow,
+    ease,
     recheck,
 )
 
@@ -87,6 +89,12 @@ def _begun(lead: Lead, generation: int, now: float) -> Mapping[int, float]:
     """A gang that is new has outlived what was there before it. (What a new leader finds is new to him alone.)"""
     passed = {gang: at for gang, at in lead.passed.items() if gang > generation - PASSED}
     return {**passed, generation: now} if lead.generation else passed
+
+
+def _eased(scene: Scene) -> frozenset[str]:
+    """Whose nodes were given up for being slow: the newest plan says of whom it was."""
+    verdict = scene.plan.verdict if scene.plan else None
+    return scene.lead.eased.union(verdict.nodes if verdict and verdict.fault is Fault.STRAGGLER else ())
 
 
 def remember(scene: Scene, *, deaf: bool) -> Lead:
@@ -150,6 +158,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         paces={} if new_plan else lead.paces,
         history=() if new_plan else lead.history,
         slow=() if new_plan else lead.slow,
+        eased=_eased(scene) if new_plan else lead.eased,
         backend_since=inf
         if scene.plan is None or not scene.plan.backend
         else now

@@ -76,6 +76,7 @@ class Lead:
     results: tuple[Result, ...] = ()  # of the probe that is going on
     earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
     slow: Facts = ()  # who is slow, as things are
+    eased: frozenset[str] = frozenset()  # nodes that were given up for being slow
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 
 

@@ -483,19 +483,50 @@ def test_what_is_only_reported_changes_nothing_and_is_said_once() -> None:
     assert "disk" in life.view.own.advice[0]
 
 
-def test_a_slow_rank_is_named_after_some_reports_and_nothing_is_done() -> None:
-    life = leader(health=Health(straggler_steps=3))
+def paced(life: Life, at: float, generation: int, slow: str, *others: Record, nodes: tuple[str, ...] = NODES) -> None:
+    """Some reports of how long an update takes each node; one's takes twice as long."""
     for turn in range(1, 5):
         rows = [
             replace(
-                record(name, work=Work.TRAINING, generation=1, born=1),
-                pace=(Pace(slot=0, phase="update", seconds=(0.2 if name == "n02" else 0.1) + turn / 1e5),),
+                record(name, work=Work.TRAINING, generation=generation, born=1),
+                pace=(Pace(slot=0, phase="update", seconds=(0.2 if name == slow else 0.1) + turn / 1e5),),
             )
-            for name in NODES
+            for name in nodes
         ]
-        life.told(1.5 + 0.1 * turn, *rows)
+        life.told(at + 0.1 * turn, *rows, *others)
+
+
+def test_a_slow_rank_is_named_after_some_reports_and_nothing_is_done() -> None:
+    life = leader(health=Health(straggler_steps=3))
+    paced(life, 1.5, 1, "n02", record("n03", warm=True))
     assert [f.rank for f in life.state.lead.slow] == [2]
     assert proposed(life) is None
+
+
+def test_where_the_operator_wants_it_a_spare_node_takes_a_slow_ones_place_and_not_the_other_way_round() -> None:
+    life = leader({"straggler": "replace"}, health=Health(straggler_steps=3))
+    paced(life, 1.5, 1, "n02")
+    assert proposed(life) is None, "there is no spare node"
+    spare = record("n03", warm=True)
+    paced(life, 2.0, 1, "n02", spare)
+    after = proposed(life)
+    assert [seat.member.node for seat in after.seats] == ["n00", "n01", "n03"]
+    assert (after.verdict.fault, after.verdict.nodes) == (Fault.STRAGGLER, ("n02",))
+    assert "n02" in after.reason
+    life.seen(3.0, "written", plan=after, plan_revision=20)
+    here = ("n00", "n01", "n03")
+    paced(life, 3.1, 2, "n03", record("n02", warm=True), nodes=here)
+    assert [f.node for f in life.state.lead.slow] == ["n03"]
+    assert proposed(life) is None, "n02 was slow itself"
+
+
+def test_a_slow_ones_node_is_kept_out_where_the_operator_wants_it_as_far_as_the_caps_allow() -> None:
+    for least, seats in ((2, ["n00", "n01"]), (3, None)):
+        life = leader({"straggler": "quarantine"}, health=Health(straggler_steps=3))
+        life.state = life.state.but(settings=replace(life.state.settings, membership=Membership(min_nodes=least)))
+        paced(life, 1.5, 1, "n02")
+        after = proposed(life)
+        assert (after and [seat.member.node for seat in after.seats]) == seats
 
 
 # ---- the way between the nodes
