@@ -83,6 +83,7 @@ class Inquiry:
         self._well = (0, 0)  # the two newest generations in which this node's workers have trained
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
+        self._starving: Mapping[str, str] = {}  # what it was short of then, by check
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
@@ -247,13 +248,16 @@ class Inquiry:
         before = health.counters(time.monotonic())
         while True:
             with suppress(OSError):
-                facts = await asyncio.to_thread(self._machine, before)
+                facts, starving = await asyncio.to_thread(self._machine, before)
                 before = health.counters(time.monotonic())
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
+                if starving.keys() != self._starving.keys():
+                    self.log.info("machine.starved" if starving else "machine.calm", said=short_of(starving))
+                self._starving = starving
             await asyncio.sleep(self.tree.health.sample_s)
 
-    def _machine(self, before: health.Counters) -> tuple[Evidence, ...]:
+    def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
         now, node = time.monotonic(), self.place.node
         checks = health.look(self.place.disks, before=before, now=now)
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
@@ -266,7 +270,7 @@ class Inquiry:
             if name not in bad
         ]
         self._bad = bad
-        return (*bad.values(), *well, *ours)
+        return (*bad.values(), *well, *ours), health.starving(checks)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""
@@ -475,6 +479,9 @@ class Inquiry:
         lines = self._history.since(since)
         if not any(line.get("event") in SIGNS for line in lines):
             return  # a pause, or somebody who left in order
+        if self._starving and not any(line.get("event") == "machine.starved" for line in lines):
+            at = datetime.now(UTC).isoformat()
+            lines.append({"at": at, "event": "machine.starved", "said": short_of(self._starving)})
         plan = self._plans.get(broken)
         nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
         known = state.lead.facts if state.lead else state.evidence
@@ -505,6 +512,11 @@ class Inquiry:
             cost_s=told.seconds,
             path=str(path),
         )
+
+
+def short_of(starving: Mapping[str, str]) -> str:
+    """In words; "" if of nothing."""
+    return "; ".join(f"{name} {value}" for name, value in sorted(starving.items()))
 
 
 def torch_of(bits: str) -> str:

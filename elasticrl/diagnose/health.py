@@ -397,6 +397,12 @@ def gained(before: Counters, after: Counters) -> Iterator[Check]:
             why="The hypervisor gave our time to others: this node will straggle.",
             remedy="Move the virtual machine, or reserve its cores." if steal > 0.05 else "",
         )  # fmt: skip
+        waits = ticks.get("iowait", 0) / total
+        yield Check(
+            name="cpu.iowait", level=WARN if waits > 0.3 else OK, value=f"{waits:.1%} over {seconds:.1f} s",
+            why="Processes wait for the disk: saves, data loading, swapping.",
+            remedy="See who reads and writes (iostat -x, pidstat -d); keep other jobs off that disk." if waits > 0.3 else "",
+        )  # fmt: skip
     sent = after.tcp.get("Tcp.OutSegs", 0) - before.tcp.get("Tcp.OutSegs", 0)
     again = after.tcp.get("Tcp.RetransSegs", 0) - before.tcp.get("Tcp.RetransSegs", 0)
     if after.tcp:
@@ -652,6 +658,15 @@ def look(paths: Mapping[str, Path], *, root: Path = ROOT, before: Counters | Non
     if before is not None:
         found += gained(before, counters(now, root))
     return [*found, *gpus()[0]]
+
+
+#: What makes any process on a machine slow. It proves nothing about anybody; it belongs to the picture of a fault.
+STARVING: Final = frozenset({"cpu.load", "cpu.steal", "cpu.iowait", *(f"pressure.{name}" for name in PRESSURE)})
+
+
+def starving(checks: Iterable[Check]) -> Mapping[str, str]:
+    """What this machine is short of, by check, with the figure."""
+    return {check.name: check.value for check in checks if check.name in STARVING and check.level is WARN}
 
 
 def worst(checks: Sequence[Check]) -> Level:

@@ -39,6 +39,8 @@ TOLD: Final[Mapping[str, str]] = {
     "workers.changed": "workers are {work} (generation {generation}, step {step})",
     "verdict.found": "{fault}, with {confidence} confidence: {cause}",
     "policy.capped": "{reason}",
+    "machine.starved": "this machine was short of something: {said}",
+    "machine.calm": "this machine was not short of anything any more",
     "scene.taken": "asked where they are: {said}",
     "probe.done": "tested the way to others: {said}",
     "recovery.done": "the first step of generation {generation} was sealed, {total_s} s after the first sign",
@@ -107,7 +109,8 @@ def build(
         for line in lines
     )
     done = next((line for line in reversed(lines) if line["event"] == "recovery.done"), None)
-    began, ended = moments[0].at, str(done.get("at", "")) if done else ""
+    began = next((moment.at for moment in moments if not moment.event.startswith("machine.")), moments[0].at)
+    ended = str(done.get("at", "")) if done else ""
     generation = max((_whole(line.get("generation")) or 0 for line in lines), default=0)
     return Incident(
         id=f"{re.sub(r'[^0-9]', '', began)[:14]:0<14}-g{generation}", job=job, node=node, began=began, ended=ended,

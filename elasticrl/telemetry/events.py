@@ -171,6 +171,13 @@ EVENTS: tuple[Declared, ...] = (
         fields={"profile": "", "added": "name=value of each"},
     ),
     Declared(
+        name="machine.starved",
+        meaning="Any process here is slow now: too many want to run, the host gives time to others, the disk is busy.",
+        level="warning",
+        fields={"said": "the checks and their figures; `elasticrl doctor` says what to do about each"},
+    ),
+    Declared(name="machine.calm", meaning="The machine is not short of anything any more.", fields={"said": "empty"}),
+    Declared(
         name="incident.saved",
         meaning="A fault is over; its story is kept: elasticrl incidents.",
         fields={"id": "", "fault": "the class", "cause": "", "cost_s": "without a sealed step", "path": "the file"},

@@ -145,6 +145,11 @@ def test_counters_speak_by_what_they_gained(node: Path) -> None:
     found = by_name(health.gained(before, after))
     assert found["cpu.steal"].value == "50.0% over 2.0 s"
     assert found["cpu.steal"].level is Level.WARN
+    assert health.starving(found.values()) == {"cpu.steal": "50.0% over 2.0 s"}
+    waiting = by_name(
+        health.gained(before, replace(before, at=11.0, cpu={**before.cpu, "iowait": before.cpu["iowait"] + 100}))
+    )
+    assert set(health.starving(waiting.values())) == {"cpu.iowait"}
     assert found["tcp.retransmits"].level is Level.WARN
     assert (found["nic.eth0"].level, found["nic.eth0"].sign) == (Level.FAIL, Sign.LINK)
     assert "link changed 2 times" in found["nic.eth0"].value

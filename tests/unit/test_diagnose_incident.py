@@ -49,6 +49,14 @@ def test_the_log_lines_of_a_killed_worker_become_its_incident() -> None:
     assert (told.verdict.fault, told.verdict.ranks, told.verdict.nodes) == (Fault.DEAD_RANK, (3,), ("n03",))
 
 
+def test_what_the_machine_was_short_of_is_told_and_is_not_when_it_began() -> None:
+    lines = [line(9.0, "machine.starved", said="cpu.load 9.1 on 2 cores"), *KILLED]
+    told = build(lines, judge(EVIDENCE), EVIDENCE, job="j", node="n00")
+    assert told is not None
+    assert told.began == killed().began
+    assert "cpu.load 9.1 on 2 cores" in page(told)
+
+
 def test_steps_that_were_made_again_are_counted_and_an_incident_that_lasts_says_so() -> None:
     reloaded = [*KILLED[:4], line(16.0, "workers.changed", work="training", generation=14, born=14, step=100)]
     told = build(reloaded, judge(EVIDENCE), EVIDENCE, job="j", node="n00")
