@@ -151,3 +151,24 @@ def test_a_slow_rank_is_named_and_left_alone(job: Job) -> None:
     leader = job.leader()
     job.until(lambda: any("is slow" in text for text in job.ask(leader, "status")["advice"]), 20.0, "status says it")
     assert job.worker("n1") == worker
+
+
+@pytest.mark.slow
+def test_where_the_operator_wants_it_a_spare_node_takes_the_place_of_a_slow_one() -> None:
+    conf = {**CONF, "policy": {"straggler": "replace"}, "membership": {"report": "1s", "max_nodes": 2}}
+    with Job(etcd=1, conf=conf, name="eased", script_args=("--step-ms", "50", "--faults", "{folder}/fault")) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, within_s=120.0, count=5)
+        job.start("n2")
+        job.until(lambda: job.ask("n0", "crew")["spares"] and job.agent_runs("n2"), 60.0, "n2 is there")
+        slow = "n1" if job.leader() == "n0" else "n0"
+        strike(job, slow, "slow")
+
+        def seated() -> set[str]:
+            return {row["node"] for row in job.ask(job.leader(), "status")["rows"] if row["rank"] is not None}
+
+        job.until(lambda: seated() == {"n0", "n1", "n2"} - {slow}, 90.0, "n2 takes the slow one's place")
+        job.until_steps(2, after=time.monotonic(), within_s=30.0, count=3)
+        adopted = [line["reason"] for line in job.events(job.leader(), "plan.adopted")]
+        assert any("is slower than the rest of its gang" in reason for reason in adopted), adopted
+        job.check()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -28,7 +29,8 @@ from elasticrl.runtime.vault.version import Lineage, Version
 OBJECTS = "objects.distcp"
 METADATA = ".metadata"
 POLL_S = 0.02
-PACKAGES = ("elasticrl", "torch", "numpy", "transformers", "safetensors")
+PACKAGES = ("elasticrl", "torch", "numpy", "transformers", "safetensors", "vllm", "deepspeed", "nvidia-nccl-cu12",
+            "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")  # fmt: skip
 
 
 def data_file(shard: int) -> str:
@@ -48,18 +50,22 @@ def refused_file(shard: int) -> str:
 
 def machine_facts(facts: Facts) -> Facts:
     """`facts` with what decides the bits on this machine: thread count, instruction set, versions."""
-    found: dict[str, str] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return replace(
         facts,
         threads=facts.threads or torch.get_num_threads(),
         isa=facts.isa or torch.backends.cpu.get_cpu_capability(),
-        versions=facts.versions or found,
+        versions=facts.versions or installed(),
     )
+
+
+@cache
+def installed() -> Mapping[str, str]:
+    """The version of each package that may decide bits, of those that are here."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
