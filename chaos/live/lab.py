@@ -96,7 +96,10 @@ class Lab:
     def _up(self) -> None:
         self.disk.mkdir()
         if self.real:
-            host("ip", "link", "add", self.name, "type", "bridge", "forward_delay", "0")
+            # An address of its own: else it has that of some wire, and changes it with that node's power cut. The host is then
+            # not reached until everybody asks for its address again, some seconds in which the eye sees nothing.
+            mac = f"02:78:00:00:{int(self.subnet.split('.')[2]):02x}:01"
+            host("ip", "link", "add", self.name, "address", mac, "type", "bridge", "forward_delay", "0")
             host("ip", "address", "add", f"{self.subnet}.1/24", "dev", self.name)
             host("ip", "link", "set", self.name, "up")
             self.net.up()

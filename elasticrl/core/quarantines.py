@@ -37,8 +37,8 @@ def with_cap(why: str, scene: Scene, reasons: Iterable[Member], confined: Iterab
 
 
 def _fresh(scene: Scene, members: Iterable[Member]) -> list[Member]:
-    """Those that are up, and not kept out already."""
-    return [member for member in members if member.node not in scene.held and member.node in scene.records]
+    """Those lives that are up, and not kept out already."""
+    return [m for m in members if m.node not in scene.held and (r := scene.records.get(m.node)) and r.member == m]
 
 
 def _most(scene: Scene) -> tuple[int, str]:
