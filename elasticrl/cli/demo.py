@@ -162,7 +162,10 @@ class Show:
                 raise Stuck(f"{self.folder} is not empty and not of an earlier demo: name another with --folder.")
             shutil.rmtree(self.folder)
         (self.folder / "log").mkdir(parents=True)
-        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            find.made_private(self.run_dir)
+        except find.NotOurs as error:
+            raise Stuck(str(error)) from None
         shm = Path("/dev/shm")  # noqa: S108 - tmpfs is the point; the vault makes its own folder there, closed to others
         vault = shm / "elasticrl-demo" if shm.is_dir() else self.folder / "vault"
         self.config.write_text(

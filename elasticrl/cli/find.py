@@ -2,11 +2,28 @@
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 
 class NotFound(Exception):
     """No daemon fits, or several do; the message says what to do."""
+
+
+class NotOurs(Exception):
+    """A folder that others can change; the message says which, and what to do."""
+
+
+def made_private(folder: Path) -> Path:
+    """The folder, made if need be; refused unless it is this user's alone. Who can write there can say what our agents run."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise NotOurs(
+            f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):o}). Remove it, or set XDG_RUNTIME_DIR to a directory of your own."
+        )
+    return folder
 
 
 def private_run_dir() -> Path:

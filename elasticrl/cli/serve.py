@@ -125,8 +125,11 @@ def run(
     from elasticrl.config import ConfigError, load
 
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
-    run_dir = find.private_run_dir()
-    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        run_dir = find.made_private(find.private_run_dir())
+    except find.NotOurs as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
     try:
         tree = load(config, [*chosen, f"node.run_dir={run_dir}", f"node.name=n{nodes - 1}"])
     except ConfigError as error:

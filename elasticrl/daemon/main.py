@@ -325,7 +325,9 @@ class Daemon:
             secret,
             self.settings.membership,
             post=self._heard,
-            refused=lambda sender, problem: self.log.info("beats.refused", sender=sender, problem=problem),
+            refused=lambda sender, problem, more: self.log.info(
+                "beats.refused", sender=sender, problem=problem, more=more
+            ),
             doubt_s=self.tree.membership.doubt_s,
         )
         await neighbours.open(self.host, self.tree.node.beat_port)

@@ -22,6 +22,8 @@ from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
 from elasticrl.core.suspect import Detector, neighbours
 
+NOISE_S = 60.0  # between two lines on what one sender sends that cannot be read
+SENDERS = 64  # that are told apart in that
 TIMED_S = 0.5  # between questions whose answers are timed
 ROUND_TRIPS = 4  # to each neighbour, of which the quickest counts
 
@@ -49,7 +51,7 @@ class Neighbours(asyncio.DatagramProtocol):
         settings: Membership,
         *,
         post: Callable[[Event], None],
-        refused: Callable[[str, str], None],
+        refused: Callable[[str, str, int], None],
         doubt_s: float = 0.15,
     ) -> None:
         self._me = me
@@ -63,6 +65,8 @@ class Neighbours(asyncio.DatagramProtocol):
             str, tuple[str, int]
         ] = {}  # whom we send to; a restarted daemon's new address is learned from it
         self._agents: dict[str, tuple[str, int]] = {}  # who answers for a node whose daemon is silent
+        self._lives: dict[str, int] = {}  # which life of each node the plan knows
+        self._noise: dict[str, tuple[float, int]] = {}  # who sends what cannot be read: last told when, how many since
         self._newest: dict[Member, int] = {}
         self._closed: set[tuple[str, int]] = set()  # addresses where, a kernel said, nobody listens any more
         self._answered: set[str] = set()  # nodes that answered the probe that is going on
@@ -123,6 +127,7 @@ class Neighbours(asyncio.DatagramProtocol):
         ring = neighbours(plan, self._me.node, self._settings.neighbours)
         self._peers = {node: split(seats[node].beat) for node in ring if seats[node].beat}
         self._agents = {node: split(seats[node].echo) for node in ring if seats[node].echo}
+        self._lives = {node: seats[node].member.incarnation for node in ring}
         self._took = {
             node: took for node, took in self._took.items() if node in self._peers
         }  # who comes back begins anew
@@ -194,11 +199,11 @@ class Neighbours(asyncio.DatagramProtocol):
         """A beat, a question, or noise."""
         opened = unseal(self._secret, data)
         if isinstance(opened, str):
-            self._refused(join(*addr[:2]), opened)
+            self._refuse(join(*addr[:2]), opened)
             return
         kind, member, number = opened
-        if number <= self._newest.get(member, -1):
-            return  # an echo
+        if number <= self._newest.get(member, -1) or member.incarnation < self._lives.get(member.node, 0):
+            return  # an echo, of this life or of one that is over
         if member.node in self._peers:
             self._newest[member] = number
             self.heard += 1
@@ -218,6 +223,19 @@ class Neighbours(asyncio.DatagramProtocol):
         if asked is not None:
             took = time.monotonic() - asked - lain - lain_of(data)
             self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
+
+    def _refuse(self, sender: str, problem: str) -> None:
+        """Say it once a minute of each sender: anybody can send us anything, and a log has an end."""
+        now = time.monotonic()
+        if sender not in self._noise and len(self._noise) >= SENDERS:
+            self._noise = {who: told for who, told in self._noise.items() if now < told[0] + NOISE_S}
+            sender = sender if len(self._noise) < SENDERS else "others"
+        at, more = self._noise.get(sender, (-NOISE_S, 0))
+        if now < at + NOISE_S:
+            self._noise[sender] = at, more + 1
+        else:
+            self._noise[sender] = now, 0
+            self._refused(sender, problem, more)
 
     def _lain_s(self) -> float:
         """How long the datagram that is being read has lain here. Who counts that in takes a busy machine for a long way.

@@ -299,7 +299,11 @@ EVENTS: tuple[Declared, ...] = (
         name="beats.refused",
         meaning="A datagram on the beat port was not signed by a member of this job, or cannot be read.",
         level="warning",
-        fields={"sender": "address", "problem": ""},
+        fields={
+            "sender": "address",
+            "problem": "",
+            "more": "of this sender's since the last such line, a minute ago or more",
+        },
     ),
     Declared(
         name="ppo.step",

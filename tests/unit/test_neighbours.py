@@ -12,7 +12,7 @@ from elasticrl.agent.echo import Echo, leave_note
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.settings import Membership
-from elasticrl.daemon.neighbours import ROUND_TRIPS, Neighbours, lain_s
+from elasticrl.daemon.neighbours import ROUND_TRIPS, SENDERS, Neighbours, lain_s
 
 SECRET = b"s" * 32
 SETTINGS = Membership(beat_s=0.02, suspect_s=0.15)
@@ -24,7 +24,7 @@ class End:
         self.events: list[Event] = []
         self.refused: list[str] = []
         self.it = Neighbours(
-            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem: self.refused.append(problem),
+            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem, more: self.refused.append(f"{problem} {more}"),
             doubt_s=0.05,
         )  # fmt: skip
         self.task: asyncio.Task[None] | None = None
@@ -133,6 +133,38 @@ def test_a_stranger_is_refused_and_an_echo_is_not_taken_for_life() -> None:
         assert a.it.heard == heard
         for end in (a, b, stranger):
             await end.close()
+
+    asyncio.run(script())
+
+
+def test_what_a_stranger_sends_is_told_once_and_however_many_there_are_the_book_of_them_stays_small() -> None:
+    async def script() -> None:
+        a = await End(A).open()
+        for _ in range(5):
+            a.it.datagram_received(b"noise", ("127.0.0.1", 9))
+        assert len(a.refused) == 1
+        for port in range(1000, 3000):
+            a.it.datagram_received(b"noise", ("127.0.0.1", port))
+        assert len(a.it._noise) <= SENDERS + 1
+        assert len(a.refused) <= SENDERS + 1
+        await a.close()
+
+    asyncio.run(script())
+
+
+def test_a_recorded_beat_of_a_life_that_is_over_is_not_taken_for_its_nodes() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        again = Member(node="b", incarnation=2)
+        seats = (Seat(member=A, born=1, beat=a.it.address), Seat(member=again, born=1, beat=b.it.address))
+        await b.close()
+        a.it.follow(Plan(generation=2, phase=Phase.TRAIN, seats=seats))
+        heard = a.it.heard
+        a.it.datagram_received(seal(SECRET, BEAT, B, 5), ("127.0.0.1", 9))
+        assert a.it.heard == heard
+        a.it.datagram_received(seal(SECRET, BEAT, again, 5), ("127.0.0.1", 9))
+        assert a.it.heard == heard + 1
+        await a.close()
 
     asyncio.run(script())
 

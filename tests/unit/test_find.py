@@ -1,0 +1,34 @@
+"""Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticrl.agent.spec import write_private
+from elasticrl.cli.find import NotOurs, made_private
+
+
+def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    made = made_private(tmp_path / "own" / "elasticrl")
+    assert made_private(made) == made
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(made)
+    for folder in (open_to_all, link):
+        with pytest.raises(NotOurs, match="set XDG_RUNTIME_DIR"):
+            made_private(folder)
+
+
+def test_what_is_written_for_nobody_else_follows_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".agent.json.new").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_private(tmp_path / "agent.json", "{}")
+    assert victim.read_text() == "precious"
+    os.unlink(tmp_path / ".agent.json.new")
+    write_private(tmp_path / "agent.json", "{}")
+    assert (tmp_path / "agent.json").stat().st_mode & 0o777 == 0o600
