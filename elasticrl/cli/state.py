@@ -220,7 +220,10 @@ def checkpoint_export(
     name: Annotated[
         str | None, typer.Option("--name", help="Which one; the newest good one if none is named.", show_default=False)
     ] = None,
-    prefix: Annotated[str, typer.Option("--prefix", help="The part that is the model, with a dot.")] = "model.",
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", help="The part that is the model, with a dot: model. or actor., unless you say it."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Convert to this, such as bfloat16.", show_default=False)
     ] = None,

@@ -406,12 +406,12 @@ class Daemon:
         if told.done() and not running.done() and self.keep and await asyncio.to_thread(self.notify.for_good):
             self.keep = False
         if told.done() and not running.done() and not self.keep:
-            self.notify.stopping("draining")
+            self.notify.stopping("draining", self.settings.recovery.drain_s + 2 * QUIT_S)
             node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN))
             await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
         if running.done():
             left = running.result()
-            self.notify.stopping(left.reason)
+            self.notify.stopping(left.reason, 3 * QUIT_S)
             self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
             await self.crew.quit(left.reason, QUIT_S)
             await self._part(vault, told=told.done())

@@ -37,9 +37,10 @@ class Notify:
         """SIGHUP has come."""
         self._send("RELOADING=1")
 
-    def stopping(self, text: str) -> None:
-        """The end has begun."""
-        self._send(f"STOPPING=1\nSTATUS={text}")
+    def stopping(self, text: str, within_s: float = 0.0) -> None:
+        """The end has begun. It may take so long, whatever the unit's TimeoutStopSec says: the configuration decides."""
+        extend = f"\nEXTEND_TIMEOUT_USEC={within_s * 1e6:.0f}" if within_s else ""
+        self._send(f"STOPPING=1\nSTATUS={text}{extend}")
 
     def _send(self, text: str) -> None:
         if not self._address:

@@ -51,8 +51,9 @@ def machine() -> Iterator[Machine]:
             "/etc/elasticrl/elasticrl.yaml": yaml.safe_dump(CONF),
             "/etc/elasticrl/environment": f"PATH={path}\nPYTHONDONTWRITEBYTECODE=1\n",
             "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\n{tmp}",
-            # A short watchdog, so that the test of a hung daemon is short too.
-            "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\n{tmp}",
+            # A short watchdog, so that the test of a hung daemon is short too; and less time to stop than a drain takes: the
+            # daemon asks for more.
+            "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\nTimeoutStopSec=1500ms\n{tmp}",
         },
     )
     with machine:

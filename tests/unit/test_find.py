@@ -1,6 +1,5 @@
 """Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,6 @@ def test_what_is_written_for_nobody_else_follows_no_link(tmp_path: Path) -> None
     with pytest.raises(OSError, match="symbolic links"):
         write_private(tmp_path / "agent.json", "{}")
     assert victim.read_text() == "precious"
-    os.unlink(tmp_path / ".agent.json.new")
+    (tmp_path / ".agent.json.new").unlink()
     write_private(tmp_path / "agent.json", "{}")
     assert (tmp_path / "agent.json").stat().st_mode & 0o777 == 0o600

@@ -24,8 +24,8 @@ class End:
         self.events: list[Event] = []
         self.refused: list[str] = []
         self.it = Neighbours(
-            me, secret, SETTINGS, post=self.events.append, refused=lambda _, problem, more: self.refused.append(f"{problem} {more}"),
-            doubt_s=0.05,
+            me, secret, SETTINGS, post=self.events.append, doubt_s=0.05,
+            refused=lambda _, problem, more: self.refused.append(f"{problem} {more}"),
         )  # fmt: skip
         self.task: asyncio.Task[None] | None = None
 

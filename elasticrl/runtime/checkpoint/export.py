@@ -19,6 +19,7 @@ from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import dtype_of
 
 MAX_BYTES = 5_000_000_000
+MODELS = ("model.", "actor.")  # what a model is registered as: by most programs, by elasticrl.ppo
 
 
 def export(
@@ -26,22 +27,24 @@ def export(
     name: str,
     target: Path,
     *,
-    prefix: str = "model.",
+    prefix: str | None = None,
     dtype: str | None = None,
     beside: Iterable[Path] = (),
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Path, ...]:
     """Write the tensors whose names start with `prefix` (without it) into the new directory `target`; the files are returned.
+    None: the first of MODELS that is there.
 
     `beside`: files to put there as well (config.json, tokenizer.json, ...). The checkpoint is verified first.
     """
     if target.exists():
         raise CheckpointError(f"{target} exists already: export into a new directory.")
     source = open_checkpoint(place, name)
-    pieces = {full.removeprefix(prefix): piece for full, piece in source.wholes(prefix).items()}
+    known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
+    chosen = prefix or next((each for each in MODELS if each in known), MODELS[0])
+    pieces = {full.removeprefix(chosen): piece for full, piece in source.wholes(chosen).items()}
     if not pieces:
-        known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
-        raise CheckpointError(f"{name} has no tensor whose name starts with {prefix!r}; try one of {', '.join(known)}.")
+        raise CheckpointError(f"{name} has no tensor whose name starts with {chosen!r}; try one of {', '.join(known)}.")
     staging = target.with_name(f".{target.name}.exporting")
     with explained(f"Exporting {name}", target):
         shutil.rmtree(staging, ignore_errors=True)
