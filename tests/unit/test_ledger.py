@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
 from elasticrl.runtime.data.ledger import FOLDER, Ledger, Record, decode, encode
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError
-from elasticrl.runtime.vault.version import Cut, Lineage, Version, grow
+from elasticrl.runtime.vault.version import KEPT_CUTS, Cut, Lineage, Version, grow
 
 WALK = Walk(name="d", size=50, lanes=4, per_lane=3, seed=1)
 
@@ -83,6 +84,36 @@ def test_rollbacks_supersede_and_do_not_count_twice(tmp_path: Path):
     found = audit(tmp_path)
     assert found.ok, found.sentence
     assert (found.steps, found.samples, found.superseded, found.generations) == (8, 96, 8, 2)
+
+
+def test_a_run_of_more_generations_than_a_lineage_keeps_is_proved(tmp_path: Path):
+    gang = Gang(tmp_path, 1)
+    for step in range(KEPT_CUTS + 40):
+        gang.step(step)
+        for ledger in gang.ledgers:
+            ledger.sync()
+            ledger.committed(Version(step))
+        gang.reform(1, Version(step), {}, keep=step % 2)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples) == (KEPT_CUTS + 40, 12 * (KEPT_CUTS + 40))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1)])
+def test_a_run_that_goes_on_with_another_number_of_turns_is_proved(tmp_path: Path, before: int, after: int):
+    gang = Gang(tmp_path, 2, walk=replace(WALK, turns=before))
+    for step in range(4):
+        gang.step(step)
+    gang.cursor.advance(3)
+    resumed = Cursor(replace(WALK, turns=after))
+    resumed.load_state_dict(gang.cursor.state_dict())
+    gang.cursor = resumed
+    gang.reform(2, Version(3, before), gang.values())
+    for step in range(4, 7):
+        gang.step(step)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.steps, found.samples) == (7, 12 * (4 * before + 3 * after))
 
 
 def test_a_step_that_was_under_way_does_not_count_as_missing_unless_it_was_committed(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import FOLDER, Record, decode, files_of
 from elasticrl.runtime.vault.errors import DataError
-from elasticrl.runtime.vault.version import Lineage, Version, alive, lineage_from_json
+from elasticrl.runtime.vault.version import Lineage, Version, bounds, lineage_from_json, longest
 
 SHOWN = 20  # findings of a kind that are spelled out
 
@@ -69,8 +69,10 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
     """
     read = _read(run_dir)
     generation = max(read.lineages)
-    lineage, segments = read.lineages[generation], read.segments[generation]
-    counted = [r for r in read.records.values() if alive(lineage, r.generation, r.version)]
+    lineage, segments = longest(read.lineages[generation], read.lineages.values()), read.segments[generation]
+    until = bounds(lineage)
+    known = (r for r in read.records.values() if r.generation in until)
+    counted = [r for r in known if (bound := until[r.generation]) is None or r.version <= bound]
     superseded = len(read.records) - len(counted)
     if through is not None:
         counted = [r for r in counted if r.version <= through]

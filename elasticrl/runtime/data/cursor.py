@@ -179,11 +179,11 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     """The segments if `walk` holds from `draw` on. CheckpointRefused if it differs in a way that is not allowed.
 
     With the same data, not a sample is repeated or left out at the joint. Other data begin at their own beginning, in the
-    next epoch.
+    next epoch. How often each sample is used (`turns`) changes from the next whole step on: what was used stays as it was.
     """
     last = segments[-1]
     free = replace(walk, epochs=last.walk.epochs, turns=last.walk.turns)  # these two may change at any time
-    if free == last.walk:
+    if free == last.walk and walk.turns == last.walk.turns:
         return (*segments[:-1], replace(last, walk=walk))
     changed = {
         "lanes": (last.walk.lanes, walk.lanes),
@@ -196,6 +196,8 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
                 f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples "
                 f"would be used than planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
+    if free == last.walk:
+        draw = -(-draw // walk.draws) * walk.draws
     used = last.offset + (draw - last.first) * last.walk.batch
     epochs, offset = divmod(used, last.walk.usable)
     epoch = last.epoch + epochs

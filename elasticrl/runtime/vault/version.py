@@ -60,6 +60,28 @@ def alive(lineage: Lineage, generation: int, version: Version) -> bool:
     return known and all(version <= cut.start for cut in lineage if cut.generation > generation)
 
 
+def bounds(lineage: Lineage) -> dict[int, Version | None]:
+    """Up to which version what each generation made lies on this history: `alive` for many, in one pass. None: all of it.
+
+    >>> bounds((Cut(1, Version(0)), Cut(2, Version(40))))
+    {2: None, 1: Version(step=40, update=0)}
+    """
+    found: dict[int, Version | None] = {}
+    least: Version | None = None
+    for cut in reversed(lineage):
+        found[cut.generation] = least
+        least = cut.start if least is None else min(least, cut.start)
+    return found
+
+
+def longest(lineage: Lineage, others: Iterable[Lineage]) -> Lineage:
+    """A lineage with the cuts that it has lost to `KEPT_CUTS`, as far as others still have them."""
+    by_cut = {cut: other for other in others for cut in other[1:]}
+    while lineage and (other := by_cut.get(lineage[0])):
+        lineage = (*other[: other.index(lineage[0])], *lineage)
+    return lineage
+
+
 def lineage_from_json(rows: Iterable[Iterable[int]]) -> Lineage:
     """The reverse of `[cut.to_json() for cut in lineage]`."""
     return tuple(Cut(generation, Version(step, update)) for generation, step, update in rows)
