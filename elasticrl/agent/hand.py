@@ -329,7 +329,7 @@ class Hand(LocalElasticAgent):
         self._poke()
 
     def _assign(self, process: pool.Process, gang: Gang, slot: int) -> None:
-        path = self._logs.ranked(gang.generation, gang.rank + slot)
+        path = self._logs.ranked(gang.generation, gang.rank + slot, process.log)
         if self._committed is not None and gang.generation == gang.born:
             process.inform(self._committed)  # first, so that it is there when the program takes its seat
         try:
@@ -595,6 +595,7 @@ class Hand(LocalElasticAgent):
             spares=warm,
             ended=tuple(self._ended),
             problem=self._problem,
+            unlogged=self._logs.problem,
             stopping=self._stopping,
             pace=self._stride.took if self._seated else (),
             phase=here.phase if self._seated else "",
