@@ -287,7 +287,9 @@ class Hand(LocalElasticAgent):
     def _halt(self, halt: wire.Halt) -> None:
         if self._halting and not (self._halting.save and not halt.save):
             return  # it is going on already
-        self._generation = max(self._generation, halt.generation)
+        if halt.save:
+            # What is saved is committed under it. Where nothing is, fresh processes may be launched under the very same one.
+            self._generation = max(self._generation, halt.generation)
         self._launching = None
         if not halt.save:
             self._halting = halt

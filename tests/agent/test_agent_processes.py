@@ -220,6 +220,27 @@ def test_park_keeps_process_and_state_and_a_reform_goes_on_with_them(pair: Lab) 
     pair.run(scenario)
 
 
+def test_fresh_processes_take_over_under_the_generation_that_ended_the_old_ones(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:  # noqa: ARG001
+        one = launch([a])
+        await training([a], one)
+        first = pid(a)
+        # As a daemon orders where no process is warm: end those who are seated, and launch as soon as one is.
+        a.send(wire.Halt(generation=one + 1, save=False, within_s=0.0, reason="this generation starts afresh"))
+        await a.until(lambda r: r.work is Work.NONE and not r.workers and r.warm)
+        order = wire.Launch(gang=gang(one + 1, [a], a))
+        a.send(order)
+        await training([a], one + 1, 10.0)
+        second = pid(a)
+        assert second != first
+        a.send(order)  # what was performed is passed over
+        at = await stepping(a, 1)
+        await stepping(a, at + 3)
+        assert pid(a) == second
+
+    pair.run(scenario)
+
+
 def test_a_log_folder_that_takes_nothing_new_costs_neither_a_reform_nor_a_launch(pair: Lab) -> None:
     async def scenario(a: Node, b: Node) -> None:
         one = launch([a, b])
