@@ -546,7 +546,7 @@ class Node:
                 self.dies(cause, own=False, slot=slot)
 
     def _launch(self, plan: Plan) -> None:
-        if not self.warm or (self.alive and self.generation >= plan.generation):
+        if not self.warm or self.generation >= plan.generation:
             return
         self.leave_gang()
         self._clear()
@@ -591,10 +591,11 @@ class Node:
         if action.save and self.alive:
             self.cluster.finish(self, action)
         else:
-            self.halted(action.generation if action.save else 0)
+            self.halted(action.generation if action.save else self.generation)
 
     def halted(self, generation: int) -> None:
-        """The workers have ended as they were asked to."""
+        """The workers have ended as they were asked to. The agent remembers the newest generation that it was told of."""
+        generation = max(self.generation, generation)
         self.leave_gang()
         self._clear()
         self.generation = generation

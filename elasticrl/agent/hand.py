@@ -287,7 +287,9 @@ class Hand(LocalElasticAgent):
     def _halt(self, halt: wire.Halt) -> None:
         if self._halting and not (self._halting.save and not halt.save):
             return  # it is going on already
-        self._generation = max(self._generation, halt.generation)
+        if halt.save:
+            # What is saved is committed under it. Where nothing is, fresh processes may be launched under the very same one.
+            self._generation = max(self._generation, halt.generation)
         self._launching = None
         if not halt.save:
             self._halting = halt
@@ -329,7 +331,7 @@ class Hand(LocalElasticAgent):
         self._poke()
 
     def _assign(self, process: pool.Process, gang: Gang, slot: int) -> None:
-        path = self._logs.ranked(gang.generation, gang.rank + slot)
+        path = self._logs.ranked(gang.generation, gang.rank + slot, process.log)
         if self._committed is not None and gang.generation == gang.born:
             process.inform(self._committed)  # first, so that it is there when the program takes its seat
         try:
@@ -595,6 +597,7 @@ class Hand(LocalElasticAgent):
             spares=warm,
             ended=tuple(self._ended),
             problem=self._problem,
+            unlogged=self._logs.problem,
             stopping=self._stopping,
             pace=self._stride.took if self._seated else (),
             phase=here.phase if self._seated else "",

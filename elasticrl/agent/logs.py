@@ -1,13 +1,17 @@
 """Where workers' output lies: `attempt_<generation>/rank_<r>.log`, and `latest` for the newest.
 
 The idea: a worker writes into its file itself, so nobody's death can lose what it wrote. To rotate is to rename the file and to
-tell the worker to open a new one; until it does, it goes on writing into the renamed.
+tell the worker to open a new one; until it does, it goes on writing into the renamed. No log is worth a worker: where a folder
+takes nothing new (a full disk, one that is read-only), output goes on where it went before, and `problem` says why.
 """
 
+import logging
 import os
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+log = logging.getLogger(__name__)
 
 
 class Logs:
@@ -15,6 +19,7 @@ class Logs:
 
     def __init__(self, folder: Path, *, limit_bytes: int, keep: int) -> None:
         self.folder = folder
+        self.problem = ""  # why the newest file could not be made, or not be moved away; empty when it could
         self._limit_bytes = limit_bytes
         self._keep = keep
         (folder / "warm").mkdir(parents=True, exist_ok=True)
@@ -23,29 +28,46 @@ class Logs:
         """Of a process without a rank."""
         return self.folder / "warm" / f"process_{os.getpid()}_{number}.log"
 
-    def ranked(self, generation: int, rank: int) -> Path:
-        """Of a rank in a generation; `latest` points there from now on."""
+    def ranked(self, generation: int, rank: int, present: Path) -> Path:
+        """Of a rank in a generation; `latest` points there from now on. The `present` one, if there can be no other."""
         attempt = self.folder / f"attempt_{generation}"
-        attempt.mkdir(parents=True, exist_ok=True)
         latest, fresh = self.folder / "latest", self.folder / f".latest_{os.getpid()}"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(attempt.name)
-        fresh.replace(latest)
+        try:
+            attempt.mkdir(parents=True, exist_ok=True)
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(attempt.name)
+            fresh.replace(latest)
+        except OSError as error:
+            self._refused(error)
+            return present
+        self.problem = ""
         return attempt / f"rank_{rank}.log"
 
-    def rotate(self, log: Path) -> bool:
+    def rotate(self, file: Path) -> bool:
         """Move a log that has grown too large out of the way; True if its writer must open a new one."""
         try:
-            if log.stat().st_size < self._limit_bytes:
+            if file.stat().st_size < self._limit_bytes:
                 return False
         except OSError:
             return False
-        for age in range(self._keep - 1, 0, -1):
-            older = log.with_name(f"{log.name}.{age}")
-            if older.exists():
-                older.replace(log.with_name(f"{log.name}.{age + 1}"))
-        log.replace(log.with_name(f"{log.name}.1"))
+        try:
+            for age in range(self._keep - 1, 0, -1):
+                older = file.with_name(f"{file.name}.{age}")
+                if older.exists():
+                    older.replace(file.with_name(f"{file.name}.{age + 1}"))
+            file.replace(file.with_name(f"{file.name}.1"))
+        except OSError as error:
+            self._refused(error)
+            return False
+        self.problem = ""
         return True
+
+    def _refused(self, error: OSError) -> None:
+        """Said once, and in the same words for every file: it is asked for again at each look."""
+        why = f"the log folder {self.folder} takes nothing new ({error.strerror}): workers write on where they wrote before"
+        if why != self.problem:
+            log.warning("%s", why)
+        self.problem = why
 
 
 class TorchLogs(LogsSpecs):

@@ -258,13 +258,22 @@ class Seat:
 
 
 def open_log(path: str) -> None:
-    """From now on, what this process writes goes to the end of this file: straight, so that a kill loses nothing."""
+    """From now on, what this process writes goes to the end of this file: straight, so that a kill loses nothing.
+
+    Where there can be no such file, it goes on where it went before: no log is worth a worker.
+    """
     if not path:
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        with contextlib.suppress(OSError):  # the disk that it goes to is full
+            stream.flush()
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            print(f"{path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
+        return
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

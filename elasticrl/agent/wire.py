@@ -174,6 +174,7 @@ class Report:
     spares: int = 0  # warm processes
     ended: tuple[Ended, ...] = ()  # not yet acknowledged
     problem: str = ""  # why no process gets warm
+    unlogged: str = ""  # why workers' output is not in the file where it should be
     stopping: str = ""  # why the agent is about to end
     pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
     phase: str = ""  # of the worker whose beat is the oldest

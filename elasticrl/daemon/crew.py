@@ -72,6 +72,8 @@ class Crew:
         if report.stopping and not (before and before.stopping):
             self.post(Asked(now=now, verb=Verb.DRAIN))  # its unit is being stopped: that asks this node to leave
         self._log_ends(report)
+        if report.unlogged and report.unlogged != (before.unlogged if before else ""):
+            self.log.info("logs.refused", why=report.unlogged)
         if before is None:
             self._tell_commit()
         workers = self._event(report)

@@ -25,6 +25,7 @@ LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may
 LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
 SELDOM_S: Final = 0.2  # but never less than that
 LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one
+MOST: Final = 1000  # steps of a line that are counted one by one: a line of more would hold up the daemon's beats
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
 ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -61,7 +62,8 @@ class Marks:
 
 def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[Marks, Line | None]:
     """The marks after another look, and the line of the steps that have ended since the last line, if one is due."""
-    if marks is None or marks.last.pid != beat.pid:  # a new generation goes on with the step that was cut short
+    # A new generation goes on with the step that was cut short. A process without one made none of those that it resumes after.
+    if marks is None or marks.last.pid != beat.pid or not marks.last.generation:
         return _anew(beat, now), None
     last = marks.last
     seconds, waited = dict(marks.seconds), dict(marks.waited)
@@ -88,11 +90,11 @@ def _anew(beat: Snapshot, now: float) -> Marks:
 
 
 def count(metrics: Metrics, line: Line) -> None:
-    """A worker's steps in the node's metrics. Those that share a line count as so many of the same length."""
+    """A worker's steps in the node's metrics. Those that share a line count as so many of the same length, up to a number."""
     total_s = sum(line.seconds.values())
     told = [(metrics.phase_s.labels(phase=phase), seconds) for phase, seconds in line.seconds.items()]
     for histogram, seconds in [(metrics.step_s, total_s), *told]:
-        for _ in range(line.steps):
+        for _ in range(min(line.steps, MOST)):
             histogram.observe(seconds / line.steps)
     for phase, seconds in line.waited.items():
         metrics.waited_s.labels(phase=phase).inc(seconds)

@@ -105,6 +105,12 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="logs.refused",
+        meaning="The log folder takes no new file: what workers print lies in the file that they wrote to before.",
+        level="warning",
+        fields={"why": "the folder, and what the system says"},
+    ),
+    Declared(
         name="worker.stalled",
         meaning="A worker has made no progress for longer than its phase's budget.",
         level="warning",

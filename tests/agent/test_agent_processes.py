@@ -220,6 +220,62 @@ def test_park_keeps_process_and_state_and_a_reform_goes_on_with_them(pair: Lab) 
     pair.run(scenario)
 
 
+def test_fresh_processes_take_over_under_the_generation_that_ended_the_old_ones(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:  # noqa: ARG001
+        one = launch([a])
+        await training([a], one)
+        first = pid(a)
+        # As a daemon orders where no process is warm: end those who are seated, and launch as soon as one is.
+        a.send(wire.Halt(generation=one + 1, save=False, within_s=0.0, reason="this generation starts afresh"))
+        await a.until(lambda r: r.work is Work.NONE and not r.workers and r.warm)
+        order = wire.Launch(gang=gang(one + 1, [a], a))
+        a.send(order)
+        await training([a], one + 1, 10.0)
+        second = pid(a)
+        assert second != first
+        a.send(order)  # what was performed is passed over
+        at = await stepping(a, 1)
+        await stepping(a, at + 3)
+        assert pid(a) == second
+
+    pair.run(scenario)
+
+
+def test_a_log_folder_that_takes_nothing_new_costs_neither_a_reform_nor_a_launch(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 3)
+        survivor = pid(a)
+        for node in (a, b):
+            (Path(node.spec.log_dir) / f"attempt_{one + 1}").write_text("no folder can be made here")
+        os.kill(pid(b), signal.SIGKILL)
+        await a.until(lambda r: r.work is Work.PARKED)
+        await b.until(lambda r: r.work is Work.FAILED and r.warm)
+        endpoint = a.now.endpoint
+        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
+        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        await training([a, b], one + 1, 15.0)
+        assert pid(a) == survivor
+        at = await stepping(a, 1)
+        await stepping(a, at + 3)
+        for node in (a, b):
+            assert "takes nothing new (File exists)" in node.now.unlogged
+            assert node.now.problem == ""  # that would be one of its processes
+        assert "attempt_" not in b.now.workers[0].log  # it had no other yet
+        for node, rank in ((a, 0), (b, 1)):
+            log = Path(node.now.workers[0].log)
+            text = "".join(path.read_text() for path in log.parent.glob(f"{log.name}*"))
+            assert f"generation {one + 1} rank {rank}" in text
+        for node in (a, b):
+            node.send(wire.Reform(gang=gang(one + 2, [a, b], node, born=node.now.born, endpoint=a.now.endpoint)))
+        await training([a, b], one + 2)
+        assert logs_of(b, one + 2, 1)
+        assert (a.now.unlogged, b.now.unlogged) == ("", "")
+
+    pair.run(scenario)
+
+
 def test_a_daemon_that_comes_back_is_shown_everything_and_training_does_not_notice(duo: Lab) -> None:
     async def scenario(a: Node) -> None:
         one = launch([a], slots=2)

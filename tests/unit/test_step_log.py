@@ -5,7 +5,7 @@ import pytest
 
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.wire import Worker
-from elasticrl.daemon.steps import LIMIT, Line, StepLog, count
+from elasticrl.daemon.steps import LIMIT, MOST, Line, StepLog, count
 from elasticrl.telemetry.metrics import Metrics
 
 
@@ -66,6 +66,26 @@ def test_short_steps_share_a_line_and_a_long_one_has_its_own(tmp_path: Path) -> 
     beat.sealed(25)
     (line,) = log.look(102.0)
     assert (line.step, line.steps) == (25, 1)
+
+
+def test_a_spare_that_gets_a_rank_of_a_resumed_job_has_made_none_of_the_steps_before(tmp_path: Path) -> None:
+    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(tmp_path / "page"), log="")
+    beat = Beat(tmp_path / "page")
+    log = StepLog(tmp_path / "log" / "steps.jsonl", "n0", lambda: (worker,))
+    assert log.look(100.0) == []  # it has its rank, and does not know yet
+    beat.joining(generation=3, born=3, resume=1_000_000)
+    assert log.look(103.0) == []
+    beat.training()
+    log.look(103.5)
+    beat.sealed(1_000_001, moved=64)
+    (line,) = log.look(104.0)
+    assert (line.step, line.steps, line.bytes) == (1_000_001, 1, 64)
+
+
+def test_a_line_of_very_many_steps_holds_nobody_up() -> None:
+    metrics = Metrics()
+    count(metrics, Line(step=10**9, steps=10**9, generation=1, rank=0, seconds={"sync": 1.0}, waited={}, bytes=0))
+    assert metrics.registry.get_sample_value("elasticrl_step_seconds_count") == MOST
 
 
 def test_a_step_is_counted_in_the_nodes_metrics() -> None:
