@@ -374,8 +374,11 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         for died in case.history:
             if isinstance(died, Died) and died.own and died.at <= fact.at:
                 deaths[died.cause, died.step] += 1
-        looped = max(deaths.values(), default=0) >= settings.recovery.no_progress_limit
-        right = {75: asked, 0: made, 70: looped or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
+        limit = settings.recovery.no_progress_limit
+        looped = max(deaths.values(), default=0) >= limit
+        hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
+        hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
+        right = {75: asked, 0: made, 70: looped or hung or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 
