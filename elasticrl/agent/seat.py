@@ -19,6 +19,7 @@ No torch here: a program may hold a seat before it has imported anything. Withou
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import socket
@@ -26,12 +27,14 @@ import sys
 import threading
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.agent.beats import Beat, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from _typeshed import ReadableBuffer
 
 
 class NoSeat(RuntimeError):
@@ -277,3 +280,33 @@ def open_log(path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if not isinstance(getattr(sys.stdout.buffer, "raw", None), Lossy):
+        sys.stdout, sys.stderr = Lossy.text(1, sys.stdout), Lossy.text(2, sys.stderr)
+
+
+class Lossy(io.RawIOBase):
+    """Output of which is lost what the disk does not take: a `print` to a full one must not end a training step."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """Where it goes."""
+        return self._fd
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """All of it, or what the disk takes."""
+        with contextlib.suppress(OSError):
+            return os.write(self._fd, data)
+        return memoryview(data).nbytes
+
+    @classmethod
+    def text(cls, fd: int, like: TextIO) -> TextIO:
+        """A stream in the place of this one."""
+        straight = getattr(like, "write_through", False)
+        raw = io.BufferedWriter(cls(fd))
+        return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=straight)

@@ -42,6 +42,17 @@ def test_a_log_that_cannot_be_moved_away_grows(tmp_path: Path, caplog: pytest.Lo
     assert (aside.read_text(), logs.problem) == ("more than it may be", "")
 
 
+def test_a_line_that_a_full_disk_does_not_take_is_lost_and_the_worker_is_not(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from elasticrl.agent.seat import open_log\n"
+        "open_log('/dev/full'); print('lost', flush=True); print('lost too', file=sys.stderr, flush=True)\n"
+        f"open_log({str(tmp_path / 'one.log')!r}); print('kept'); print('é', file=sys.stderr)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ, timeout=60)
+    assert sorted((tmp_path / "one.log").read_text().split()) == ["kept", "é"]
+
+
 def test_a_worker_whose_log_cannot_be_opened_writes_on_into_the_one_that_it_has(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder, none = tmp_path / "file" / "attempt_2", tmp_path / "there"
