@@ -200,6 +200,22 @@ def test_pruning_clears_what_dead_saves_of_older_generations_left(tmp_path: Path
     assert where.leftovers() == [f"{STAGING}step-00000020-g2"]
 
 
+def test_a_commit_record_that_cannot_be_read_costs_its_own_checkpoint_and_no_other(where: Place, tmp_path: Path):
+    save(where, 10)
+    name = save(where, 20)
+    record = tmp_path / "ck" / name / COMMITTED
+    record.unlink()
+    record.symlink_to("/proc/self/mem")  # opens, and reads as a bad sector does
+    assert [(e.version.step, e.committed) for e in shelf.listing(where)] == [(20, True), (10, True)]
+    (problem,) = verify(where, name)
+    assert problem.sentence.startswith(f"{name}: COMMITTED cannot be read (")
+    found = newest_good(where)
+    assert found is not None
+    assert found.manifest.version.step == 10
+    assert "COMMITTED cannot be read" in found.passed_over[0]
+    assert prune(where, keep_last=3) == ()
+
+
 def test_a_list_shows_what_cannot_be_read(where: Place, tmp_path: Path):
     save(where, 10)
     name = save(where, 20)

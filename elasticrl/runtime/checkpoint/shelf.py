@@ -117,8 +117,7 @@ def verify(place: Place, name: str, *, shards: Collection[int] | None = None) ->
                 why = f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
         if why:
             problems.append(Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why))
-    if _is_committed(place, name) and read_committed(place, name) is None:
-        why = f"does not fit {MANIFEST}: one of the two was changed"
+    if why := _commit_problem(place, name):
         problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
     return tuple(problems)
 
@@ -170,22 +169,37 @@ def mark_committed(place: Place, name: str) -> Committed:
 
 
 def read_committed(place: Place, name: str) -> Committed | None:
-    """The record that `mark_committed` left, if it is whole and fits the manifest beside it."""
+    """The record that `mark_committed` left, if it can be read, is whole and fits the manifest beside it."""
     try:
         record = Committed.decode(place.read(name, COMMITTED), f"{name}/{COMMITTED}")
         fits = record.manifest_sha256 == hashlib.sha256(place.read(name, MANIFEST)).hexdigest()
-    except (FileNotFoundError, CheckpointCorrupt):
+    except (OSError, CheckpointCorrupt):
         return None
     return record if fits and record.name == name else None
 
 
 def _is_committed(place: Place, name: str) -> bool:
-    """A commit record that no longer fits still says that there was a commit: the checkpoint is then bad, not uncommitted."""
+    """A commit record that no longer fits, or cannot be read, still says that there was a commit: the checkpoint is then bad,
+    not uncommitted.
+    """
     try:
         place.read(name, COMMITTED)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     return True
+
+
+def _commit_problem(place: Place, name: str) -> str:
+    """What is wrong with the commit record; empty if nothing is, or if there is none."""
+    try:
+        place.read(name, COMMITTED)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return "" if read_committed(place, name) is not None else f"does not fit {MANIFEST}: one of the two was changed"
 
 
 def doomed(
