@@ -170,6 +170,8 @@ def test_what_was_never_committed_goes_only_when_it_never_can_be():
     later = [*entries, entry(35, generation=3)]
     assert steps(doomed(later, keep_last=3, good=later[-1].name)) == [10, 30, 40]  # generation 2 is fenced off for good
     assert doomed([entry(10, committed=False)], keep_last=1, good=None) == ()
+    back = [entry(10), entry(90), entry(20, generation=2), entry(30, committed=False, generation=2)]  # 90 was not good
+    assert doomed(back, keep_last=3, good=back[2].name) == (), "step 30 may be committed yet"
 
 
 def test_pruning_never_removes_the_newest_good_one(where: Place, tmp_path: Path):

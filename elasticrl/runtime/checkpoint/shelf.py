@@ -211,8 +211,8 @@ def doomed(
     one is committed: no transaction can name it any more.
     """
     committed = [e for e in entries if e.committed or e.name == commit]
-    newest = max(((e.version, e.generation) for e in committed), default=None)
-    fence = max((e.generation for e in committed), default=0)
+    # The generation first: after a step back the commits of those before are of later steps, and yet are earlier commits.
+    newest = max(((e.generation, e.version) for e in committed), default=None)
     stay = {
         e.name for e in sorted(committed, key=lambda e: (e.version, e.generation), reverse=True)[: max(keep_last, 1)]
     }
@@ -221,9 +221,7 @@ def doomed(
     return tuple(
         e.name
         for e in entries
-        if e.name not in stay
-        and newest is not None
-        and (e.committed or (e.version, e.generation) < newest or e.generation < fence)
+        if e.name not in stay and newest is not None and (e.committed or (e.generation, e.version) < newest)
     )
 
 
