@@ -202,6 +202,25 @@ def test_pruning_clears_what_dead_saves_of_older_generations_left(tmp_path: Path
     assert where.leftovers() == [f"{STAGING}step-00000020-g2"]
 
 
+def test_pruning_clears_what_failed_saves_left_before_this_generations_newest_commit(where: Place):
+    def left(step: int, generation: int) -> None:
+        name = name_of(Version(step), generation)
+        where.begin(name)
+        with where.output(name, "data-0000.distcp") as out:
+            out.write(b"a shard whose fellow never came")
+
+    save(where, 900, generation=1)  # the newest of all; generation 2 went back behind it
+    for step in (10, 30):
+        left(step, 2)
+    assert prune(where, keep_last=3, generation=2) == (), "step 30 may be under way"
+    name = save(where, 20, generation=2, commit=False)
+    assert prune(where, keep_last=3, generation=2) == ()
+    (gone,) = prune(where, keep_last=3, generation=2, commit=name)
+    assert "step-00000010-g2" in gone
+    (still,) = where.leftovers()
+    assert "step-00000030-g2" in still
+
+
 def test_a_commit_record_that_cannot_be_read_costs_its_own_checkpoint_and_no_other(where: Place, tmp_path: Path):
     save(where, 10)
     name = save(where, 20)

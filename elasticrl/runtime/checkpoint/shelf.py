@@ -228,7 +228,8 @@ def doomed(
 def prunable(
     place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
 ) -> tuple[str, ...]:
-    """What `doomed` names, and what saves of generations before `generation` left unfinished.
+    """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
+    unfinished.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
     if nothing is good: every byte may then be needed for a rescue.
@@ -242,7 +243,24 @@ def prunable(
             parsed = parse_name(leftover.removeprefix(STAGING))
             if leftover.startswith(TRASH) or (generation is not None and parsed is not None and parsed[1] < generation):
                 gone.append(leftover)
+        # Of its own generation alone: after a step back older generations' commits are newer than what is being saved.
+        own = [e.version for e in entries if e.generation == generation and (e.committed or e.name == commit)]
+        if generation is not None and own:
+            gone.extend(overtaken(place, max(own), generation))
     return tuple(gone)
+
+
+def overtaken(place: Place, version: Version, generation: int) -> tuple[str, ...]:
+    """What saves of this generation before `version` left unfinished, for the one that publishes to clear away once it comes to
+    `version`: it saves one after the other, so nobody will finish those.
+    """
+    found: list[str] = []
+    with explained("Looking for what failed saves left", place):
+        for leftover in place.leftovers():
+            parsed = parse_name(leftover.removeprefix(STAGING))
+            if parsed is not None and parsed[1] == generation and parsed[0] < version:
+                found.append(leftover)
+    return tuple(found)
 
 
 def clear(place: Place, names: Iterable[str]) -> None:
