@@ -1,6 +1,7 @@
 """The background writer as a real process: it outlives its worker, dies alone, and never makes training wait."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -109,6 +110,43 @@ def test_a_writer_that_is_killed_is_an_outcome_and_the_next_save_gets_a_new_one(
     saver.save(snapshot(vault, job, 11), finish=True)
     assert saver.wait(60)[0].ok
     saver.close()
+
+
+def test_writers_that_are_killed_and_replaced_before_anybody_asks_hide_no_outcome(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    for step in (10, 11, 12):  # more than may be under way at once
+        saver.save(snapshot(vault, job, step), finish=True)
+        kill(saver.pid)
+    saver.save(snapshot(vault, job, 13), finish=True)
+    outcomes = saver.wait(60)
+    assert [(outcome.version.step, outcome.ok) for outcome in outcomes] == [
+        (10, False), (11, False), (12, False), (13, True),
+    ]  # fmt: skip
+    assert all("died (signal 9)" in outcome.why for outcome in outcomes[:3])
+    assert saver.busy_s == 0
+    assert saver.poll() == ()
+    saver.close()
+
+
+def test_what_a_writer_said_before_it_was_killed_is_heard(vault: Vault, tmp_path: Path):
+    job = Job(seed=1).train(1)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+    saver.save(snapshot(vault, job, 10), finish=True)
+    assert select.select([saver._sock], [], [], 60)[0], "the writer has answered"
+    os.kill(saver.pid, signal.SIGSTOP)
+    saver.committed("step-00000010-g1", Retention(), generation=1)  # it dies with requests unread
+    kill(saver.pid)
+    saver.save(snapshot(vault, job, 11), finish=True)
+    first, second = saver.wait(60)
+    assert first.manifest == "step-00000010-g1", first.why
+    assert second.manifest == "step-00000011-g1", second.why
+    saver.close()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: _state(pid) == "Z", "the writer is dead", 10)
 
 
 def test_a_save_outlives_its_worker(tmp_path: Path):

@@ -82,12 +82,14 @@ def test_loading_ahead_stops_at_the_last_epochs_end():
     loader.close()
 
 
-def test_a_worker_process_that_is_killed_is_replaced_and_its_samples_are_loaded_again(tmp_path: Path):
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])  # with the pool still unaware when it is asked again, and aware
+def test_a_worker_process_that_is_killed_is_replaced_and_its_samples_are_loaded_again(tmp_path: Path, pause_s: float):
     cursor = Cursor(WALK)
     loader = Loader(Squares(str(tmp_path)), cursor, kind="process", workers=2, timeout_s=60)
     assert loader.fetch(0, range(4)) == expected(cursor, 0, range(4))
     for pid in tmp_path.iterdir():
         os.kill(int(pid.name), signal.SIGKILL)
+    time.sleep(pause_s)
     for step in range(1, 8):
         assert loader.fetch(step, range(4)) == expected(cursor, step, range(4))
     loader.close()

@@ -170,6 +170,8 @@ def test_what_was_never_committed_goes_only_when_it_never_can_be():
     later = [*entries, entry(35, generation=3)]
     assert steps(doomed(later, keep_last=3, good=later[-1].name)) == [10, 30, 40]  # generation 2 is fenced off for good
     assert doomed([entry(10, committed=False)], keep_last=1, good=None) == ()
+    back = [entry(10), entry(90), entry(20, generation=2), entry(30, committed=False, generation=2)]  # 90 was not good
+    assert doomed(back, keep_last=3, good=back[2].name) == (), "step 30 may be committed yet"
 
 
 def test_pruning_never_removes_the_newest_good_one(where: Place, tmp_path: Path):
@@ -198,6 +200,41 @@ def test_pruning_clears_what_dead_saves_of_older_generations_left(tmp_path: Path
     gone = prune(where, keep_last=1, generation=2)
     assert set(gone) == {f"{STAGING}step-00000020-g1", f"{TRASH}step-00000005-g1"}
     assert where.leftovers() == [f"{STAGING}step-00000020-g2"]
+
+
+def test_pruning_clears_what_failed_saves_left_before_this_generations_newest_commit(where: Place):
+    def left(step: int, generation: int) -> None:
+        name = name_of(Version(step), generation)
+        where.begin(name)
+        with where.output(name, "data-0000.distcp") as out:
+            out.write(b"a shard whose fellow never came")
+
+    save(where, 900, generation=1)  # the newest of all; generation 2 went back behind it
+    for step in (10, 30):
+        left(step, 2)
+    assert prune(where, keep_last=3, generation=2) == (), "step 30 may be under way"
+    name = save(where, 20, generation=2, commit=False)
+    assert prune(where, keep_last=3, generation=2) == ()
+    (gone,) = prune(where, keep_last=3, generation=2, commit=name)
+    assert "step-00000010-g2" in gone
+    (still,) = where.leftovers()
+    assert "step-00000030-g2" in still
+
+
+def test_a_commit_record_that_cannot_be_read_costs_its_own_checkpoint_and_no_other(where: Place, tmp_path: Path):
+    save(where, 10)
+    name = save(where, 20)
+    record = tmp_path / "ck" / name / COMMITTED
+    record.unlink()
+    record.symlink_to("/proc/self/mem")  # opens, and reads as a bad sector does
+    assert [(e.version.step, e.committed) for e in shelf.listing(where)] == [(20, True), (10, True)]
+    (problem,) = verify(where, name)
+    assert problem.sentence.startswith(f"{name}: COMMITTED cannot be read (")
+    found = newest_good(where)
+    assert found is not None
+    assert found.manifest.version.step == 10
+    assert "COMMITTED cannot be read" in found.passed_over[0]
+    assert prune(where, keep_last=3) == ()
 
 
 def test_a_list_shows_what_cannot_be_read(where: Place, tmp_path: Path):

@@ -16,7 +16,7 @@ from typing import Any
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.saver import MESSAGE
-from elasticrl.runtime.checkpoint.shelf import mark_committed, prune
+from elasticrl.runtime.checkpoint.shelf import clear, mark_committed, overtaken, prune
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError, StateError
 from elasticrl.runtime.vault.layout import Torn
@@ -104,7 +104,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
 
     The files in `flush` are on their disk before the shard is told of: a published checkpoint has all workers' ledgers.
     """
-    from elasticrl.runtime.checkpoint.save import finish, refuse, write_shard
+    from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
 
     began = time.monotonic()
     answer: dict[str, Any] = {key: request[key] for key in ("step", "update", "generation")}
@@ -117,6 +117,8 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
         where, written = place(request["where"]), False
         try:
             _flush(flush)
+            if request["finish"]:
+                clear(where, overtaken(where, stamp.version, stamp.generation))
             entry = write_shard(where, pinned)
             written = True
             answer |= {"ok": True, "nbytes": entry.nbytes}
@@ -136,6 +138,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                 answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
         except (StateError, OSError) as error:
             answer |= {"ok": False, "why": str(error)}
+            withdraw(where, stamp)
             if not written:
                 refuse(where, stamp)
     return {**answer, "seconds": round(time.monotonic() - began, 3)}

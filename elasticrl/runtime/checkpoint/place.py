@@ -122,17 +122,24 @@ class Local:
 
     @contextmanager
     def output(self, name: str, file: str) -> Iterator[Output]:
-        """A new file in the staging directory, flushed to the disk before it has its name."""
+        """A new file in the staging directory, flushed to the disk before it has its name. If that fails nothing of it stays:
+        it would keep a full disk full.
+        """
         path = self.root / f"{STAGING}{name}" / file
         temporary = path.with_name(f".{file}.writing")
-        with temporary.open("wb", buffering=0) as raw:
-            out = Output(lambda data: _write_all(raw.fileno(), data))
-            yield out
-            out.flush()
-            faults.reach("checkpoint.fsync", str(temporary))
-            os.fsync(raw.fileno())
-        faults.reach("checkpoint.rename", f"{temporary} {path}")
-        temporary.replace(path)
+        try:
+            with temporary.open("wb", buffering=0) as raw:
+                out = Output(lambda data: _write_all(raw.fileno(), data))
+                yield out
+                out.flush()
+                faults.reach("checkpoint.fsync", str(temporary))
+                os.fsync(raw.fileno())
+            faults.reach("checkpoint.rename", f"{temporary} {path}")
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
     def staged(self, name: str, file: str) -> bytes | None:
         """What another writer has put there, if it is whole."""

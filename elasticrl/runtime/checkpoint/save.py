@@ -98,6 +98,18 @@ def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
     return entry
 
 
+def withdraw(place: Place, stamp: Stamp) -> None:
+    """Take away what is staged of this shard, as its save failed: on a full disk that is the room for the next one. What the
+    others have staged stays, for they may not be asked again.
+    """
+    name = name_of(stamp.version, stamp.generation)
+    with suppress(StateError, OSError):
+        if name in place.names():  # in an object store these are files of the published one
+            return
+        for file in (table_file(stamp.shard), data_file(stamp.shard)):
+            place.unstage(name, file)
+
+
 def refuse(place: Place, stamp: Stamp) -> None:
     """This shard will not come; whoever waits for it need not. On a disk that takes not even that they wait for the timeout.
 

@@ -69,6 +69,7 @@ class Saver:
         self.timeout_s = timeout_s
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._pending: dict[tuple[Version, int], float] = {}
+        self._untold: list[Outcome] = []
         self._orphan_s = (
             orphan_s  # others' shards are waited for so long without a worker, or a few times our own shard
         )
@@ -99,6 +100,7 @@ class Saver:
         CheckpointError if it can't be begun, for example because `queue` saves are under way already.
         """
         stamp = ticket.stamp
+        self._drain()
         if len(self._pending) >= queue:
             raise CheckpointError(
                 f"Step {stamp.version} is not saved: {len(self._pending)} saves to {self.where} are still under way, the "
@@ -149,7 +151,12 @@ class Saver:
 
     def poll(self) -> tuple[Outcome, ...]:
         """What has ended since the last call. A writer that died is an outcome too, for each of its saves, and is replaced."""
-        found: list[Outcome] = []
+        self._drain()
+        found, self._untold = self._untold, []
+        return tuple(found)
+
+    def _drain(self) -> None:
+        died = self._process.poll() is not None  # asked first: what it said before it died is then there to be read
         while (message := self._receive()) is not None:
             outcome = Outcome(
                 version=Version(message["step"], message["update"]),
@@ -161,11 +168,11 @@ class Saver:
                 why=message.get("why", ""),
             )
             self._pending.pop((outcome.version, outcome.generation), None)
-            found.append(outcome)
-        if self._process.poll() is not None and self._pending:
+            self._untold.append(outcome)
+        if died and self._pending:
             code = self._process.returncode
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            found.extend(
+            self._untold.extend(
                 Outcome(
                     version=version,
                     generation=generation,
@@ -175,7 +182,6 @@ class Saver:
                 for version, generation in self._pending
             )
             self._pending.clear()
-        return tuple(found)
 
     def wait(self, timeout_s: float) -> tuple[Outcome, ...]:
         """Until nothing is under way: for the end of a job. CheckpointError if that takes longer."""
@@ -191,6 +197,7 @@ class Saver:
 
     def _send(self, message: Mapping[str, object], fds: list[int] | None = None) -> None:
         if self._process.poll() is not None:
+            self._drain()  # the new one knows nothing of its saves: they would be under way for ever
             self._sock.close()
             self._sock, self._process = _start(self._env, self._orphan_s)
         try:
@@ -199,9 +206,13 @@ class Saver:
             raise CheckpointError(f"The checkpoint writer does not take requests: {error.strerror}.") from error
 
     def _receive(self) -> dict[str, Any] | None:
-        with suppress(BlockingIOError, ConnectionResetError):
-            data = self._sock.recv(MESSAGE)
-            return dict(json.loads(data)) if data else None
+        for _ in range(2):  # that the writer died with requests unread is said once, before what it had answered
+            with suppress(ConnectionResetError):
+                try:
+                    data = self._sock.recv(MESSAGE)
+                except BlockingIOError:
+                    return None
+                return dict(json.loads(data)) if data else None
         return None
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -117,8 +117,7 @@ def verify(place: Place, name: str, *, shards: Collection[int] | None = None) ->
                 why = f"was changed: its sha256 is {found[:12]}... instead of {file.sha256[:12]}..."
         if why:
             problems.append(Problem(name=name, file=file.name, shard=file.shard, node=file.node, why=why))
-    if _is_committed(place, name) and read_committed(place, name) is None:
-        why = f"does not fit {MANIFEST}: one of the two was changed"
+    if why := _commit_problem(place, name):
         problems.append(Problem(name=name, file=COMMITTED, shard=None, node="", why=why))
     return tuple(problems)
 
@@ -170,22 +169,37 @@ def mark_committed(place: Place, name: str) -> Committed:
 
 
 def read_committed(place: Place, name: str) -> Committed | None:
-    """The record that `mark_committed` left, if it is whole and fits the manifest beside it."""
+    """The record that `mark_committed` left, if it can be read, is whole and fits the manifest beside it."""
     try:
         record = Committed.decode(place.read(name, COMMITTED), f"{name}/{COMMITTED}")
         fits = record.manifest_sha256 == hashlib.sha256(place.read(name, MANIFEST)).hexdigest()
-    except (FileNotFoundError, CheckpointCorrupt):
+    except (OSError, CheckpointCorrupt):
         return None
     return record if fits and record.name == name else None
 
 
 def _is_committed(place: Place, name: str) -> bool:
-    """A commit record that no longer fits still says that there was a commit: the checkpoint is then bad, not uncommitted."""
+    """A commit record that no longer fits, or cannot be read, still says that there was a commit: the checkpoint is then bad,
+    not uncommitted.
+    """
     try:
         place.read(name, COMMITTED)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     return True
+
+
+def _commit_problem(place: Place, name: str) -> str:
+    """What is wrong with the commit record; empty if nothing is, or if there is none."""
+    try:
+        place.read(name, COMMITTED)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return "" if read_committed(place, name) is not None else f"does not fit {MANIFEST}: one of the two was changed"
 
 
 def doomed(
@@ -197,8 +211,8 @@ def doomed(
     one is committed: no transaction can name it any more.
     """
     committed = [e for e in entries if e.committed or e.name == commit]
-    newest = max(((e.version, e.generation) for e in committed), default=None)
-    fence = max((e.generation for e in committed), default=0)
+    # The generation first: after a step back the commits of those before are of later steps, and yet are earlier commits.
+    newest = max(((e.generation, e.version) for e in committed), default=None)
     stay = {
         e.name for e in sorted(committed, key=lambda e: (e.version, e.generation), reverse=True)[: max(keep_last, 1)]
     }
@@ -207,16 +221,15 @@ def doomed(
     return tuple(
         e.name
         for e in entries
-        if e.name not in stay
-        and newest is not None
-        and (e.committed or (e.version, e.generation) < newest or e.generation < fence)
+        if e.name not in stay and newest is not None and (e.committed or (e.generation, e.version) < newest)
     )
 
 
 def prunable(
     place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
 ) -> tuple[str, ...]:
-    """What `doomed` names, and what saves of generations before `generation` left unfinished.
+    """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
+    unfinished.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
     if nothing is good: every byte may then be needed for a rescue.
@@ -230,7 +243,24 @@ def prunable(
             parsed = parse_name(leftover.removeprefix(STAGING))
             if leftover.startswith(TRASH) or (generation is not None and parsed is not None and parsed[1] < generation):
                 gone.append(leftover)
+        # Of its own generation alone: after a step back older generations' commits are newer than what is being saved.
+        own = [e.version for e in entries if e.generation == generation and (e.committed or e.name == commit)]
+        if generation is not None and own:
+            gone.extend(overtaken(place, max(own), generation))
     return tuple(gone)
+
+
+def overtaken(place: Place, version: Version, generation: int) -> tuple[str, ...]:
+    """What saves of this generation before `version` left unfinished, for the one that publishes to clear away once it comes to
+    `version`: it saves one after the other, so nobody will finish those.
+    """
+    found: list[str] = []
+    with explained("Looking for what failed saves left", place):
+        for leftover in place.leftovers():
+            parsed = parse_name(leftover.removeprefix(STAGING))
+            if parsed is not None and parsed[1] == generation and parsed[0] < version:
+                found.append(leftover)
+    return tuple(found)
 
 
 def clear(place: Place, names: Iterable[str]) -> None:

@@ -99,11 +99,30 @@ class Loader:
     def _begin(self, key: Key) -> None:
         if key in self._ready:
             return
+        self._ready[key] = future = self._submit(key)
+        if future.done() and isinstance(future.exception(), BrokenExecutor):  # a worker was killed since the last fetch
+            self._begin_again(key)
+
+    def _submit(self, key: Key) -> Future[list[Any]]:
+        """A pool that is known to be broken takes nothing; whoever wants these samples hears of it as if it broke later."""
         ids = self._cursor.ids(*key)
-        if self._kind == "thread":
-            self._ready[key] = self._pool.submit(_load, self._dataset, ids)
-        else:
-            self._ready[key] = self._pool.submit(_load_adopted, ids)
+        try:
+            if self._kind == "thread":
+                return self._pool.submit(_load, self._dataset, ids)
+            return self._pool.submit(_load_adopted, ids)
+        except BrokenExecutor as error:
+            failed: Future[list[Any]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _begin_again(self, first: Key) -> None:
+        """New workers, and all that is not taken yet loaded by them."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._open()
+        pending = [first, *(key for key in self._ready if key != first)]
+        self._ready.clear()
+        for key in pending:
+            self._ready[key] = self._submit(key)
 
     def _look_ahead(self, step: int, update: int, lanes: Sequence[int]) -> None:
         """Begin the next draws, and forget what nobody will ask for any more."""
@@ -130,12 +149,7 @@ class Loader:
                 # One sample that kills its worker would kill the next one too; a worker that the machine killed would not.
                 if attempt == 2:
                     raise DataError(f"Loading {_name(key, ids)} killed its worker process twice: {error}") from error
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = self._open()
-                pending = [*self._ready]
-                self._ready.clear()
-                for again in (key, *pending):
-                    self._begin(again)
+                self._begin_again(key)
             except TimeoutError as error:
                 raise DataError(
                     f"{_name(key, ids)} were not loaded within {self._timeout_s:g} s: the storage hangs, or it "
