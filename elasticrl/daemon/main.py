@@ -105,6 +105,7 @@ class Daemon:
         self._beats = (0, 0)  # sent and heard, as the metrics know it
         self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
+        self._unkept = False  # it could not be saved, and that is said
 
     def spec(self) -> Spec:
         """What the agent is told."""
@@ -347,7 +348,7 @@ class Daemon:
         card = Record(member=me, slots=conf.workers, role=Role(conf.role), beat=self.neighbours.address, probe=probe)
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
-        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes)
+        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
         lease = (
             Lease(id=life.lease, ttl_s=self.settings.membership.lease_ttl_s, sent=0.0)
             if adopted and life.lease
@@ -519,9 +520,16 @@ class Daemon:
             agent_pid=report.pid if report else 0,
             agent_started=report.started if report else 0,
         )
-        if life != self._life:
+        if life == self._life:
+            return
+        try:
             self.home.save(life)
-            self._life = life
+        except OSError as error:  # a full disk; it is tried again at the next step of the core
+            if not self._unkept:
+                self.log.info("life.unkept", error=str(error))
+            self._unkept = True
+        else:
+            self._life, self._unkept = life, False
 
     def _tell(self, done: Done) -> None:
         """A recovery is over: one line, and the metrics."""
