@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -49,8 +49,9 @@ from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
-from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, open_store
+from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
 from elasticrl.store.embedded import Embedded
 from elasticrl.telemetry.metrics import Metrics
 
@@ -64,6 +65,8 @@ RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what r
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 FINGERPRINT = "elasticrl.runtime.bits"
 QUIT_S = 20.0  # for an agent to end with all that is below it
+
+T = TypeVar("T")
 
 
 class Daemon:
@@ -213,7 +216,13 @@ class Daemon:
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
             node = self._join(store, me, life, probe, adopted=adopted)
-            server = control.Control(self.home.control, self._answer, {"events": self.history.read}, group="elasticrl")
+            server = control.Control(
+                self.home.control,
+                self._answer,
+                {"events": self.history.read},
+                group="elasticrl",
+                failed=self.log.exception,
+            )
             await server.open()
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
@@ -590,8 +599,30 @@ class Daemon:
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
-        self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))
+        if asked is Verb.DRAIN and node in (None, self.name):
+            self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
+        else:
+            await self._write_down(asked, node)
         return promise(asked, node or self.name)
+
+    async def _write_down(self, verb: Verb, node: str | None) -> None:
+        """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
+        assert self.node is not None
+        within_s = self.tree.store.timeout_s
+        try:
+            async with asyncio.timeout(within_s):
+                known = await request(self.node.store, verb, node, self.node.sight.view.generation)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            again = " ".join(filter(None, ("elasticrl", str(verb), node)))
+            raise control.Refused(
+                f"the store has not confirmed it ({why}), so it is not done, though it may come true late; "
+                f"see what the store lacks (elasticrl doctor --config FILE), then ask again: {again}"
+            ) from None
+        except keys.Unreadable as error:
+            raise control.Refused(str(error)) from None
+        if not known:
+            raise control.Refused(f"{node} is no member now; elasticrl status shows who is")
 
     async def picture(self) -> Picture:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
@@ -641,12 +672,18 @@ def promise(verb: Verb, node: str) -> str:
 
 
 async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
-    """Everybody's record and quarantine, by node."""
+    """Everybody's record and quarantine, by node; without what cannot be read, of which those speak who watch it."""
     members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
-    return (
-        {e.key.removeprefix(keys.MEMBERS): keys.load(Record, e.value, e.key) for e in members.entries},
-        {e.key.removeprefix(keys.QUARANTINES): keys.load(Quarantine, e.value, e.key) for e in quarantines.entries},
-    )
+    return readable(Record, members, keys.MEMBERS), readable(Quarantine, quarantines, keys.QUARANTINES)
+
+
+def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
+    """The values of a scope, by what follows its name."""
+    found = {}
+    for entry in listing.entries:
+        with suppress(keys.Unreadable):
+            found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
+    return found
 
 
 async def highest_incarnation(store: Store, node: str) -> int:
