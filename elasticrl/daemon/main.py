@@ -64,6 +64,7 @@ RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what r
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 FINGERPRINT = "elasticrl.runtime.bits"
+FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 T = TypeVar("T")
@@ -318,14 +319,18 @@ class Daemon:
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
+        said = ""
         while self.etcd is not None:
             await asyncio.sleep(AGAIN_S)
             if self.etcd.running() is None:
                 try:
                     process = await self.etcd.ensure()
                     self.log.info("store.started", endpoint=process.endpoint, adopted=False)
-                except StoreError as error:
-                    self.log.info("store.failed", action="Start", error=str(error))
+                    said = ""
+                except (StoreError, OSError) as error:  # a full disk, no memory: that may pass
+                    if str(error) != said:
+                        self.log.info("store.failed", action="Start", error=str(error))
+                    said = str(error)
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
@@ -427,14 +432,17 @@ class Daemon:
             return left.code
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        reason = told.result() if told.done() else "the crew failed"
+        # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
+        reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
+        if crew.done():
+            self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
-        self.log.info("daemon.stopped", code=0, reason=reason, workers="kept" if self.keep else "ended")
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended")
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
             await self._part(vault, told=told.done())
             await self._stop_store()
-        return 0
+        return code
 
     async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
         """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""

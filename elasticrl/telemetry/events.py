@@ -298,6 +298,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"reason": ""},
     ),
     Declared(
+        name="agent.failed",
+        meaning="The agent could not be started; it is tried again.",
+        level="warning",
+        fields={"error": "what happened"},
+    ),
+    Declared(
         name="vault.changed",
         meaning="This node's vault has come or gone. Training goes on without it, but nothing is copied until it is back.",
         fields={"state": "up or away", "reason": "started, adopted, or what happened", "pid": "of the vault"},
