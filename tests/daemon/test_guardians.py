@@ -126,6 +126,8 @@ def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
             await asyncio.gather(task, return_exceptions=True)
             for pid in processes("elasticrl.agent", folder):
                 os.kill(pid, signal.SIGKILL)
+        assert crew._child is not None
+        crew._child.wait(10.0)
 
     asyncio.run(run())
 
@@ -144,9 +146,14 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
 
         daemon.crew.reported = fails
 
-        async def report(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(wire.encode(wire.Report(pid=os.getpid(), started=1)))
-            await writer.drain()
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            parted.set()
+
+        parted = asyncio.Event()
 
         agent = await asyncio.start_unix_server(report, daemon.home.folder / "agent.sock")
         me = Member(node="n0", incarnation=1)
@@ -155,6 +162,7 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
             daemon.node = Node(state, store, (), log=said)
             async with background(daemon.crew.run(), "crew") as crew, background(asyncio.sleep(60), "vault") as vault:
                 code = await asyncio.wait_for(daemon._until_the_end(daemon.node, crew, vault), 20.0)
+            await parted.wait()
         (bug,) = heard(said, "bug")
         assert "what hears the agent" in str(bug["exc_info"])
         (stopped,) = heard(said, "daemon.stopped")
