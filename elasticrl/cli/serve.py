@@ -268,7 +268,7 @@ def start_store(tree: Any) -> Any:
 
     try:
         return asyncio.run(_embedded(tree).ensure())
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
 

@@ -23,7 +23,9 @@ class Unanswered(RuntimeError):
 
 def ask(path: Path, verb: str, *, deadline_s: float = 15.0, **fields: Any) -> Any:
     """Ask a daemon and wait for its answer; blocking, for the command line. Raises `Unanswered` with what to do."""
-    return next(ask_stream(path, verb, deadline_s=deadline_s, **fields))
+    for answer in ask_stream(path, verb, deadline_s=deadline_s, **fields):
+        return answer
+    raise Unanswered(gone(path))
 
 
 def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fields: Any) -> Any:
@@ -35,8 +37,9 @@ def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fiel
         except OSError as error:
             remedy = "start it (systemctl start elasticrl), or ask the store: --store"
             raise Unanswered(f"no daemon answers at {path} ({error.strerror}); {remedy}") from None
-        sock.sendall(pack({"verb": verb, **fields}))
         try:
+            sock.sendall(pack({"verb": verb, **fields}))
+            sock.shutdown(socket.SHUT_WR)  # there is no other question: the daemon closes after its last answer
             for line in sock.makefile("rb"):
                 answer = json.loads(line)
                 if not answer.get("ok"):
@@ -46,3 +49,12 @@ def ask_stream(path: Path, verb: str, *, deadline_s: float | None = None, **fiel
             raise Unanswered(
                 f"the daemon at {path} did not answer within {deadline_s:.0f} s; its log says why"
             ) from None
+        except (OSError, ValueError):  # its connection broke, maybe in the middle of a line
+            raise Unanswered(gone(path)) from None
+
+
+def gone(path: Path) -> str:
+    """What is said where a daemon ended during a question."""
+    return (
+        f"the daemon at {path} ended before it had answered; its log says why, and elasticrl status whether it is back"
+    )

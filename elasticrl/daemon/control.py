@@ -45,13 +45,21 @@ class Control:
     """Serves the control socket."""
 
     def __init__(
-        self, path: Path, answer: Answer, streams: Mapping[str, Stream], *, group: str = "", deadline_s: float = 10.0
+        self,
+        path: Path,
+        answer: Answer,
+        streams: Mapping[str, Stream],
+        *,
+        group: str = "",
+        deadline_s: float = 10.0,
+        failed: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._path = path
         self._answer = answer
         self._streams = streams
         self._group = group
         self._deadline_s = deadline_s
+        self._failed = failed  # told `bug` while an exception that nobody foresaw is being handled
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -104,6 +112,12 @@ class Control:
             writer.write(
                 pack({"ok": False, "error": f"no answer within {self._deadline_s:.0f} s; is the store reachable?"})
             )
+        except ConnectionError:
+            raise  # the asker has gone
+        except Exception as error:  # noqa: BLE001 - who asks gets a sentence, whatever happens
+            self._failed("bug")
+            said = f"the daemon could not answer, for a fault of its own ({type(error).__name__}: {error})"
+            writer.write(pack({"ok": False, "error": f"{said}; its log has the rest: please report it"}))
         await writer.drain()
 
     def _may(self, asker: Asker) -> bool:

@@ -20,6 +20,7 @@ from elasticrl.core.model import Commit, Member, Verb, Work
 from elasticrl.diagnose.process import started_at
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs
+AGAIN_S = 1.0  # until an agent that could not be started is tried again
 
 
 class Crew:
@@ -52,12 +53,21 @@ class Crew:
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
         linking = asyncio.create_task(self._link.run(), name="agent link")
+        said = ""
         try:
             await asyncio.sleep(LOOK_S)  # an agent of an earlier daemon is found first
             while True:
+                if linking.done():
+                    linking.result()  # it goes on for ever, so this raises what ended it
                 gone = self._child is None or self._child.poll() is not None
                 if not (self._managed or self._over or self._link.connected) and gone:
-                    self._child = start_agent(self._spec, self._folder)
+                    try:
+                        self._child, said = start_agent(self._spec, self._folder), ""
+                    except OSError as error:  # a full disk, no memory: that may pass
+                        if str(error) != said:
+                            self.log.info("agent.failed", error=str(error))
+                        said = str(error)
+                        await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(LOOK_S)
         finally:
             linking.cancel()

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -49,8 +49,9 @@ from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
-from elasticrl.store import Absent, Get, Lease, Put, Store, StoreError, open_store
+from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
 from elasticrl.store.embedded import Embedded
 from elasticrl.telemetry.metrics import Metrics
 
@@ -63,7 +64,10 @@ RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what r
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
 FINGERPRINT = "elasticrl.runtime.bits"
+FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
 QUIT_S = 20.0  # for an agent to end with all that is below it
+
+T = TypeVar("T")
 
 
 class Daemon:
@@ -105,6 +109,7 @@ class Daemon:
         self._beats = (0, 0)  # sent and heard, as the metrics know it
         self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
+        self._unkept = False  # it could not be saved, and that is said
 
     def spec(self) -> Spec:
         """What the agent is told."""
@@ -212,7 +217,13 @@ class Daemon:
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
             node = self._join(store, me, life, probe, adopted=adopted)
-            server = control.Control(self.home.control, self._answer, {"events": self.history.read}, group="elasticrl")
+            server = control.Control(
+                self.home.control,
+                self._answer,
+                {"events": self.history.read},
+                group="elasticrl",
+                failed=self.log.exception,
+            )
             await server.open()
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
@@ -308,14 +319,18 @@ class Daemon:
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
+        said = ""
         while self.etcd is not None:
             await asyncio.sleep(AGAIN_S)
             if self.etcd.running() is None:
                 try:
                     process = await self.etcd.ensure()
                     self.log.info("store.started", endpoint=process.endpoint, adopted=False)
-                except StoreError as error:
-                    self.log.info("store.failed", action="Start", error=str(error))
+                    said = ""
+                except (StoreError, OSError) as error:  # a full disk, no memory: that may pass
+                    if str(error) != said:
+                        self.log.info("store.failed", action="Start", error=str(error))
+                    said = str(error)
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
@@ -349,7 +364,7 @@ class Daemon:
         card = Record(member=me, slots=conf.workers, role=Role(conf.role), beat=self.neighbours.address, probe=probe)
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
-        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes)
+        trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
         lease = (
             Lease(id=life.lease, ttl_s=self.settings.membership.lease_ttl_s, sent=0.0)
             if adopted and life.lease
@@ -419,14 +434,17 @@ class Daemon:
             return left.code
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        reason = told.result() if told.done() else "the crew failed"
+        # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
+        reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
+        if crew.done():
+            self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
-        self.log.info("daemon.stopped", code=0, reason=reason, workers="kept" if self.keep else "ended")
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended")
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
             await self._part(vault, told=told.done())
             await self._stop_store()
-        return 0
+        return code
 
     async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
         """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""
@@ -521,9 +539,16 @@ class Daemon:
             agent_pid=report.pid if report else 0,
             agent_started=report.started if report else 0,
         )
-        if life != self._life:
+        if life == self._life:
+            return
+        try:
             self.home.save(life)
-            self._life = life
+        except OSError as error:  # a full disk; it is tried again at the next step of the core
+            if not self._unkept:
+                self.log.info("life.unkept", error=str(error))
+            self._unkept = True
+        else:
+            self._life, self._unkept = life, False
 
     def _tell(self, done: Done) -> None:
         """A recovery is over: one line, and the metrics."""
@@ -584,8 +609,30 @@ class Daemon:
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
-        self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))
+        if asked is Verb.DRAIN and node in (None, self.name):
+            self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
+        else:
+            await self._write_down(asked, node)
         return promise(asked, node or self.name)
+
+    async def _write_down(self, verb: Verb, node: str | None) -> None:
+        """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
+        assert self.node is not None
+        within_s = self.tree.store.timeout_s
+        try:
+            async with asyncio.timeout(within_s):
+                known = await request(self.node.store, verb, node, self.node.sight.view.generation)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            again = " ".join(filter(None, ("elasticrl", str(verb), node)))
+            raise control.Refused(
+                f"the store has not confirmed it ({why}), so it is not done, though it may come true late; "
+                f"see what the store lacks (elasticrl doctor --config FILE), then ask again: {again}"
+            ) from None
+        except keys.Unreadable as error:
+            raise control.Refused(str(error)) from None
+        if not known:
+            raise control.Refused(f"{node} is no member now; elasticrl status shows who is")
 
     async def picture(self) -> Picture:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
@@ -635,12 +682,18 @@ def promise(verb: Verb, node: str) -> str:
 
 
 async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
-    """Everybody's record and quarantine, by node."""
+    """Everybody's record and quarantine, by node; without what cannot be read, of which those speak who watch it."""
     members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
-    return (
-        {e.key.removeprefix(keys.MEMBERS): keys.load(Record, e.value, e.key) for e in members.entries},
-        {e.key.removeprefix(keys.QUARANTINES): keys.load(Quarantine, e.value, e.key) for e in quarantines.entries},
-    )
+    return readable(Record, members, keys.MEMBERS), readable(Quarantine, quarantines, keys.QUARANTINES)
+
+
+def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
+    """The values of a scope, by what follows its name."""
+    found = {}
+    for entry in listing.entries:
+        with suppress(keys.Unreadable):
+            found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
+    return found
 
 
 async def highest_incarnation(store: Store, node: str) -> int:

@@ -1,26 +1,33 @@
 """Every event the core was given and what it decided, on disk, so that any decision can be made again: `elasticrl replay`.
 
 The one idea: because `core.step` is pure, a state and the events after it are the whole story. A trace is two bounded files,
-each beginning with the whole state, so that the older can be dropped. Of a `Seen` only the records that changed are
-written. Values are tagged JSON; reading it makes nothing but the core's own frozen values.
+each beginning with the whole state, so that the older can be dropped. Of a `Seen` only what has changed since the last one is
+written. Values are tagged JSON; reading it makes nothing but the core's own frozen values. A disk that takes nothing costs
+lines, and nothing else.
 """
 
 import dataclasses
 import json
 from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from elasticrl.core import events, evidence, model, pairs, policy, settings, state, suspect, verdict
 from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import step
-from elasticrl.shell.keys import VERSION, Unreadable
+from elasticrl.shell.keys import Unreadable
+from elasticrl.store.protocol import Say
 
 TAG: Final = "~"
+FORMAT: Final = 2
+READS: Final = (1, FORMAT)  # in the first, each `Seen` has the whole plan
+SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
+AGAIN_S: Final = 1.0  # between attempts to write to a disk that took nothing: each begins with the whole state
 
 
 def _vocabulary() -> dict[str, type]:
@@ -82,47 +89,91 @@ def changes(old: Mapping[str, Hashable] | None, new: Mapping[str, Hashable] | No
     )
 
 
+def unsaid(event: str, /, **fields: object) -> None:
+    """Where nobody listens."""
+
+
 class Trace:
     """Writes a trace into `<folder>/trace-old.jsonl` and `trace-new.jsonl`, never more than `limit` bytes in all."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, say: Say = unsaid) -> None:
         self._folder = folder
         self._half = limit // 2
+        self._say = say
         self._size = 0
         self._view = View()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / "trace-new.jsonl").open("a", encoding="utf-8")
-        self._fresh = True
+        self._file: TextIO | None = None  # None: the next line begins a file
+        self._lost_at: float | None = None  # when the disk first took nothing
+        self._again_at = 0.0
 
     def write(self, before: State, event: Event, actions: tuple[Action, ...]) -> None:
-        """One step of the core: the state it started from is written only at the head of a file."""
-        if self._fresh or self._size > self._half:
-            self._begin(before)
-        gone: list[str] = []
-        if isinstance(event, Seen):
-            records, gone = changes(self._view.records, event.view.records)
-            self._view, whole = event.view, event.view
-            event = replace(event, view=replace(whole, records=None if whole.records is None else records))
-        self._put({"event": encode(event), "gone": gone, "actions": encode(actions)})
+        """One step of the core: the state it started from is written only at the head of a file. It never raises OSError:
+        the line is dropped, and what comes after it begins a file of its own, as no line can be read without those before.
+        """
+        if event.now < self._again_at:
+            return
+        try:
+            if self._file is None or self._size > self._half:
+                self._file = self._begin(before)
+            self._put(self._file, self._line(event, actions))
+        except OSError as error:
+            self.close()
+            self._again_at = event.now + AGAIN_S
+            if self._lost_at is None:
+                self._lost_at = event.now
+                self._say("trace.lost", folder=str(self._folder), error=str(error))
+        else:
+            if self._lost_at is not None:
+                self._say("trace.back", folder=str(self._folder), after_s=round(event.now - self._lost_at, 3))
+                self._lost_at = None
 
     def close(self) -> None:
         """Leave the files as they are."""
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what was not written stays so
+                file.close()
 
-    def _begin(self, before: State) -> None:
-        if self._file.tell():
-            self._file.close()
-            new, old = self._folder / "trace-new.jsonl", self._folder / "trace-old.jsonl"
-            new.replace(old)
-            self._file = new.open("w", encoding="utf-8")
-        self._fresh, self._size, self._view = False, 0, before.view
-        self._put({"v": VERSION, "state": encode(before)})
+    def _line(self, event: Event, actions: tuple[Action, ...]) -> dict[str, Any]:
+        gone: list[str] = []
+        same: list[str] = []
+        if isinstance(event, Seen):
+            last, self._view = self._view, event.view
+            records, gone = changes(last.records, event.view.records)
+            same = [name for name in SHARED if unchanged(getattr(last, name), getattr(event.view, name))]
+            view = replace(event.view, records=None if event.view.records is None else records)
+            left_out: dict[str, Any] = dict.fromkeys(same)
+            event = replace(event, view=replace(view, **left_out))
+        return {"event": encode(event), "gone": gone, "same": same, "actions": encode(actions)}
 
-    def _put(self, line: Mapping[str, Any]) -> None:
+    def _begin(self, before: State) -> TextIO:
+        """A new file. Only once its head is written does it take the place of the other, which is lost with a full disk."""
+        self.close()
+        head, new, old = (self._folder / f"trace-{name}.jsonl" for name in ("head", "new", "old"))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = head.open("w", encoding="utf-8")
+        try:
+            self._size, self._view = 0, before.view
+            self._put(file, {"v": FORMAT, "state": encode(before)})
+            if new.exists():
+                new.replace(old)
+            head.replace(new)
+        except OSError:
+            with suppress(OSError):
+                file.close()
+            raise
+        return file
+
+    def _put(self, file: TextIO, line: Mapping[str, Any]) -> None:
         text = json.dumps(line, separators=(",", ":")) + "\n"
         self._size += len(text)
-        self._file.write(text)
-        self._file.flush()
+        file.write(text)
+        file.flush()
+
+
+def unchanged(old: object, new: object) -> bool:
+    """Need a part of a view not be written again?"""
+    return new is not None and (new is old or new == old)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +193,7 @@ class Replayed:
 def replay(path: Path) -> Iterator[Replayed]:
     """Decide every step of a trace file again. A line that a killed daemon wrote half ends it."""
     present: State | None = None
+    seen = View()  # the last one: what the next does not say is as it was
     with path.open(encoding="utf-8") as lines:
         for number, text in enumerate(lines, 1):
             try:
@@ -149,18 +201,28 @@ def replay(path: Path) -> Iterator[Replayed]:
             except ValueError:
                 return
             if "state" in line:
-                if line.get("v") != VERSION:
-                    raise Unreadable(f"{path}:{number}: trace format {line.get('v')!r}, this elasticrl reads {VERSION}")
+                if line.get("v") not in READS:
+                    raise Unreadable(f"{path}:{number}: trace format {line.get('v')!r}, this elasticrl reads {FORMAT}")
                 present = decode(line["state"])
+                seen = present.view
                 continue
             if present is None:
                 raise Unreadable(f"{path}:{number}: a trace begins with a state; is this a trace?")
             event = decode(line["event"])
-            if isinstance(event, Seen) and event.view.records is not None:
-                records = {**(present.view.records or {}), **event.view.records}
-                for node in line["gone"]:
-                    records.pop(node, None)
-                event = replace(event, view=replace(event.view, records=records))
+            if isinstance(event, Seen):
+                seen = whole(seen, event.view, line)
+                event = replace(event, view=seen)
             decision = step(present, event)
             yield Replayed(event=event, decision=decision, written=decode(line["actions"]))
             present = decision.state
+
+
+def whole(last: View, view: View, line: Mapping[str, Any]) -> View:
+    """A view as it was, from the last one and what its line says of the difference."""
+    view = replace(view, **{name: getattr(last, name) for name in line.get("same", ())})
+    if view.records is None:
+        return view
+    records = {**(last.records or {}), **view.records}
+    for node in line["gone"]:
+        records.pop(node, None)
+    return replace(view, records=records)

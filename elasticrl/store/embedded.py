@@ -133,7 +133,7 @@ class Embedded:
     args: tuple[str, ...] = ()  # further arguments for etcd
 
     async def ensure(self) -> Process:
-        """The etcd of this folder: the one that runs already, or a new one on its data."""
+        """The etcd of this folder: the one that runs already, or a new one on its data; or StoreStart, or OSError."""
         running = self.running()
         if running is not None:
             try:
@@ -183,7 +183,7 @@ class Embedded:
             return None  # there is none, or one that this version cannot read: as good as none
 
     def _launch(self, binary: str, ports: tuple[int, int]) -> Process:
-        """Starts etcd on these ports, and writes down its process, by which a later daemon knows it again."""
+        """Starts etcd on these ports and writes down its process, by which a later daemon finds it; or neither: OSError."""
         client, peer = ports
         peer_url = f"http://{LOOPBACK}:{peer}"
         client_url = f"{'https' if self.tls else 'http'}://{LOOPBACK}:{client}"
@@ -224,8 +224,14 @@ class Embedded:
         )
         record = self.folder / RECORD
         fresh = record.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(process)), encoding="utf-8")
-        fresh.replace(record)
+        try:
+            fresh.write_text(json.dumps(asdict(process)), encoding="utf-8")
+            fresh.replace(record)
+        except OSError:  # nobody would find it again, and it would hold the data's lock against the next one
+            child.kill()
+            child.wait()
+            del _children[child.pid]
+            raise
         return process
 
     async def _serves(self, process: Process) -> None:

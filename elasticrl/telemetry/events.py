@@ -195,6 +195,34 @@ EVENTS: tuple[Declared, ...] = (
         fields={"id": "", "error": ""},
     ),
     Declared(
+        name="trace.lost",
+        meaning="The event trace cannot be written: a full disk, mostly. Nothing but `elasticrl replay` misses it.",
+        level="warning",
+        fields={"folder": "where", "error": "what happened"},
+    ),
+    Declared(
+        name="trace.back",
+        meaning="The event trace is written again.",
+        fields={"folder": "where", "after_s": "how long it was not"},
+    ),
+    Declared(
+        name="life.unkept",
+        meaning="Which life this is cannot be written down: until it is, a restart of the daemon may not adopt its workers.",
+        level="warning",
+        fields={"error": "what happened"},
+    ),
+    Declared(
+        name="log.lost",
+        meaning="Log lines cannot be written where they go: a full disk, mostly. `elasticrl events` has them, this one too.",
+        level="warning",
+        fields={"error": "what happened"},
+    ),
+    Declared(
+        name="log.back",
+        meaning="Log lines are written again.",
+        fields={"dropped": "how many were not"},
+    ),
+    Declared(
         name="recovery.done",
         meaning="The first step of a new generation is sealed.",
         fields={
@@ -274,6 +302,12 @@ EVENTS: tuple[Declared, ...] = (
         meaning="The agent has gone, and its workers with it.",
         level="warning",
         fields={"reason": ""},
+    ),
+    Declared(
+        name="agent.failed",
+        meaning="The agent could not be started; it is tried again.",
+        level="warning",
+        fields={"error": "what happened"},
     ),
     Declared(
         name="vault.changed",

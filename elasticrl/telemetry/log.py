@@ -7,6 +7,9 @@ field that was not declared, is a bug, and is logged as one, so that no line exi
 import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from io import FileIO
+from threading import RLock
 from typing import Any, TextIO, cast
 
 from elasticrl.telemetry.events import BY_NAME
@@ -54,6 +57,54 @@ def at_least(level: Callable[[], str]) -> Processor:
     return keep
 
 
+class Lines:
+    """structlog's last link: lines to a stream that may take nothing for a while. Then they are dropped, and nobody dies of it.
+
+    Where there is a file behind the stream they go past its buffer: in there a line that does not fit would stay, and come
+    later, in pieces.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = RLock()  # what is said of lines is a line
+        self._dropped = 0
+        self._torn = False  # the last line is written in part
+        self._file: FileIO | None = None
+        with suppress(OSError):  # it is only in memory
+            stream.flush()
+            self._file = FileIO(stream.fileno(), "w", closefd=False)
+
+    def msg(self, text: str) -> None:
+        """Write a line, or drop it."""
+        with self._lock:
+            try:
+                self._put(text + "\n")
+            except OSError as error:
+                self._dropped += 1
+                if self._dropped == 1:  # for those who read the newest lines in memory: this one is dropped as well
+                    structlog.get_logger().info("log.lost", error=str(error))
+            else:
+                dropped, self._dropped = self._dropped, 0
+                if dropped:
+                    structlog.get_logger().info("log.back", dropped=dropped)
+
+    debug = info = warning = error = critical = exception = log = msg
+
+    def _put(self, line: str) -> None:
+        if self._file is None:
+            self._stream.write(line)
+            self._stream.flush()
+            return
+        text = f"\n{line}" if self._torn else line
+        data = memoryview(text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
+        while data:
+            written = self._file.write(data)
+            if not written:
+                raise BlockingIOError("it would have to be waited for")
+            data = data[written:]
+            self._torn = bool(data)
+
+
 def set_up(
     stream: TextIO | None = None,
     *,
@@ -65,6 +116,7 @@ def set_up(
     """Configure logging for this process and return its logger. `pretty` None: on a terminal. `tap` sees every line."""
     stream = stream or sys.stderr
     pretty = stream.isatty() if pretty is None else pretty
+    lines = Lines(stream)
     structlog.configure(
         processors=[
             declared,
@@ -77,7 +129,7 @@ def set_up(
             else structlog.processors.JSONRenderer(default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger().bind(**(bound or {}))

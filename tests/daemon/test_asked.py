@@ -1,0 +1,236 @@
+"""What an operator is told, by a real control socket before a real etcd: done is what the store has confirmed."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrl.cli import serve
+from elasticrl.config.tree import Tree
+from elasticrl.core.events import Asked
+from elasticrl.core.model import Intent, Member, Quarantine, Record, Verb
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import State
+from elasticrl.daemon.client import Unanswered, ask, ask_stream
+from elasticrl.daemon.control import Control
+from elasticrl.daemon.history import History
+from elasticrl.daemon.main import Daemon, read_all
+from elasticrl.shell import keys
+from elasticrl.shell.node import Node
+from elasticrl.shell.sight import Wanted
+from elasticrl.store import Store, StoreSettings, open_store
+from elasticrl.store.cluster import LocalCluster
+from elasticrl.telemetry.log import set_up
+
+TIMEOUT_S = 1.0
+pytestmark = pytest.mark.timeout(60)
+
+
+class Reached:
+    """A daemon as far as operators reach: its answers, its store, and no workers."""
+
+    def __init__(self, folder: Path, etcd: LocalCluster, store: Store) -> None:
+        self.etcd, self.store = etcd, store
+        folders = {"run_dir": str(folder / "run"), "state_dir": str(folder / "state")}
+        plain = {
+            "job": {"name": "j", "program": "x"},
+            "node": {"interface": "lo", "name": "n0", **folders},
+            "checkpoint": {"dir": str(folder / "saves")},
+            "store": {"endpoints": etcd.endpoints, "timeout_s": TIMEOUT_S, "try_timeout_s": 0.2},
+        }
+        self.history = History()
+        self.daemon = Daemon(
+            Tree.model_validate(plain), log=set_up(pretty=False, tap=self.history), history=self.history
+        )
+        me = Member(node="n0", incarnation=1)
+        self.daemon.node = self.node = Node(
+            State(settings=Settings(job="j"), me=me, card=Record(member=me)), store, (), log=self.daemon.log
+        )
+        self.path = self.daemon.home.control
+
+    async def ask(self, verb: str, **fields: Any) -> Any:
+        return await asyncio.to_thread(ask, self.path, verb, deadline_s=8.0, **fields)
+
+    async def refused(self, verb: str, **fields: Any) -> str:
+        with pytest.raises(Unanswered) as said:
+            await self.ask(verb, **fields)
+        return str(said.value)
+
+    async def intent(self) -> Intent:
+        entry = await self.store.get(keys.INTENT)
+        return keys.load(Wanted, entry.value, keys.INTENT).intent if entry else Intent.RUN
+
+    async def join(self, node: str) -> Member:
+        member = Member(node=node, incarnation=3)
+        await self.store.put(keys.member_key(node), keys.dump(Record(member=member)))
+        return member
+
+
+@asynccontextmanager
+async def asked() -> AsyncIterator[Reached]:
+    with tempfile.TemporaryDirectory(prefix="elasticrl-asked-") as folder:  # short: a socket lives below it
+        async with LocalCluster(Path(folder) / "etcd", members=1) as etcd:
+            settings = StoreSettings(
+                endpoints=etcd.endpoints, namespace=keys.namespace("j"), timeout_s=TIMEOUT_S, try_timeout_s=0.2
+            )
+            async with open_store(settings) as store:
+                it = Reached(Path(folder), etcd, store)
+                answer, streams = it.daemon._answer, {"events": it.history.read}
+                control = Control(it.path, answer, streams, failed=it.daemon.log.exception)
+                await control.open()
+                try:
+                    yield it
+                finally:
+                    await control.close()
+
+
+def with_asked(script: Callable[[Reached], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asked() as it:
+            await script(it)
+
+    asyncio.run(run())
+
+
+def test_what_is_asked_stands_in_the_store_when_the_answer_comes() -> None:
+    async def script(it: Reached) -> None:
+        member = await it.join("n1")
+        for verb, intent in (("pause", Intent.PAUSE), ("resume", Intent.RUN), ("stop", Intent.STOP)):
+            await it.ask(verb)
+            assert await it.intent() is intent
+        assert "n1 was asked to leave" in await it.ask("drain", node="n1")
+        entry = await it.store.get(keys.drain_key("n1"))
+        assert entry
+        assert keys.load(Member, entry.value, "drain") == member
+        await it.ask("admit", node="n1")
+        assert await it.store.get(keys.drain_key("n1")) is None
+
+    with_asked(script)
+
+
+def test_two_that_ask_at_once_both_get_what_they_are_told() -> None:
+    async def script(it: Reached) -> None:
+        nodes = [f"n{number}" for number in range(1, 9)]
+        for node in nodes:
+            await it.join(node)
+        await asyncio.gather(*(it.ask("drain", node=node) for node in nodes))
+        found = await it.store.scan(keys.DRAINS)
+        assert [entry.key for entry in found.entries] == [keys.drain_key(node) for node in nodes]
+
+    with_asked(script)
+
+
+def test_a_node_that_is_not_there_cannot_be_drained() -> None:
+    async def script(it: Reached) -> None:
+        assert await it.refused("drain", node="n99") == "n99 is no member now; elasticrl status shows who is"
+
+    with_asked(script)
+
+
+def test_without_a_store_nothing_is_said_to_be_done_but_a_nodes_own_drain() -> None:
+    async def script(it: Reached) -> None:
+        await it.join("n1")
+        await it.etcd.freeze(0)
+        try:
+            for verb, node in (("stop", None), ("pause", None), ("drain", "n1"), ("admit", "n1")):
+                said = await it.refused(verb, node=node)
+                assert "the store has not confirmed it" in said
+                assert said.endswith(f"ask again: elasticrl {verb}{' n1' if node else ''}")
+            assert not it.node.loop._events
+            assert "n0 was asked to leave" in await it.ask("drain")
+            event = it.node.loop._events[0]
+            assert isinstance(event, Asked)
+            assert event.verb is Verb.DRAIN
+        finally:
+            it.etcd.thaw(0)
+
+    with_asked(script)
+
+
+def test_one_value_that_cannot_be_read_hides_no_other() -> None:
+    async def script(it: Reached) -> None:
+        member = await it.join("n1")
+        kept = Quarantine(member=member, reason="why")
+        await it.store.put(keys.quarantine_key("n1"), keys.dump(kept))
+        await it.store.put(keys.member_key("n7"), b"{")
+        await it.store.put(keys.quarantine_key("n8"), b'{"v": 99}')
+        records, quarantines = await read_all(it.store)
+        assert (list(records), quarantines) == (["n1"], {"n1": kept})
+        assert [row["node"] for row in (await it.ask("status"))["rows"]] == ["n1"]
+        assert "members/n7 is not JSON" in await it.refused("drain", node="n7")
+
+    with_asked(script)
+
+
+def test_a_fault_of_the_daemons_own_is_answered_and_logged() -> None:
+    async def script(it: Reached) -> None:
+        it.daemon.crew.report = 7  # type: ignore[assignment] # as nothing has it
+        assert "for a fault of its own (AttributeError" in await it.refused("logs")
+        assert [line["event"] for line in it.history._lines] == ["bug"]
+        it.daemon.crew.report = None
+        assert await it.ask("logs") == []
+
+    with_asked(script)
+
+
+@contextmanager
+def ending(path: Path, *, says: bytes, reads: bool) -> Iterator[None]:
+    """A daemon that goes away during every question, after some bytes; if it has not read it, the connection is reset."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    over = threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(0.05)
+
+        def serve_it() -> None:
+            while not over.is_set():
+                try:
+                    client, _ = server.accept()
+                except TimeoutError:
+                    continue
+                with client, suppress(OSError):
+                    if reads:
+                        client.recv(4096)
+                    client.sendall(says)
+
+        thread = threading.Thread(target=serve_it)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(10)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("says", [b"", b'{"v":1,"ok":tr'])
+def test_a_daemon_that_goes_away_during_a_question_is_said_so(tmp_path: Path, says: bytes, reads: bool) -> None:
+    path = tmp_path / "j" / "n0" / "control.sock"
+    with ending(path, says=says, reads=reads):
+        for _ in range(20):
+            with pytest.raises(Unanswered, match="ended before it had answered"):
+                ask(path, "status", deadline_s=5.0, more="x" * 8192)
+
+
+def test_a_run_outlives_a_daemon_that_goes_away_during_its_question(tmp_path: Path) -> None:
+    with ending(tmp_path / "j" / "n0" / "control.sock", says=b"", reads=True):
+        daemon = subprocess.Popen([sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"])
+        assert serve.follow([daemon], tmp_path, "j", 0.05) == 75
+
+
+def test_events_that_are_not_followed_come_to_an_end() -> None:
+    async def script(it: Reached) -> None:
+        it.daemon.log.info("leader.elected", member="n0/1")
+        lines = await asyncio.to_thread(lambda: list(ask_stream(it.path, "events", deadline_s=3.0)))
+        assert [line["event"] for line in lines] == ["leader.elected"]
+
+    with_asked(script)

@@ -1,0 +1,172 @@
+"""What starts etcd and the agent goes on trying where the machine says no, and leaves nothing that nobody would find again."""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from structlog.testing import CapturingLogger
+
+from elasticrl.agent import wire
+from elasticrl.agent.spec import Spec
+from elasticrl.config.tree import Tree
+from elasticrl.core.model import Member, Record
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import State
+from elasticrl.daemon.crew import Crew
+from elasticrl.daemon.history import History
+from elasticrl.daemon.main import Daemon, background
+from elasticrl.shell import keys
+from elasticrl.shell.node import Node
+from elasticrl.store.embedded import RECORD, Embedded
+from elasticrl.store.memory import MemoryStore
+
+FULL = Path("/dev/full")
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="elasticrl-guard-") as folder:  # short: sockets live below it
+        yield Path(folder)
+
+
+def tree(folder: Path) -> Tree:
+    folders = {"run_dir": str(folder / "run"), "state_dir": str(folder / "state")}
+    plain = {
+        "job": {"name": "j", "program": "x"},
+        "node": {"interface": "lo", "name": "n0", **folders},
+        "checkpoint": {"dir": str(folder / "saves")},
+        "store": {"embedded": True},
+    }
+    return Tree.model_validate(plain)
+
+
+def processes(*words: object) -> list[int]:
+    """Those whose command line has all of these."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if all(str(word) in line for word in words):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def heard(said: CapturingLogger, name: str) -> list[dict[str, object]]:
+    return [call.kwargs for call in said.calls if call.args[0] == name]
+
+
+async def until(claim: Callable[[], bool], task: "asyncio.Task[None]", within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not claim():
+        assert not task.done(), task.exception()
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def test_etcd_is_started_again_once_the_disk_has_room_and_no_orphan_is_left(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        daemon = Daemon(tree(folder), log=said, history=History())
+        assert daemon.etcd is not None
+        etcd = daemon.etcd.folder
+        etcd.mkdir(parents=True)
+        fresh = (etcd / RECORD).with_suffix(".new")
+        fresh.symlink_to(FULL)
+        async with background(daemon._guard_store(), "etcd") as guard:
+            try:
+                await until(lambda: bool(heard(said, "store.failed")), guard)
+                assert processes("etcd", f"--data-dir {etcd}") == []
+                await asyncio.sleep(2.5)
+                assert len(heard(said, "store.failed")) == 1, "the same is said once"
+                fresh.unlink()
+                await until(lambda: bool(heard(said, "store.started")), guard)
+                assert len(processes("etcd", f"--data-dir {etcd}")) == 1
+            finally:
+                await daemon.etcd.stop()
+                for pid in processes("etcd", f"--data-dir {etcd}"):
+                    os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+def test_an_etcd_whose_record_cannot_be_written_is_not_left_running(folder: Path) -> None:
+    (folder / RECORD).with_suffix(".new").symlink_to(FULL)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            asyncio.run(Embedded(folder=folder).ensure())
+        assert processes("etcd", f"--data-dir {folder}") == []
+    finally:
+        for pid in processes("etcd", f"--data-dir {folder}"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        (folder / "log").write_text("a file where its folder should be")
+        spec = Spec(job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=0, preload=())
+        crew = Crew(folder / "home", spec, log=said, managed=False)
+        task = asyncio.create_task(crew.run())
+        try:
+            await until(lambda: bool(heard(said, "agent.failed")), task)
+            await asyncio.sleep(1.5)
+            assert len(heard(said, "agent.failed")) == 1, "the same is said once"
+            (folder / "log").unlink()
+            await until(lambda: bool(heard(said, "agent.started")), task, within_s=60.0)
+            await crew.quit("the test is over", 20.0)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for pid in processes("elasticrl.agent", folder):
+                os.kill(pid, signal.SIGKILL)
+        assert crew._child is not None
+        crew._child.wait(10.0)
+
+    asyncio.run(run())
+
+
+def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICRL_AGENT", "systemd")  # its agent is somebody else's: here, the socket below
+
+    async def run() -> int:
+        said = CapturingLogger()
+        daemon = Daemon(tree(folder), log=said, history=History())
+
+        def fails(_: object) -> None:
+            raise RuntimeError("a bug in what hears the agent")
+
+        daemon.crew.reported = fails
+
+        async def report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(wire.encode(wire.Report(pid=os.getpid(), started=1)))
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            parted.set()
+
+        parted = asyncio.Event()
+
+        agent = await asyncio.start_unix_server(report, daemon.home.folder / "agent.sock")
+        me = Member(node="n0", incarnation=1)
+        async with agent, MemoryStore(namespace=keys.namespace("j")) as store:
+            state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
+            daemon.node = Node(state, store, (), log=said)
+            async with background(daemon.crew.run(), "crew") as crew, background(asyncio.sleep(60), "vault") as vault:
+                code = await asyncio.wait_for(daemon._until_the_end(daemon.node, crew, vault), 20.0)
+            await parted.wait()
+        (bug,) = heard(said, "bug")
+        assert "what hears the agent" in str(bug["exc_info"])
+        (stopped,) = heard(said, "daemon.stopped")
+        assert (stopped["code"], stopped["reason"]) == (code, "the crew failed")
+        return code
+
+    assert asyncio.run(run()) == 1
