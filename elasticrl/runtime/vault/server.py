@@ -33,6 +33,7 @@ PART = "part-"  # files that hold only the blocks one worker asked for
 FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 RING = "ring.json"
+PAUSE_S = 0.1  # before the next caller is listened for, where one could not be
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 
 
@@ -414,7 +415,12 @@ class Server:
                 sock.close()
 
         while True:
-            sock, _ = await loop.sock_accept(listener)
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is free, or the caller has gone again: the next one shall be heard
+                self._complaint = f"a caller could not be heard: {error}"
+                await asyncio.sleep(PAUSE_S)
+                continue
             if serving >= self.options.callers:
                 sock.close()
                 continue
