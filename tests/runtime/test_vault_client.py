@@ -1,5 +1,6 @@
 """Snapshots by a worker: what they cost, what a kill leaves, and how another gang gets them back."""
 
+import gc
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from state_jobs import Job, Rollout, pinned, same
 from vault_nodes import cluster, holdings, ring, until
 
 from elasticrl.runtime.checkpoint.parts import Parts
-from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.client import Content, Vault
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Whole, newest_whole
@@ -346,4 +347,28 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         with pytest.raises(VaultError, match="3 of 4 blocks"):  # ... but one block was sent
             pinned(path).verify()
         giver.close()
+        taker.close()
+
+
+def test_a_restore_that_fails_lets_go_of_what_it_had(tmp_path: Path):
+    """A second fault while shards are gathered: the gang forms again in the same process, again and again."""
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes, copies=0)
+        for number in (0, 1):
+            nodes[number].keep(3, shard=number, world=3, size=2 * layout.BLOCK)
+        taker = Vault(nodes[2].directory, job="job", node="n2", deadline_s=1.0)
+        taker.control.ask("status")
+        sources = (("n0",), ("n1",), ("n1",))
+        whole = Whole(version=Version(3), generation=1, world=3, lineage=(), sources=sources)
+
+        def wanted_elsewhere() -> None:
+            raise RuntimeError("another plan")
+
+        gc.collect()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for check, failure in ((lambda: None, "Shard 2 of 3"), (wanted_elsewhere, "another plan")):
+            with pytest.raises((VaultError, RuntimeError), match=failure):
+                taker.gather(whole, lambda _: [], check=check)
+            gc.collect()  # the memory goes when nobody shows it any more, the pins at once
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
         taker.close()

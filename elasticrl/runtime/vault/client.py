@@ -296,9 +296,11 @@ class Vault:
             look = partial(self._look, whole, local, timeout_s=timeout_s)
             first: list[int] | None = None if choose is None else []
             nearest = partial(self._nearest, whole, check=check)
-            parts = [nearest(number, partial(look, number, first)) for number in range(whole.world)]
-            for part in parts:
-                pins.enter_context(part.shard)
+            parts: list[_Part] = []
+            for number in range(whole.world):
+                part = nearest(number, partial(look, number, first))
+                pins.enter_context(part.shard)  # at once: the next one may not be had
+                parts.append(part)
             wanted = None if choose is None else choose(Source([shard_of(part.shard) for part in parts], name=name))
             shards = []
             for number, part in enumerate(parts):
@@ -356,16 +358,19 @@ class Vault:
         self, look: Callable[..., "_Part"], number: int, part: "_Part", wanted: Sequence[Piece] | None, node: str
     ) -> Pinned:
         """One shard, with the data of the wanted pieces, checked. `part` is what is here of it already."""
-        if node != part.node:
-            part = look(number, None if wanted is None else [], node)
-        blocks = _blocks(part.shard, wanted)
-        if not part.has(blocks):
-            part.shard.close()  # its file is used again for what comes now
-            part = look(number, blocks, node)
-        if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
-            part.shard.close()
-            raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
-        return part.shard
+        with ExitStack() as pins:
+            if node != part.node:
+                part = look(number, None if wanted is None else [], node)
+                pins.enter_context(part.shard)
+            blocks = _blocks(part.shard, wanted)
+            if not part.has(blocks):
+                part.shard.close()  # its file is used again for what comes now
+                part = look(number, blocks, node)
+            pins.enter_context(part.shard)
+            if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
+                raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
+            pins.pop_all()
+            return part.shard
 
     def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T], *, check: Callable[[], None]) -> _T:
         """The first of the vaults that hold a shard from which the attempt succeeds."""
