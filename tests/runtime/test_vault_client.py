@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.piece import whole as whole_piece
 from elasticrl.runtime.vault.slots import Pinned, files, pin
-from elasticrl.runtime.vault.source import shard_of
+from elasticrl.runtime.vault.source import Source, shard_of
 from elasticrl.runtime.vault.version import Version
 
 
@@ -328,6 +329,16 @@ def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):
         vault.close()
 
 
+def parts() -> list[os.stat_result]:
+    """The fetched parts that this process has open, each once, in the order in which they came."""
+    found = {}
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if "+part-" in (name := str(fd.readlink())):
+                found[name] = fd.stat()
+    return [found[name] for name in sorted(found)]
+
+
 def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes, copies=0)
@@ -338,14 +349,26 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         taker = Vault(nodes[1].directory, job="job", node="n1")
         found = newest_whole(holdings(nodes), here="n1")
         assert found is not None
-        with taker.gather(found, lambda _: [whole_piece("t1", "float32", (3,))]) as source:
+        wanted = [whole_piece("t1", "float32", (3,))]
+        sizes: list[os.stat_result] = []
+
+        def choose(_: Source) -> list[Piece]:
+            sizes.extend(parts())
+            return wanted
+
+        with taker.gather(found, choose) as source:
+            sizes.extend(parts()[-1:])
             target = torch.zeros(3)
-            source.fill([(whole_piece("t1", "float32", (3,)), target)])
+            source.fill([(wanted[0], target)])
             assert target.tolist() == [1, 1, 1]
-        (path,) = (path for path, name in files(nodes[1].directory) if name.writer == "part-w0-w0")
-        assert path.stat().st_blocks * 512 >= 16_000_000  # the memory is reserved ...
-        with pytest.raises(VaultError, match="3 of 4 blocks"):  # ... but one block was sent
-            pinned(path).verify()
+        assert [size.st_size > 16_000_000 for size in sizes] == [True, True]  # as long as the shard ...
+        outline, block = (size.st_blocks * 512 for size in sizes)
+        assert outline <= 16 * layout.PAGE  # ... with memory for what was asked for alone: header and sums,
+        assert block <= layout.BLOCK + 16 * layout.PAGE  # and the one block of four that was sent
+        del source
+        gc.collect()  # what shows the memory keeps it
+        assert parts() == []
+        assert list(files(nodes[1].directory)) == []  # and nothing of it stays
         giver.close()
         taker.close()
 

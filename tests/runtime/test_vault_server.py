@@ -188,6 +188,67 @@ def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_p
         assert held(nodes[1]) == []
 
 
+def test_what_was_fetched_takes_the_memory_of_what_was_asked_for_and_goes_with_the_next_release(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        nodes[0].announce(nodes[0].keep(3, size=BIG))
+        wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "at": "n0", "timeout_s": 5.0}
+
+        def fetch(blocks: list[int] | None, by: str = "w0") -> Path:
+            return nodes[1].directory / nodes[1].control.ask("fetch", **wanted, blocks=blocks, by=by)["file"]
+
+        def taken(path: Path) -> int:
+            return path.stat().st_blocks * 512
+
+        assert taken(fetch([])) <= 16 * layout.PAGE
+        pair = fetch([4, 5])
+        assert 2 * layout.BLOCK <= taken(pair) <= 2 * layout.BLOCK + 16 * layout.PAGE
+        read = fetch([1], by="w1")
+        whole = [fetch(None) for _ in range(3)]
+        assert [path for path, _ in files(nodes[1].directory)] == [*whole[:1], pair, read]
+        reader = pin(read)
+        assert isinstance(reader, Pinned)
+        with reader:
+            nodes[1].control.release(Version(3))
+            assert [path for path, _ in files(nodes[1].directory)] == [read]
+        nodes[1].control.release(Version(3))
+        assert list(files(nodes[1].directory)) == []
+        assert not open_shards(nodes[1])
+        fetch(None)
+
+
+def open_shards(node: Node) -> list[str]:
+    """The files that a node's server has open or mapped, by name, removed ones too."""
+    assert node.process is not None
+    here = Path(f"/proc/{node.process.pid}")
+    names = [str(link.readlink()) for link in (*(here / "fd").iterdir(), *(here / "map_files").iterdir())]
+    return [name for name in names if ".shard" in name]
+
+
+def test_a_part_for_which_there_is_no_memory_is_refused_with_a_sentence_and_leaves_nothing(tmp_path: Path):
+    giver, taker = Node(tmp_path, 0), Node(tmp_path, 1)
+    wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "blocks": [1], "by": "w0"}
+    try:
+        giver.start()
+        taker.start(fault="vault.reserve:full")
+        ring([giver, taker], copies=0)
+        giver.announce(giver.keep(3, size=BIG))
+        with pytest.raises(
+            VaultError, match=r"The vault needs 0\.00 GB for n0\+part-w0-w0\+1\.shard .* Enlarge that tmpfs"
+        ):
+            taker.control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
+        assert list(files(taker.directory)) == []
+        assert not open_shards(taker)
+        answer = taker.control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
+        assert answer["nbytes"] == layout.BLOCK
+        taker.kill()
+        taker.start()  # and one whose reader died before it had it goes with the server
+        assert taker.dropped == [answer["file"]]
+    finally:
+        giver.stop()
+        taker.stop()
+
+
 def test_what_is_not_held_is_refused_with_a_sentence(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)

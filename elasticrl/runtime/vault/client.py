@@ -23,7 +23,7 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
-from elasticrl.runtime.vault.slots import Pinned, Slot, Slots, files, pin
+from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Version
 
@@ -270,7 +270,7 @@ class Vault:
         """What lies whole in this node's vault, whoever wrote it. Asks no server."""
         found: list[Holding] = []
         for path, name in files(self.directory):
-            shard = None if name.writer.startswith("part-") else pin(path)
+            shard = None if name.writer.startswith(PART) else pin(path)
             if isinstance(shard, Pinned):
                 with shard:
                     found.append(holding_of(shard.sealed, self.node))
@@ -312,7 +312,7 @@ class Vault:
         """The shards of `whole` that are in this node's memory, pinned, by number; each once."""
         seen: set[int] = set()
         for path, name in files(self.directory):
-            found = None if name.writer.startswith("part-") else pin(path)
+            found = None if name.writer.startswith(PART) else pin(path)
             if not isinstance(found, Pinned):
                 continue
             number = found.sealed.stamp.shard
@@ -349,7 +349,10 @@ class Vault:
             blocks=blocks,
             by=self.writer,
         )
-        found = pin(self.directory / str(answer["file"]))
+        path = self.directory / str(answer["file"])
+        found = pin(path)
+        if blocks is not None:
+            path.unlink(missing_ok=True)  # of use to nobody else: its memory goes back when we let go of it, or end
         if isinstance(found, Torn):
             raise VaultError(f"shard {number} was fetched from {node} but is {found.reason} here")
         return _Part(found, node, frozenset(answer["blocks"]))
@@ -364,7 +367,7 @@ class Vault:
                 pins.enter_context(part.shard)
             blocks = _blocks(part.shard, wanted)
             if not part.has(blocks):
-                part.shard.close()  # its file is used again for what comes now
+                part.shard.close()  # an outline has served its purpose
                 part = look(number, blocks, node)
             pins.enter_context(part.shard)
             if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
