@@ -1,10 +1,12 @@
 """Snapshots by a worker: what they cost, what a kill leaves, and how another gang gets them back."""
 
+import gc
 import os
 import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from state_jobs import Job, Rollout, pinned, same
 from vault_nodes import cluster, holdings, ring, until
 
 from elasticrl.runtime.checkpoint.parts import Parts
-from elasticrl.runtime.vault import faults
+from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.client import Content, Vault
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Whole, newest_whole
@@ -22,7 +24,7 @@ from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.piece import whole as whole_piece
 from elasticrl.runtime.vault.slots import Pinned, files, pin
-from elasticrl.runtime.vault.source import shard_of
+from elasticrl.runtime.vault.source import Source, shard_of
 from elasticrl.runtime.vault.version import Version
 
 
@@ -327,6 +329,16 @@ def test_a_shard_that_nobody_has_is_named_with_every_reason(tmp_path: Path):
         vault.close()
 
 
+def parts() -> list[os.stat_result]:
+    """The fetched parts that this process has open, each once, in the order in which they came."""
+    found = {}
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if "+part-" in (name := str(fd.readlink())):
+                found[name] = fd.stat()
+    return [found[name] for name in sorted(found)]
+
+
 def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes, copies=0)
@@ -337,13 +349,49 @@ def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
         taker = Vault(nodes[1].directory, job="job", node="n1")
         found = newest_whole(holdings(nodes), here="n1")
         assert found is not None
-        with taker.gather(found, lambda _: [whole_piece("t1", "float32", (3,))]) as source:
+        wanted = [whole_piece("t1", "float32", (3,))]
+        sizes: list[os.stat_result] = []
+
+        def choose(_: Source) -> list[Piece]:
+            sizes.extend(parts())
+            return wanted
+
+        with taker.gather(found, choose) as source:
+            sizes.extend(parts()[-1:])
             target = torch.zeros(3)
-            source.fill([(whole_piece("t1", "float32", (3,)), target)])
+            source.fill([(wanted[0], target)])
             assert target.tolist() == [1, 1, 1]
-        (path,) = (path for path, name in files(nodes[1].directory) if name.writer == "part-w0-w0")
-        assert path.stat().st_blocks * 512 >= 16_000_000  # the memory is reserved ...
-        with pytest.raises(VaultError, match="3 of 4 blocks"):  # ... but one block was sent
-            pinned(path).verify()
+        assert [size.st_size > 16_000_000 for size in sizes] == [True, True]  # as long as the shard ...
+        outline, block = (size.st_blocks * 512 for size in sizes)
+        assert outline <= 16 * layout.PAGE  # ... with memory for what was asked for alone: header and sums,
+        assert block <= layout.BLOCK + 16 * layout.PAGE  # and the one block of four that was sent
+        del source
+        gc.collect()  # what shows the memory keeps it
+        assert parts() == []
+        assert list(files(nodes[1].directory)) == []  # and nothing of it stays
         giver.close()
+        taker.close()
+
+
+def test_a_restore_that_fails_lets_go_of_what_it_had(tmp_path: Path):
+    """A second fault while shards are gathered: the gang forms again in the same process, again and again."""
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes, copies=0)
+        for number in (0, 1):
+            nodes[number].keep(3, shard=number, world=3, size=2 * layout.BLOCK)
+        taker = Vault(nodes[2].directory, job="job", node="n2", deadline_s=1.0)
+        taker.control.ask("status")
+        sources = (("n0",), ("n1",), ("n1",))
+        whole = Whole(version=Version(3), generation=1, world=3, lineage=(), sources=sources)
+
+        def wanted_elsewhere() -> None:
+            raise RuntimeError("another plan")
+
+        gc.collect()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for check, failure in ((lambda: None, "Shard 2 of 3"), (wanted_elsewhere, "another plan")):
+            with pytest.raises((VaultError, RuntimeError), match=failure):
+                taker.gather(whole, lambda _: [], check=check)
+            gc.collect()  # the memory goes when nobody shows it any more, the pins at once
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
         taker.close()

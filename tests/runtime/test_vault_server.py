@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -16,7 +17,7 @@ import pytest
 from vault_nodes import KEY, Node, cluster, holdings, pattern, ring, until
 
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import Channel, load_key
+from elasticrl.runtime.vault.channel import Channel, load_key, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
 from elasticrl.runtime.vault.push import Caller
@@ -187,6 +188,67 @@ def test_a_part_of_a_shard_can_be_fetched_and_is_never_taken_for_the_whole(tmp_p
         assert held(nodes[1]) == []
 
 
+def test_what_was_fetched_takes_the_memory_of_what_was_asked_for_and_goes_with_the_next_release(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        nodes[0].announce(nodes[0].keep(3, size=BIG))
+        wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "at": "n0", "timeout_s": 5.0}
+
+        def fetch(blocks: list[int] | None, by: str = "w0") -> Path:
+            return nodes[1].directory / nodes[1].control.ask("fetch", **wanted, blocks=blocks, by=by)["file"]
+
+        def taken(path: Path) -> int:
+            return path.stat().st_blocks * 512
+
+        assert taken(fetch([])) <= 16 * layout.PAGE
+        pair = fetch([4, 5])
+        assert 2 * layout.BLOCK <= taken(pair) <= 2 * layout.BLOCK + 16 * layout.PAGE
+        read = fetch([1], by="w1")
+        whole = [fetch(None) for _ in range(3)]
+        assert [path for path, _ in files(nodes[1].directory)] == [*whole[:1], pair, read]
+        reader = pin(read)
+        assert isinstance(reader, Pinned)
+        with reader:
+            nodes[1].control.release(Version(3))
+            assert [path for path, _ in files(nodes[1].directory)] == [read]
+        nodes[1].control.release(Version(3))
+        assert list(files(nodes[1].directory)) == []
+        assert not open_shards(nodes[1])
+        fetch(None)
+
+
+def open_shards(node: Node) -> list[str]:
+    """The files that a node's server has open or mapped, by name, removed ones too."""
+    assert node.process is not None
+    here = Path(f"/proc/{node.process.pid}")
+    names = [str(link.readlink()) for link in (*(here / "fd").iterdir(), *(here / "map_files").iterdir())]
+    return [name for name in names if ".shard" in name]
+
+
+def test_a_part_for_which_there_is_no_memory_is_refused_with_a_sentence_and_leaves_nothing(tmp_path: Path):
+    giver, taker = Node(tmp_path, 0), Node(tmp_path, 1)
+    wanted = {"step": 3, "update": 0, "generation": 1, "shard": 0, "world": 1, "blocks": [1], "by": "w0"}
+    try:
+        giver.start()
+        taker.start(fault="vault.reserve:full")
+        ring([giver, taker], copies=0)
+        giver.announce(giver.keep(3, size=BIG))
+        with pytest.raises(
+            VaultError, match=r"The vault needs 0\.00 GB for n0\+part-w0-w0\+1\.shard .* Enlarge that tmpfs"
+        ):
+            taker.control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
+        assert list(files(taker.directory)) == []
+        assert not open_shards(taker)
+        answer = taker.control.ask("fetch", timeout_s=5.0, at="n0", **wanted)
+        assert answer["nbytes"] == layout.BLOCK
+        taker.kill()
+        taker.start()  # and one whose reader died before it had it goes with the server
+        assert taker.dropped == [answer["file"]]
+    finally:
+        giver.stop()
+        taker.stop()
+
+
 def test_what_is_not_held_is_refused_with_a_sentence(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)
@@ -233,6 +295,42 @@ def test_a_caller_without_the_key_is_refused_even_if_it_does_not_care_who_we_are
         sock.sendall(wire({"v": 1, "node": "n1", "nonce": "00", "mac": "00"}))
         assert heard(sock)["ok"] is False
         until(lambda: "'n1' does not know the job's key" in node.control.ask("status")["complaint"], "it is noted")
+
+
+def test_both_ends_of_a_conversation_notice_that_the_other_machine_is_gone():
+    async def talk() -> list[tuple[int, ...]]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            caller = Caller(job="job", node="n1", key=KEY.encode(), source="", deadline_s=5.0)
+            called = asyncio.create_task(caller.call(f"127.0.0.1:{listener.getsockname()[1]}"))
+            sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            ends = (await welcome(sock, key=KEY.encode(), job="job", node="n0", deadline_s=5.0), await called)
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            found = []
+            for end in ends:
+                asked = end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                found.append((asked, *(end.sock.getsockopt(socket.IPPROTO_TCP, option) for option in options)))
+                end.close()
+            return found
+
+    assert asyncio.run(talk()) == [(1, 60, 10, 3)] * 2
+
+
+def test_a_server_that_had_no_descriptor_free_hears_the_next_caller(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        assert nodes[1].process is not None
+        pid = nodes[1].process.pid
+        ring(nodes)
+        usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        taken = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+        free = next(fd for fd in range(len(taken) + 1) if fd not in taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, usual[1]))
+        nodes[0].announce(nodes[0].keep(3))
+        with pytest.raises(VaultError, match=r"was not copied within 0\.5 s"):
+            copied(nodes[0], 3, timeout_s=0.5)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+        assert copied(nodes[0], 3, timeout_s=10) == 1
+        assert "Too many open files" in nodes[1].control.ask("status")["complaint"]
 
 
 def test_a_frame_with_another_signature_or_sent_twice_ends_the_conversation(tmp_path: Path):

@@ -28,6 +28,7 @@ MAX_FRAME = 32 << 20
 MAX_HELLO = 4096  # before the other side has proved anything
 MAC_BYTES = 16
 HELLO_S = 5.0
+ALIVE_S = (60, 10, 3)  # silence before the first question whether the other machine is there, between two, and how many
 _SIOCGIFADDR = 0x8915
 
 
@@ -74,6 +75,10 @@ class Channel:
     def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that loses power says no goodbye, and whoever only waits for it would wait for ever.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in zip((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT), ALIVE_S, strict=True):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self.sock = sock
         self.deadline_s = deadline_s
         self.peer = ""

@@ -23,7 +23,7 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
 from elasticrl.runtime.vault.layout import Shape, Stamp, Table, Torn
 from elasticrl.runtime.vault.piece import Piece, reads
-from elasticrl.runtime.vault.slots import Pinned, Slot, Slots, files, pin
+from elasticrl.runtime.vault.slots import PART, Pinned, Slot, Slots, files, pin
 from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Version
 
@@ -270,7 +270,7 @@ class Vault:
         """What lies whole in this node's vault, whoever wrote it. Asks no server."""
         found: list[Holding] = []
         for path, name in files(self.directory):
-            shard = None if name.writer.startswith("part-") else pin(path)
+            shard = None if name.writer.startswith(PART) else pin(path)
             if isinstance(shard, Pinned):
                 with shard:
                     found.append(holding_of(shard.sealed, self.node))
@@ -296,9 +296,11 @@ class Vault:
             look = partial(self._look, whole, local, timeout_s=timeout_s)
             first: list[int] | None = None if choose is None else []
             nearest = partial(self._nearest, whole, check=check)
-            parts = [nearest(number, partial(look, number, first)) for number in range(whole.world)]
-            for part in parts:
-                pins.enter_context(part.shard)
+            parts: list[_Part] = []
+            for number in range(whole.world):
+                part = nearest(number, partial(look, number, first))
+                pins.enter_context(part.shard)  # at once: the next one may not be had
+                parts.append(part)
             wanted = None if choose is None else choose(Source([shard_of(part.shard) for part in parts], name=name))
             shards = []
             for number, part in enumerate(parts):
@@ -310,7 +312,7 @@ class Vault:
         """The shards of `whole` that are in this node's memory, pinned, by number; each once."""
         seen: set[int] = set()
         for path, name in files(self.directory):
-            found = None if name.writer.startswith("part-") else pin(path)
+            found = None if name.writer.startswith(PART) else pin(path)
             if not isinstance(found, Pinned):
                 continue
             number = found.sealed.stamp.shard
@@ -347,7 +349,10 @@ class Vault:
             blocks=blocks,
             by=self.writer,
         )
-        found = pin(self.directory / str(answer["file"]))
+        path = self.directory / str(answer["file"])
+        found = pin(path)
+        if blocks is not None:
+            path.unlink(missing_ok=True)  # of use to nobody else: its memory goes back when we let go of it, or end
         if isinstance(found, Torn):
             raise VaultError(f"shard {number} was fetched from {node} but is {found.reason} here")
         return _Part(found, node, frozenset(answer["blocks"]))
@@ -356,16 +361,19 @@ class Vault:
         self, look: Callable[..., "_Part"], number: int, part: "_Part", wanted: Sequence[Piece] | None, node: str
     ) -> Pinned:
         """One shard, with the data of the wanted pieces, checked. `part` is what is here of it already."""
-        if node != part.node:
-            part = look(number, None if wanted is None else [], node)
-        blocks = _blocks(part.shard, wanted)
-        if not part.has(blocks):
-            part.shard.close()  # its file is used again for what comes now
-            part = look(number, blocks, node)
-        if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
-            part.shard.close()
-            raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
-        return part.shard
+        with ExitStack() as pins:
+            if node != part.node:
+                part = look(number, None if wanted is None else [], node)
+                pins.enter_context(part.shard)
+            blocks = _blocks(part.shard, wanted)
+            if not part.has(blocks):
+                part.shard.close()  # an outline has served its purpose
+                part = look(number, blocks, node)
+            pins.enter_context(part.shard)
+            if bad := layout.damage(part.shard.memory, part.shard.sealed, blocks):
+                raise VaultError(f"{part.shard.path} has {len(bad)} blocks that changed after they were sealed")
+            pins.pop_all()
+            return part.shard
 
     def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T], *, check: Callable[[], None]) -> _T:
         """The first of the vaults that hold a shard from which the attempt succeeds."""

@@ -101,5 +101,5 @@ class Control:
         return int(answer["copies"])
 
     def release(self, version: Version) -> None:
-        """`version` is whole everywhere: files of writers that are gone and have nothing as new may go."""
+        """`version` is whole everywhere: files of dead writers that have nothing as new may go, and what was fetched too."""
         self.ask("release", step=version.step, update=version.update)

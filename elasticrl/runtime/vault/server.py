@@ -25,14 +25,27 @@ from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
-from elasticrl.runtime.vault.slots import Pinned, Slots, clean, files, parse_name, pin, prepare, sweep, word
+from elasticrl.runtime.vault.slots import (
+    FETCHED,
+    PART,
+    Pinned,
+    Slots,
+    clean,
+    drop,
+    files,
+    parse_name,
+    part,
+    pin,
+    prepare,
+    sweep,
+    word,
+)
 from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blocks, send_blocks
 from elasticrl.runtime.vault.version import Version
 
-PART = "part-"  # files that hold only the blocks one worker asked for
-FETCHED = "fetch-"  # whole shards fetched from another vault
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 RING = "ring.json"
+PAUSE_S = 0.1  # before the next caller is listened for, where one could not be
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 
 
@@ -74,6 +87,7 @@ class Server:
         self._known: dict[Path, tuple[int, Holding]] = {}
         self._buddies: dict[str, Buddy] = {}
         self._incoming: dict[tuple[str, str], tuple[Slots, asyncio.Lock]] = {}
+        self._parts = 0  # how many were fetched: no two have one name
         self._moved = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -350,19 +364,28 @@ class Server:
             answer, size = await channel.ask({"op": "get", **wanted, "blocks": blocks})
             offered = await promised(channel, answer, size)
             chosen = _given(blocks, offered.shape.blocks)
-            prefix = FETCHED if blocks is None else PART
-            path = await self._take(channel, offered, f"{prefix}{by}-{offered.stamp.writer}", chosen)
+            if blocks is None:
+                path = await self._take(channel, offered, f"{FETCHED}{by}-{offered.stamp.writer}", chosen)
+            else:
+                path = await self._take_part(channel, offered, f"{PART}{by}-{offered.stamp.writer}", chosen)
         finally:
             channel.close()
         nbytes = sum(stop - start for start, stop in map(offered.shape.block, chosen))
         return {"file": path.name, "nbytes": nbytes, "blocks": chosen}
 
     async def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Remove the files of writers that have nothing as new as this version: it is whole everywhere without them."""
+        """Remove the files of writers that have nothing as new as this version: it is whole everywhere without them.
+
+        What was fetched goes too, however new, unless somebody reads it now: it was for a restore, and those are over.
+        """
         floor = Version(int(request["step"]), int(request["update"]))
         families: dict[tuple[str, str], list[tuple[Path, Version | None]]] = {}
+        fetched: dict[tuple[str, str], list[Path]] = {}
         holdings = dict(self._scan())
         for path, name in files(self.options.directory):
+            if name.writer.startswith((PART, FETCHED)):
+                fetched.setdefault((name.origin, name.writer), []).append(path)
+                continue
             version = holdings[path].version if path in holdings else _version_of(path)
             families.setdefault((name.origin, name.writer), []).append((path, version))
         removed: list[str] = []
@@ -377,6 +400,13 @@ class Server:
             for path, _ in members:
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
+        for family, paths in fetched.items():
+            if family in self._incoming and self._incoming[family][1].locked():
+                continue  # more of it is just coming
+            slots = self._incoming.pop(family, None)
+            if slots is not None:
+                slots[0].close()
+            removed += [path.name for path in paths if drop(path)]
         self._scan()
         return {"removed": removed}
 
@@ -414,7 +444,12 @@ class Server:
                 sock.close()
 
         while True:
-            sock, _ = await loop.sock_accept(listener)
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is free, or the caller has gone again: the next one shall be heard
+                self._complaint = f"a caller could not be heard: {error}"
+                await asyncio.sleep(PAUSE_S)
+                continue
             if serving >= self.options.callers:
                 sock.close()
                 continue
@@ -473,7 +508,9 @@ class Server:
         """Receive into a file of our own; nothing of it remains if it does not all arrive."""
         family = (offered.stamp.node, writer)
         if family not in self._incoming:
-            slots = Slots(self.options.directory, origin=family[0], writer=family[1])
+            # What was fetched is for one restore; what is kept for another node outlives the next version of it.
+            keep = 0 if writer.startswith(FETCHED) else 2
+            slots = Slots(self.options.directory, origin=family[0], writer=family[1], keep=keep)
             self._incoming[family] = (slots, asyncio.Lock())
         slots, lock = self._incoming[family]
         async with asyncio.timeout(self.options.deadline_s):
@@ -491,6 +528,28 @@ class Server:
             return slot.path
         finally:
             lock.release()
+
+    async def _take_part(self, channel: Channel, offered: Offer, writer: str, blocks: Iterable[int]) -> Path:
+        """Receive these blocks into a file with memory for them alone. It is the caller's: he pins it and removes its name."""
+        shape, blocks = offered.shape, tuple(blocks)
+        self._parts += 1
+        slot = await asyncio.to_thread(
+            part,
+            self.options.directory,
+            origin=offered.stamp.node,
+            writer=writer,
+            number=self._parts,
+            nbytes=shape.total,
+            ranges=[(0, shape.data_start), *map(shape.block, blocks), (shape.sums_start, shape.total)],
+        )
+        try:
+            await receive_blocks(channel, slot, offered, blocks)
+        except BaseException:
+            slot.path.unlink(missing_ok=True)
+            raise
+        finally:
+            slot.close()
+        return slot.path
 
     async def _give(self, channel: Channel, frame: Mapping[str, Any]) -> None:
         """Send a shard, or some blocks of it, to whoever asks."""

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.version import Version
 
 SUFFIX = ".shard"
+PART = "part-"  # before a writer's name: only the blocks that one worker asked for
+FETCHED = "fetch-"  # a whole shard, fetched from another vault
 _NAME = re.compile(r"(?P<origin>[A-Za-z0-9_.-]+)\+(?P<writer>[A-Za-z0-9_-]+)\+(?P<number>\d+)\.shard")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python has no name for it
@@ -119,18 +121,33 @@ class Slot:
             os.ftruncate(self._fd, nbytes)
             self._map_open()
             return True
+        self._allocate([(0, nbytes)])
+        self._map_open()
+        return True
+
+    def reserve_only(self, nbytes: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make a new file that long, with memory behind these ranges (start and stop) alone.
+
+        The rest is a hole: reading from it would take memory too, and where there is none would be a SIGBUS. So nobody may.
+        """
+        os.ftruncate(self._fd, nbytes)
+        self._allocate(ranges)
+        self._map_open()
+
+    def _allocate(self, ranges: Sequence[tuple[int, int]]) -> None:
         try:
             faults.reach("vault.reserve", self.path.name)
-            os.posix_fallocate(self._fd, 0, nbytes)
+            for start, stop in ranges:
+                if start < stop:
+                    os.posix_fallocate(self._fd, start, stop - start)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
                 raise
+            nbytes = sum(stop - start for start, stop in ranges)
             raise VaultError(
                 f"The vault needs {nbytes / 1e9:.2f} GB for {self.path.name} and {self.path.parent} does not have them "
                 f"({error.strerror}). Enlarge that tmpfs, or lower vault.copies."
             ) from error
-        self._map_open()
-        return True
 
     def touch(self) -> None:
         """Have the pages mapped now; otherwise each first store into one is a fault. A hint: old kernels don't know it."""
@@ -283,6 +300,30 @@ class Slots:
         self._slots.clear()
 
 
+def part(
+    directory: Path, *, origin: str, writer: str, number: int, nbytes: int, ranges: Sequence[tuple[int, int]]
+) -> Slot:
+    """A locked new file that is `nbytes` long and has memory for `ranges` alone. What is left of this writer's others goes.
+
+    Always a new one: a file that was used before has memory behind other ranges, and to give that back would take it from
+    under whoever still looks at it.
+    """
+    stem = f"{word(origin)}+{word(writer)}+"
+    prepare(directory)
+    for left in directory.glob(f"{stem}*{SUFFIX}"):
+        left.unlink(missing_ok=True)
+    slot = Slot(directory / f"{stem}{number}{SUFFIX}")
+    try:
+        if not slot.lock():
+            raise VaultError(f"{slot.path} was removed before anything was in it.")
+        slot.reserve_only(nbytes, ranges)
+    except BaseException:
+        slot.path.unlink(missing_ok=True)
+        slot.close()
+        raise
+    return slot
+
+
 @dataclass(frozen=True, slots=True)
 class FileName:
     """What a file's name tells. Example: FileName("n03", "w0", 1) is n03+w0+1.shard."""
@@ -414,14 +455,31 @@ def files(directory: Path) -> Iterator[tuple[Path, FileName]]:
 def sweep(directory: Path) -> tuple[str, ...]:
     """Remove files that nobody writes and that are not whole; their names are returned. For a server that starts."""
     gone: list[str] = []
-    for path, _ in files(directory):
-        found = pin(path)
+    for path, name in files(directory):
+        found = Torn("a part") if name.writer.startswith(PART) else pin(path)
         if isinstance(found, Pinned):
             found.close()
         elif found.reason != "being written":
             path.unlink(missing_ok=True)
             gone.append(path.name)
     return tuple(gone)
+
+
+def drop(path: Path) -> bool:
+    """Remove a file unless somebody reads or writes it; whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
 
 
 def clean(directory: Path) -> None:
