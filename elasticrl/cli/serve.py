@@ -40,7 +40,9 @@ def daemon(
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
     gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the agent does not get it: agent.spec.NO_PLUGINS
+    from elasticrl.agent.spec import NO_PLUGINS
+
+    os.environ.setdefault(*NO_PLUGINS)  # before the first model is built; the agent does not get it
     from elasticrl.config import ConfigError, load
 
     try:

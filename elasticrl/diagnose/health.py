@@ -385,24 +385,28 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
+#: kind of processor time -> the warning's limit, why, remedy
+TIMES: Final = {
+    "steal": (0.05, "The hypervisor gave our time to others: this node will straggle.",
+              "Move the virtual machine, or reserve its cores."),
+    "iowait": (0.3, "Processes wait for the disk: saves, data loading, swapping.",
+               "See who reads and writes (iostat -x, pidstat -d); keep other jobs off that disk."),
+}  # fmt: skip
+
+
 def gained(before: Counters, after: Counters) -> Iterator[Check]:
     """What happened between two looks."""
     seconds = max(after.at - before.at, 1e-6)
     ticks = {name: after.cpu[name] - before.cpu.get(name, 0) for name in after.cpu}
     total = sum(ticks.values())
     if total > 0:
-        steal = ticks.get("steal", 0) / total
-        yield Check(
-            name="cpu.steal", level=WARN if steal > 0.05 else OK, value=f"{steal:.1%} over {seconds:.1f} s",
-            why="The hypervisor gave our time to others: this node will straggle.",
-            remedy="Move the virtual machine, or reserve its cores." if steal > 0.05 else "",
-        )  # fmt: skip
-        waits = ticks.get("iowait", 0) / total
-        yield Check(
-            name="cpu.iowait", level=WARN if waits > 0.3 else OK, value=f"{waits:.1%} over {seconds:.1f} s",
-            why="Processes wait for the disk: saves, data loading, swapping.",
-            remedy="See who reads and writes (iostat -x, pidstat -d); keep other jobs off that disk." if waits > 0.3 else "",
-        )  # fmt: skip
+        for name, (limit, why, remedy) in TIMES.items():
+            share = ticks.get(name, 0) / total
+            bad = share > limit
+            yield Check(
+                name=f"cpu.{name}", level=WARN if bad else OK, value=f"{share:.1%} over {seconds:.1f} s", why=why,
+                remedy=remedy if bad else "",
+            )  # fmt: skip
     sent = after.tcp.get("Tcp.OutSegs", 0) - before.tcp.get("Tcp.OutSegs", 0)
     again = after.tcp.get("Tcp.RetransSegs", 0) - before.tcp.get("Tcp.RetransSegs", 0)
     if after.tcp:
@@ -661,7 +665,9 @@ def look(paths: Mapping[str, Path], *, root: Path = ROOT, before: Counters | Non
 
 
 #: What makes any process on a machine slow. It proves nothing about anybody; it belongs to the picture of a fault.
-STARVING: Final = frozenset({"cpu.load", "cpu.steal", "cpu.iowait", *(f"pressure.{name}" for name in PRESSURE)})
+STARVING: Final = frozenset(
+    {"cpu.load", *(f"cpu.{name}" for name in TIMES), *(f"pressure.{name}" for name in PRESSURE)}
+)
 
 
 def starving(checks: Iterable[Check]) -> Mapping[str, str]:

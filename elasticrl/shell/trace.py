@@ -25,7 +25,6 @@ from elasticrl.store.protocol import Say
 
 TAG: Final = "~"
 FORMAT: Final = 2
-READS: Final = (1, FORMAT)  # in the first, each `Seen` has the whole plan
 SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
 AGAIN_S: Final = 1.0  # between attempts to write to a disk that took nothing: each begins with the whole state
 
@@ -201,7 +200,7 @@ def replay(path: Path) -> Iterator[Replayed]:
             except ValueError:
                 return
             if "state" in line:
-                if line.get("v") not in READS:
+                if line.get("v") != FORMAT:
                     raise Unreadable(f"{path}:{number}: trace format {line.get('v')!r}, this elasticrl reads {FORMAT}")
                 present = decode(line["state"])
                 seen = present.view
@@ -219,7 +218,7 @@ def replay(path: Path) -> Iterator[Replayed]:
 
 def whole(last: View, view: View, line: Mapping[str, Any]) -> View:
     """A view as it was, from the last one and what its line says of the difference."""
-    view = replace(view, **{name: getattr(last, name) for name in line.get("same", ())})
+    view = replace(view, **{name: getattr(last, name) for name in line["same"]})
     if view.records is None:
         return view
     records = {**(last.records or {}), **view.records}

@@ -6,8 +6,6 @@ One process that has torch imported forks a child for each point: the child save
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections import Counter
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from state_jobs import FACTS, pinned, same
+from vault_nodes import in_own_mounts
 
 from elasticrl.runtime.checkpoint.load import open_checkpoint, resume
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -249,14 +248,7 @@ def test_a_really_full_and_a_really_read_only_file_system(tmp_path: Path):
             print(loaded(place(disk)) >= 10)
         """
     )
-    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=10)
-    if probe.returncode:
-        pytest.skip("this machine does not let us mount: the same refusals are injected in the test above")
-    done = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = in_own_mounts(script)
     assert "No space left on device" in lines[0]
     assert "Read-only file system" in lines[2]
     assert lines[1] == lines[3] == "True"

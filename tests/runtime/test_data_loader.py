@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vault_nodes import until
 
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
 from elasticrl.runtime.data.loader import Batch, Loader, StreamLoader
@@ -82,14 +83,14 @@ def test_loading_ahead_stops_at_the_last_epochs_end():
     loader.close()
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.3])  # with the pool still unaware when it is asked again, and aware
-def test_a_worker_process_that_is_killed_is_replaced_and_its_samples_are_loaded_again(tmp_path: Path, pause_s: float):
+@pytest.mark.parametrize("aware", [False, True])  # does the pool know of it when it is asked again?
+def test_a_worker_process_that_is_killed_is_replaced_and_its_samples_are_loaded_again(tmp_path: Path, aware: bool):
     cursor = Cursor(WALK)
     loader = Loader(Squares(str(tmp_path)), cursor, kind="process", workers=2, timeout_s=60)
     assert loader.fetch(0, range(4)) == expected(cursor, 0, range(4))
     for pid in tmp_path.iterdir():
         os.kill(int(pid.name), signal.SIGKILL)
-    time.sleep(pause_s)
+    until(lambda: not aware or bool(loader._pool._broken), "the pool knows that its processes are gone", 30)
     for step in range(1, 8):
         assert loader.fetch(step, range(4)) == expected(cursor, step, range(4))
     loader.close()

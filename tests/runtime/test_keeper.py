@@ -64,9 +64,7 @@ def test_a_server_that_does_not_hear_of_snapshots_is_said_once_and_again_after_i
         node.start()
         keep(heard=True)
         assert len(told) == 1
-        time.sleep(
-            0.5
-        )  # no announcement is under way any more: one that the kill cuts would be told in words of its own
+        time.sleep(0.5)  # until no announcement is under way: one that the kill cuts is told in words of its own
         node.kill()
         keep(heard=False)
         assert len(told) == 2

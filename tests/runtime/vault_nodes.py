@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.holdings import Holding, holding_of
@@ -154,3 +156,15 @@ def cluster(root: Path, count: int, **kwargs: str) -> Iterator[list[Node]]:
     finally:
         for node in nodes:
             node.stop()
+
+
+def in_own_mounts(script: str) -> list[str]:
+    """The lines that a program prints in a mount namespace of its own. As root this must be possible: else it is a failure."""
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True, timeout=10)
+    if probe.returncode and os.getuid():
+        pytest.skip("only root may mount; refusals that are injected are tested beside this")
+    assert not probe.returncode, probe.stderr
+    command = ["unshare", "-m", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from elasticrl.agent.spec import NO_PLUGINS, Spec, environment
 from elasticrl.config.tree import Tree
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
@@ -22,3 +23,13 @@ def test_only_a_job_on_processors_is_kept_from_the_cards(tmp_path: Path, device:
     )
     daemon = Daemon(tree, log=structlog.get_logger(), history=History())
     assert daemon.spec().env.get("CUDA_VISIBLE_DEVICES") == sees
+
+
+@pytest.mark.parametrize(("value", "theirs"), [("__all__", None), ("logfire-plugin", "logfire-plugin")])
+def test_workers_get_their_plugins_and_what_the_user_says_of_them(
+    monkeypatch: pytest.MonkeyPatch, value: str, theirs: str | None
+) -> None:
+    assert NO_PLUGINS[1] == "__all__"
+    monkeypatch.setenv(NO_PLUGINS[0], value)
+    spec = Spec(job="j", node="n0", program=("x",), log_dir="/nowhere")
+    assert environment(spec).get(NO_PLUGINS[0]) == theirs

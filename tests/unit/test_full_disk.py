@@ -137,18 +137,6 @@ def test_what_a_view_has_as_before_is_not_written_again(it: Traced) -> None:
     assert sizes[3] < sizes[2] / 10, sizes
 
 
-def test_a_trace_of_the_first_format_is_still_read(it: Traced) -> None:
-    it.sees(1)
-    it.sees(2, plan=Plan(generation=1, phase=Phase.HOLD, reason="first"))
-    path = it.folder / "trace-new.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["v"] = 1
-    for line in lines[1:]:
-        assert line.pop("same") == []
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [view.revision for view in it.replayed()] == [1, 2]
-
-
 def test_a_node_lives_through_a_full_state_disk(tmp_path: Path) -> None:
     """As its daemon puts it together, but for workers: it takes a lease, and says who it is."""
 
