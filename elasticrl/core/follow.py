@@ -215,6 +215,8 @@ def _follow(
             )
         case Phase.PROBE:
             return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
+        case Phase.HOLD if plan.saves:
+            return _save(state, plan, workers, now)
         case Phase.HOLD:
             leave = _leave_held(state, now)
             return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
@@ -322,6 +324,23 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     if commit:
         reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
+
+
+def _save(state: State, plan: Plan, workers: Workers, now: float) -> Wish:
+    """Nodes leave that the gang cannot spare: it ends with a last save, they go, and the others wait for more nodes.
+
+    Found on three nodes that were stopped at one stroke, and on one that is stopped: parked workers save nothing.
+    """
+    drain_s = state.settings.recovery.drain_s
+    due = state.adopted + 2 * drain_s  # a last step and save, and then the commit
+    commit = _commit(state, plan, workers)
+    if alive(workers) and now < due:
+        halt = Halt(generation=plan.generation, save=True, within_s=drain_s, reason=plan.reason)
+        return Wish((halt, *commit), due, plan.reason)
+    if commit and now < due:
+        return Wish(commit, due, plan.reason)
+    leave = _leave_held(state, now)
+    return Wish(leave, inf if leave or not state.leaving else state.leaving_since + drain_s, plan.reason)
 
 
 def _leave_held(state: State, now: float) -> tuple[Action, ...]:

@@ -243,6 +243,7 @@ class Scene:
         exit_code: int | None = None,
         pairs: tuple[Pair, ...] = (),
         waited: int | None = None,
+        saves: bool = False,
     ) -> Plan:
         """The next plan."""
         here = {seat.member for seat in seats}
@@ -268,6 +269,7 @@ class Scene:
             fallbacks=self.plan.fallbacks if self.plan else 0,
             gang=() if same else self.gang,
             waited=before if waited is None else waited,
+            saves=saves,
         )
 
     def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
