@@ -129,6 +129,7 @@ def record_of(state: State, now: float) -> Record:
         evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
         looked=state.looked,
         pace=told.pace,
+        lap=told.lap,
         phase=told.phase,
         beat_at=told.beat_at,
         advice=_advice(state),
@@ -155,6 +156,7 @@ def _advice(state: State) -> tuple[str, ...]:
             said.append(f"{finding.verdict.said}. {finding.capped}. {finding.verdict.remedy}")
         elif finding.answer.act is Act.REPORT:
             said.append(f"{finding.verdict.said}. {finding.verdict.remedy}")
+    said += [lead.measured] if lead.measured else []
     return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 
 

@@ -267,6 +267,7 @@ class Scene:
             pairs=pairs,
             backend=self.plan.backend if self.plan else "",
             fallbacks=self.plan.fallbacks if self.plan else 0,
+            usual_s=self.plan.usual_s if self.plan else 0.0,
             gang=() if same else self.gang,
             waited=before if waited is None else waited,
             saves=saves,

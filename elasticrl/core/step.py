@@ -321,6 +321,8 @@ def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action
     if finding is not None and finding.capped and (last is None or last.capped != finding.capped):
         fields = {"generation": after.generation, "fault": finding.verdict.fault.value, "nodes": finding.answer.nodes}
         said.append(Say(event="policy.capped", fields={**fields, "reason": finding.capped}))
+    if after.measured and after.measured != (before.measured if before else ""):
+        said.append(Say(event="fallback.measured", fields={"generation": after.generation, "reason": after.measured}))
     known = {(fact.rank, fact.node) for fact in before.slow} if before else set()
     said += [
         Say(event="straggler.found", fields={"rank": fact.rank, "node_slow": fact.node or "", "reason": fact.detail})
