@@ -13,7 +13,7 @@ from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.events import Action
-from elasticrl.core.model import Phase, Plan, Work
+from elasticrl.core.model import Plan, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.suspect import Budgets
 
@@ -212,11 +212,6 @@ class Cluster:
         for node in nodes:
             if node.name in self.finishing and node.name not in waiting:
                 self._finished(node, self.finishing[node.name])
-
-    def save_held(self, plan: Plan) -> None:
-        """A held gang's state goes to disk."""
-        if plan.phase is Phase.HOLD:
-            self.disk.save_held(self._together(plan))
 
     def _together(self, plan: Plan) -> list[Node]:
         """The seated nodes that rank 0's can reach: the others hear of no save."""

@@ -579,8 +579,6 @@ class Node:
         self.leave_gang()
         self.work, self.generation, self.stall = Work.PARKED, plan.generation, None
         self.cluster.reach("held", self)
-        if plan.seats and plan.seats[0].member.node == self.name:
-            self.cluster.save_held(plan)
         self.tell()
 
     def _halt(self, action: events.Halt) -> None:
