@@ -7,6 +7,7 @@ bad as a broken one is, and `reach` tells what the bad ones have in common: a no
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import exp, log
 from statistics import median
 from typing import Final
 
@@ -18,7 +19,10 @@ LATE_TIMES: Final = (
 )
 LATE_MS: Final = 0.5  # ... and this much more, below which nobody's step is slower for it
 SLOW_TIMES: Final = 2.0  # below the usual rate
-SPREADS: Final = 6.0  # median deviations from it: where all ways differ, none is odd
+SPREADS: Final = (
+    12.0  # median deviations, as ratios: where the best ways differ much among themselves, only the far is odd
+)
+LEAST: Final = 1e-3  # of ms and Mbit/s, below which a figure is no ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,8 @@ def late(trips: Mapping[Pair, float]) -> Odd | None:
     >>> late({("a", "b"): 0.1, ("a", "c"): 9.0, ("b", "c"): 9.1}).reach.nodes
     ('c',)
     """
-    usual, spread = _usual(trips, best=min)
-    limit = usual + max((LATE_TIMES - 1) * usual + LATE_MS, SPREADS * spread)
+    usual, times = _usual(trips, best=min)
+    limit = usual * max(LATE_TIMES, times) + LATE_MS
     return _odd(trips, usual, {pair for pair, ms in trips.items() if ms > limit}, worst=max)
 
 
@@ -59,19 +63,22 @@ def slow(rates: Mapping[Pair, float]) -> Odd | None:
     >>> slow({("a", "b"): 940, ("a", "c"): 930, ("b", "c"): 95, ("a", "d"): 940, ("b", "d"): 935, ("c", "d"): 941}).reach.links
     (('b', 'c'),)
     """
-    usual, spread = _usual(rates, best=max)
-    limit = min(usual / SLOW_TIMES, usual - SPREADS * spread)
+    usual, times = _usual(rates, best=max)
+    limit = usual / max(SLOW_TIMES, times)
     return _odd(rates, usual, {pair for pair, rate in rates.items() if rate < limit}, worst=min)
 
 
 def _usual(values: Mapping[Pair, float], best: Callable[[float, float], float]) -> tuple[float, float]:
-    """The median of the nodes' best ways, and the median deviation from it."""
+    """The median of the nodes' best ways, and how many times that a way may be off, as those differ."""
     own: dict[str, float] = {}
     for (a, b), value in values.items():
         for node in (a, b):
             own[node] = best(own.get(node, value), value)
-    usual = median(own.values()) if own else 0.0
-    return usual, median([abs(value - usual) for value in own.values()] or [0.0])
+    if not own:
+        return 0.0, 1.0
+    usual = median(own.values())
+    spread = median(abs(log(max(value, LEAST) / max(usual, LEAST))) for value in own.values())
+    return usual, exp(min(SPREADS * spread, 20.0))
 
 
 def _odd(

@@ -64,6 +64,7 @@ class Place:
     runtime: Path
     state: Path  # of all jobs and nodes
     disks: Mapping[str, Path]
+    root: Path = health.ROOT  # below which the kernel tells of this machine
 
 
 class Inquiry:
@@ -253,17 +254,17 @@ class Inquiry:
         """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""
         fresh = frozenset(ways) - self._ways
         self._ways |= fresh
-        if said := transport.sockets(fresh, fabric.active()) if fresh else "":
+        if said := transport.sockets(fresh, fabric.active(self.place.root)) if fresh else "":
             self.log.info("transport.sockets", said=said, remedy=transport.REMEDY)
 
     # ---- what the machine says
 
     async def _sample(self) -> None:
-        before = health.counters(time.monotonic())
+        before = health.counters(time.monotonic(), self.place.root)
         while True:
             with suppress(OSError):
                 facts, starving = await asyncio.to_thread(self._machine, before)
-                before = health.counters(time.monotonic())
+                before = health.counters(time.monotonic(), self.place.root)
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
@@ -274,8 +275,8 @@ class Inquiry:
     def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
         now, node = time.monotonic(), self.place.node
         if now >= self._cards[0] + CARDS_S:
-            self._cards = (now, (*amd.gpus()[0], *fabric.gone()))
-        checks = [*health.look(self.place.disks, before=before, now=now), *self._cards[1]]
+            self._cards = (now, (*amd.gpus(self.place.root)[0], *fabric.gone(self.place.root)))
+        checks = [*health.look(self.place.disks, root=self.place.root, before=before, now=now), *self._cards[1]]
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]

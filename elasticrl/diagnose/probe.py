@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
@@ -42,7 +42,6 @@ JUMBO: Final = 9216  # no network that is not inside of one machine carries more
 CHUNK: Final = 1 << 16
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # Linux; Python names them only since 3.14
 BUSY: Final = 64  # connections served at once
-ROW: Final = "row"  # the key of what a node has found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +366,7 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         if task.together and post.peers[peer].times:
             meet(task, peer, min(deadline, time.monotonic() + 4 * task.tcp_s))
         results[peer] = _stream(task, post, results.get(peer) or Result(node=task.me, peer=peer), deadline)
+    told = shared(task, post, port, results, "measured", time.monotonic() + 4 * task.tcp_s) if task.together else {}
     sound = computing is not None and _over_gloo(task, computing, post, results, deadline)
     for peer in task.partners:
         if computing is not None and sound and task.nccl == "on" and peer in task.near:
@@ -375,8 +375,9 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     if computing is not None:
         computing.close()
     if task.together:
-        port.keys[ROW] = json.dumps([replace(result, facts="").plain() for result in results.values()]).encode()
-        for result in gathered(task, post, deadline - LEAST_S):
+        told |= shared(task, post, port, results, "computed", deadline - LEAST_S)
+    for row in told.values():
+        for result in row:
             say(result)
     _stay(task, post, deadline)
 
@@ -426,15 +427,21 @@ def meet(task: Task, peer: str, deadline: float) -> None:
             time.sleep(EVERY_S)
 
 
-def gathered(task: Task, post: Post, deadline: float) -> Iterator[Result]:
-    """What the partners have found, each speaking for itself."""
+def shared(
+    task: Task, post: Post, port: Port, results: Mapping[str, Result], key: str, deadline: float
+) -> dict[str, tuple[Result, ...]]:
+    """Tell the partners what was found up to here, and hear what they have; each speaks for itself."""
+    port.keys[key] = json.dumps([replace(result, facts="").plain() for result in results.values()]).encode()
+    found: dict[str, tuple[Result, ...]] = {}
     for peer in task.partners:
         with contextlib.suppress(OSError, ValueError):
-            row = None
-            while post.peers[peer].times and row is None and time.monotonic() < deadline:
-                row = ask_key(task, peer, ROW)
-                time.sleep(0.0 if row else 10 * EVERY_S)
-            yield from (result for plain in json.loads(row or b"[]") if (result := result_of(plain)).node == peer)
+            row = ask_key(task, peer, key) if post.peers[peer].times else b"[]"
+            while row is None and time.monotonic() < deadline:
+                time.sleep(10 * EVERY_S)
+                row = ask_key(task, peer, key)
+            said = tuple(result for plain in json.loads(row or b"[]") if (result := result_of(plain)).node == peer)
+            found |= {peer: said} if said else {}
+    return found
 
 
 def _stream(task: Task, post: Post, result: Result, deadline: float) -> Result:

@@ -15,6 +15,7 @@ from diagnose_net import Net, cannot, network, probe
 
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
+from elasticrl.core.matrix import late, trips
 from elasticrl.core.pairs import everyone
 from elasticrl.core.verdict import Confidence, Fault
 from elasticrl.daemon.inquiry import GPUS
@@ -203,6 +204,18 @@ def test_a_node_that_is_200_ms_away_is_named(net: Net) -> None:
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1",)), facts
     assert "answers late" in verdict.cause
+
+
+def test_a_node_that_is_only_slow_is_the_odd_one_of_all_pairs_and_no_fault(net: Net) -> None:
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun to delay frames with")
+    with net.delayed("n2", 5.0):
+        ends = {node: f"{net.address(node)}:7733" for node in net.nodes}
+        results, facts = net.probe(within_s=30.0, gloo_s=0.0, nodes=ends, rounds=everyone(ends), together=True)
+    odd = late(trips(results))
+    assert odd is not None
+    assert (odd.said, odd.worst > 10.0) == ("n2", True), odd
+    assert judge(facts).nodes == ()
 
 
 @pytest.mark.skipif(not GPUS.exists(), reason="there is no GPU")

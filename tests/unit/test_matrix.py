@@ -74,6 +74,14 @@ def test_a_network_that_is_only_uneven_has_no_odd_one(count: int, chance) -> Non
     assert slow({pair: chance.uniform(5200.0, 9800.0) for pair in ways(count, 0)}) is None
 
 
+def test_where_figures_are_noisy_only_what_is_far_off_is_odd() -> None:
+    """Rates of five nodes that share two cores: they differ sevenfold, and n02 is worse all the same."""
+    measured = (1227, 10, 1235, 3188, 10.5, 683, 2682, 67, 19, 462)
+    found = slow(dict(zip(ways(5, 0), measured, strict=True)))
+    assert found is not None
+    assert (found.said, found.worst) == ("n02", 10.0)
+
+
 def test_racks_of_a_usual_network_and_a_microsecond_more_are_no_fault() -> None:
     left = set(names(4))
     assert late({pair: 0.12 if (pair[0] in left) == (pair[1] in left) else 0.31 for pair in ways(8, 0)}) is None
@@ -84,6 +92,7 @@ def test_of_two_nodes_or_of_nothing_nobody_can_say_who_is_odd() -> None:
     assert slow({("a", "b"): 3.0}) is None
     assert late({("a", "b"): 900.0}) is None
     assert (late({}), slow({})) == (None, None)
+    assert slow({**ways(4, 940.0), ("n00", "n01"): 0.0}) is not None, "nothing at all got through in time"
 
 
 def test_both_ends_views_of_a_way_are_one_figure() -> None:
