@@ -86,10 +86,9 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
-        self._cards: tuple[float, tuple[health.Check, ...]] = (
-            -math.inf,
-            (),
-        )  # AMD's GPUs, and those gone: when, and how
+        self._cards: tuple[
+            health.Check, ...
+        ] = ()  # AMD's GPUs, and those gone from the bus, when they were looked at last
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
@@ -259,9 +258,18 @@ class Inquiry:
 
     # ---- what the machine says
 
+    async def _look_at_cards(self) -> None:
+        """By itself: where a driver hangs so does what asks it, and the kernel's word on that must not wait."""
+        root = self.place.root
+        self._cards = await asyncio.to_thread(lambda: (*amd.gpus(root)[0], *fabric.gone(root)))
+
     async def _sample(self) -> None:
+        due = -math.inf
         before = health.counters(time.monotonic(), self.place.root)
         while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + CARDS_S
+                self._spawn(self._look_at_cards(), "cards")
             with suppress(OSError):
                 facts, starving = await asyncio.to_thread(self._machine, before)
                 before = health.counters(time.monotonic(), self.place.root)
@@ -274,9 +282,7 @@ class Inquiry:
 
     def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
         now, node = time.monotonic(), self.place.node
-        if now >= self._cards[0] + CARDS_S:
-            self._cards = (now, (*amd.gpus(self.place.root)[0], *fabric.gone(self.place.root)))
-        checks = [*health.look(self.place.disks, root=self.place.root, before=before, now=now), *self._cards[1]]
+        checks = [*health.look(self.place.disks, root=self.place.root, before=before, now=now), *self._cards]
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]

@@ -18,7 +18,7 @@ from elasticrl.core.evidence import Kind, Sign
 from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 
 PROGRAM: Final = "amd-smi"
-WITHIN_S: Final = 20.0  # for all questions: it imports Python, and looks for 0.1 s at the throttling of each card
+WITHIN_S: Final = 10.0  # for all questions: it imports Python, and looks for 0.1 s at the throttling of each card
 DRIVER: Final = "sys/module/amdgpu/initstate"
 DEVICES: Final = "dev/kfd"
 

@@ -5,7 +5,7 @@ that is kept. NCCL falls back to sockets without a warning, and a job over socke
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -18,9 +18,8 @@ _CHOSE = re.compile(rb"NCCL INFO Using network (\w[^\r\n]{0,40})")
 _VIA = re.compile(rb"\] via (NET/[A-Za-z]\w{0,30}|P2P|SHM)")
 _HAD = re.compile(rb"NCCL INFO NET/IB ?: Using (\[\d[^\r\n;]{1,400})")
 _ASKED = re.compile(rb"NCCL INFO NCCL_IB_HCA set (?:by environment )?to ([^\s]{1,200})")
-_NODE = re.compile(rb"([A-Za-z0-9][\w.-]{0,80}):\d{1,9}:\d{1,9} (?:\[\d{1,3}\] )?NCCL INFO ")
 LINES: Final = (
-    500  # of channels that a node is looked for in, of each piece of a log: there are as many as ways times peers
+    500  # of each kind whose node is looked for, of one piece of a log: channels are as many as ways times peers
 )
 
 
@@ -35,19 +34,14 @@ class Ways:
         """Add what these lines say."""
         if INFO not in data:
             return
-        for match in _CHOSE.finditer(data):
-            self._chose(f"NET/{_text(match)}", _node(data, match))
-        for match in islice(_VIA.finditer(data), LINES):
-            self._chose(_text(match), _node(data, match))
-        for way in set(_VIA.findall(data)):
-            self.chosen.setdefault(way.decode(), set())
-        for match in _HAD.finditer(data):
-            self.had[_node(data, match)] = _text(match)
-        for match in _ASKED.finditer(data):
-            self.had.setdefault(_node(data, match), f"NCCL_IB_HCA={_text(match)}")
-
-    def _chose(self, way: str, node: str) -> None:
-        self.chosen.setdefault(way, set()).add(node)
+        for node, network in _said(_CHOSE, data):
+            self.chosen.setdefault(f"NET/{network}", set()).update(node)
+        for node, way in _said(_VIA, data):
+            self.chosen.setdefault(way, set()).update(node)
+        for node, devices in _said(_HAD, data):
+            self.had.update(dict.fromkeys(node, devices))
+        for node, names in _said(_ASKED, data):
+            self.had = {**dict.fromkeys(node, f"NCCL_IB_HCA={names}"), **self.had}
 
     def add(self, other: "Ways") -> None:
         """Another stream's too."""
@@ -75,15 +69,21 @@ class Ways:
         return f"{few(nodes)} took sockets, and had {self.had[nodes[0]]}" if nodes else ""
 
 
-def _text(match: re.Match[bytes]) -> str:
-    return match[1].decode(errors="replace").strip()
+def _said(expression: re.Pattern[bytes], data: bytes) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What NCCL's lines say, each with whose line it is: one node, or none where the log does not tell."""
+    for match in islice(expression.finditer(data), LINES):
+        begin = max(data.rfind(b"\n", 0, match.start()) + 1, match.start() - 400)
+        before, info, _ = data[begin : match.end()].partition(INFO)
+        if info:
+            yield tuple(_node(before)), match[1].decode(errors="replace").strip()
 
 
-def _node(data: bytes, match: re.Match[bytes]) -> str:
-    """Whose line it is; "?" where the log does not say."""
-    begin = max(data.rfind(b"\n", 0, match.start()) + 1, match.start() - 400)
-    found = _NODE.search(data, begin, match.end())
-    return found[1].decode(errors="replace") if found else "?"
+def _node(before: bytes) -> Iterator[str]:
+    """Of "... n01:71:94 [0] ": n01."""
+    for word in before.split()[-2:]:
+        host, *numbers = word.rsplit(b":", 2)
+        if len(numbers) == 2 and all(map(bytes.isdigit, numbers)):
+            yield host.rpartition(b":")[2].decode(errors="replace")[:80]
 
 
 REMEDY: Final = (
