@@ -111,15 +111,17 @@ def acs(root: Path = ROOT) -> Iterator[Check]:
     if not cards:
         yield Check(name="pcie.acs", level=SKIP, value="no GPU", why=why)
         return
-    ports = sorted({bridge for device in found for bridge in device.above}, key=lambda bridge: bridge.name)
-    if not ports:
+    theirs = {bridge for card in cards for bridge in card.above}
+    near = (device for device in found if theirs.intersection(device.above))  # a NIC elsewhere is no GPU's way
+    bridges = sorted({bridge for device in near for bridge in device.above}, key=lambda bridge: bridge.name)
+    if not bridges:
         yield Check(
             name="pcie.acs", level=SKIP, value="no PCIe bridge above the GPUs is visible (a virtual machine)", why=why
         )
         return
-    read = {bridge: control(_config(bridge)) for bridge in ports}
-    if all(len(_config(bridge)) <= LONG for bridge in ports):
-        said = f"not readable: the control registers of {len(ports)} bridges need root"
+    read = {bridge: control(_config(bridge)) for bridge in bridges}
+    if all(len(_config(bridge)) <= LONG for bridge in bridges):
+        said = f"not readable: the control registers of {len(bridges)} bridges need root"
         yield Check(name="pcie.acs", level=SKIP, value=said, why=why, remedy="To know it: sudo elasticrl doctor.")
         return
     redirecting = {bridge: bits for bridge, bits in read.items() if bits and _redirects(bits)}
@@ -128,10 +130,8 @@ def acs(root: Path = ROOT) -> Iterator[Check]:
     bad = ", ".join(f"{bridge.name} ({_redirects(bits)})" for bridge, bits in list(inside.items())[:4])
     more = f" and {len(inside) - 4} more" if len(inside) > 4 else ""
     roots = len(redirecting) - len(inside)
-    well = (
-        f"no redirect in the switches ({len(ports)} bridges)"
-        + f", and in {roots} root ports, where it does no harm" * bool(roots)
-    )
+    well = f"no redirect in the switches ({len(bridges)} bridges)"
+    well += f"; in {roots} root ports, where it does no harm" * bool(roots)
     yield Check(
         name="pcie.acs", level=WARN if inside else OK, value=f"ACS redirects at {bad}{more}" if inside else well, why=why,
         remedy="Switch ACS off in the BIOS, or for each of them: setpci -s ADDRESS ECAP_ACS+0x6.w=0000 (it comes back at a "

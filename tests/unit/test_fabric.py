@@ -104,6 +104,20 @@ def test_a_switch_that_sends_what_gpus_copy_up_to_the_processor_is_a_warning(tre
     assert next(fabric.acs(tree)).level is Level.OK, "source validation alone redirects nothing"
 
 
+def test_a_switch_above_no_gpu_may_redirect_what_it_likes(tree: Path) -> None:
+    other = tree / "sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0/0000:82:00.0/0000:83:00.0"
+    other.mkdir(parents=True)
+    for place, kind in ((other, "0x020000"), *((above, "0x060400") for above in list(other.parents)[:3])):
+        for name, text in {"class": kind, "vendor": "0x8086", **FULL}.items():
+            (place / name).write_text(text)
+        (place / "config").write_bytes(config(0x1D))
+    (tree / "sys/class/net/eth0").mkdir(parents=True)
+    (tree / "sys/class/net/eth0/operstate").write_text("up\n")
+    (tree / "sys/class/net/eth0/device").symlink_to(other)
+    assert f"pcie.{other.name}" in by_name(fabric.links(tree))
+    assert [check.level for check in fabric.acs(tree)] == [Level.OK]
+
+
 def test_who_may_not_read_the_registers_is_told_so_and_a_machine_without_gpus_is_not_looked_at(tree: Path) -> None:
     for address in PLACES:
         path = at(tree, address) / "config"
