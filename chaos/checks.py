@@ -692,8 +692,19 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
     if expect.back_within_s is not None:
         yield from _back_within(case, expect.back_within_s)
+    if expect.ends_saved:
+        yield from _ends_saved(case)
     if expect.nothing_lost:
         yield from _nothing_lost(case)
+
+
+def _ends_saved(case: Case) -> Iterator[Complaint]:
+    last = max((fact.at for fact in case.history if isinstance(fact, Left)), default=0.0)
+    before = [fact for fact in case.history if fact.at <= last]
+    sealed = max((fact.step for fact in before if isinstance(fact, Sealed)), default=0)
+    saved = max((fact.step for fact in before if isinstance(fact, Committed)), default=0)
+    if saved < sealed:
+        yield last, f"the last node left with step {saved} saved, {sealed} were sealed"
 
 
 def _nothing_lost(case: Case) -> Iterator[Complaint]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from elasticrl.core.model import Member, Plan, Seat, Strike
 
+CROSSING_S = 2.0  # a plan may be under way while its writer's next decision, a quarantine, overtakes it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
@@ -28,7 +30,7 @@ class Planned(Fact):
     by: str
     committed: int
     paused_s: float  # how long the job had been asked to pause; 0: it was not
-    held: tuple[str, ...] = ()  # members under a quarantine that had stood for two seconds
+    held: tuple[str, ...] = ()  # members under a quarantine that had stood for CROSSING_S
     lapsed_s: float = 0.0  # how long, by a true clock, the writer's lease had been unsure when it sent this plan
 
 

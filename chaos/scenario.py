@@ -35,6 +35,7 @@ class Expect:
     seats_never_below: int | None = None  # in any plan that trains
     gone_within_s: float | None = None  # from an operator's drain to the node's leaving
     left_with_all_saved: bool = False  # nobody left before the newest whole step was committed
+    ends_saved: bool = False  # when the last node left, the newest update that was sealed was committed
     steps_at_least: int | None = None
     nothing_lost: bool = False  # every gang goes on from the newest update that was sealed before
 

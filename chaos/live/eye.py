@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaos.history import (
+    CROSSING_S,
     Asked,
     Bug,
     Committed,
@@ -52,6 +53,7 @@ class Eye:
         self.commit = 0
         self.members: dict[str, Record] = {}
         self.held: dict[str, str] = {}  # node -> member under quarantine
+        self._held_since: dict[str, float] = {}
         self.sealed: dict[int, dict[str, int]] = {}  # generation -> node -> newest step that it knows to be sealed
         self.sealed_at = 0.0  # when a step was sealed last
         self.newest = 0  # step
@@ -164,7 +166,9 @@ class Eye:
                     by=self.leader,
                     committed=self.commit,
                     paused_s=paused,
-                    held=tuple(self.held.values()),
+                    held=tuple(
+                        member for node, member in self.held.items() if at - self._held_since[node] > CROSSING_S
+                    ),
                 )
             )
         elif key == keys.COMMIT and value is not None:
@@ -203,18 +207,23 @@ class Eye:
 
     def _confined(self, at: float, node: str, value: bytes | None) -> None:
         if value is None:
-            self.held.pop(node, None)
+            self._free(node)
             return
         found = keys.load(Quarantine, value, node)
         if found.held:
             self.held[node] = str(found.member)
+            self._held_since.setdefault(node, at)
         else:
-            self.held.pop(node, None)
+            self._free(node)
         self.facts.append(
             Confined(
                 at=at, node=node, member=str(found.member), reason=found.reason, strikes=found.strikes, held=found.held
             )
         )
+
+    def _free(self, node: str) -> None:
+        self.held.pop(node, None)
+        self._held_since.pop(node, None)
 
     def _lines(self, path: Path) -> list[dict[str, Any]]:
         try:

@@ -26,6 +26,7 @@ from elasticrl.daemon.client import Unanswered
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings
 from elasticrl.store.etcd import EtcdStore
+from elasticrl.store.protocol import StoreRefused
 
 #: What needs namespaces, cables, cgroups or a disk of the lab's own.
 LACKS_BOXES = (
@@ -457,9 +458,8 @@ class Hands:
         return self._down([name]) if name else None
 
     def _store_outage(self, _: Fault) -> Done | None:
-        if any(member.down for member in self.lab.members.values()):
-            return None
-        return self._down(list(self.lab.members))
+        # Beside a member that is down for longer, the others: it comes back when its own fault is over.
+        return self._down([name for name, member in self.lab.members.items() if not member.down])
 
     def _pause_etcd(self, fault: Fault) -> Done | None:
         name = self._member(leading=fault.value > 0.5)
@@ -489,7 +489,12 @@ class Hands:
                 listing = await store.scan("")
                 await store.compact(listing.revision)
 
-        asyncio.run(compact())
+        try:
+            asyncio.run(compact())
+        except StoreRefused as refused:
+            if "has been compacted" not in str(refused):
+                raise
+            return None  # nothing was written since the last time: not yet
         return Done(nodes=(), detail="everything but the newest revision")
 
     def _lose_lease(self, fault: Fault) -> Done | None:

@@ -207,9 +207,10 @@ class Cluster:
             node.halted(generation)
 
     def saved(self, nodes: list[Node]) -> None:
-        """A save has ended: those who waited for it may end too."""
+        """A save has ended: those who waited for it may end too, unless another one of theirs goes on."""
+        waiting = {node.name for save in self.disk.active for node, _ in save.sources}
         for node in nodes:
-            if node.name in self.finishing:
+            if node.name in self.finishing and node.name not in waiting:
                 self._finished(node, self.finishing[node.name])
 
     def save_held(self, plan: Plan) -> None:

@@ -7,7 +7,7 @@ lost; a watch is late, may skip to the newest, and never goes backwards unless a
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from chaos.history import Committed, Confined, Elected, Expired, Planned
+from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.model import Commit, Intent, Member, Quarantine, Record, Verb, View
@@ -151,7 +151,9 @@ class Store:
             return
         now = self._world.now
         held = tuple(
-            str(q.member) for n, q in sorted(self.quarantines.items()) if q.held and now - self.confined_at[n] > 2
+            str(q.member)
+            for n, q in sorted(self.quarantines.items())
+            if q.held and now - self.confined_at[n] > CROSSING_S
         )
         fact = Planned(
             at=now,

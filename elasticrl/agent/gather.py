@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elasticrl.agent.beats import Snapshot, State
+from elasticrl.core.model import Lap, Stall, Work
 from elasticrl.core.model import Pace as Took
-from elasticrl.core.model import Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 
 RESTING = frozenset({State.WARM, State.PARKED, State.DONE})  # nobody expects progress of these
@@ -130,6 +130,7 @@ class Stride:
     at: float = 0.0
     seen: Mapping[int, Snapshot] = field(default_factory=dict)  # then
     took: tuple[Took, ...] = ()
+    lap: Lap | None = None  # outlives its gang: what broke it is weighed against what was usual
 
     def after(self, workers: Iterable[Beating], now: float, every_s: float) -> "Stride":
         """A later look. Nothing is said before each worker has made a step in between, under the same generation."""
@@ -139,8 +140,8 @@ class Stride:
             and (then.pid, then.generation) == (w.beat.pid, w.beat.generation)
             for w in workers
         )
-        if not same or len(workers) != len(self.seen):
-            return Stride(at=now, seen={w.slot: w.beat for w in workers})
+        if not workers or not same or len(workers) != len(self.seen):
+            return Stride(at=now, seen={w.slot: w.beat for w in workers}, lap=self.lap)
         if now < self.at + every_s or any(w.beat.step <= self.seen[w.slot].step for w in workers):
             return self
         took = tuple(
@@ -152,4 +153,10 @@ class Stride:
             for before in [then.get(name, 0.0)]
             if seconds > before
         )
-        return Stride(at=now, seen={w.slot: w.beat for w in workers}, took=took)
+        made = [(w.beat, self.seen[w.slot], w.beat.step - self.seen[w.slot].step) for w in workers]
+        lap = Lap(
+            generation=max((beat.generation for beat, _, _ in made), default=0),
+            seconds=round(max((now - self.at) / steps for _, _, steps in made), 4),
+            bytes=max((beat.bytes - then.bytes) // steps for beat, then, steps in made),
+        )
+        return Stride(at=now, seen={w.slot: w.beat for w in workers}, took=took, lap=lap)

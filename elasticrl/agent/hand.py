@@ -600,6 +600,7 @@ class Hand(LocalElasticAgent):
             unlogged=self._logs.problem,
             stopping=self._stopping,
             pace=self._stride.took if self._seated else (),
+            lap=self._stride.lap,
             phase=here.phase if self._seated else "",
             since=here.since if self._seated else 0.0,
             restore_s=here.restore_s if self._seated else 0.0,
@@ -613,4 +614,4 @@ def news(report: Report | None, begun: int) -> Report | None:
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    return replace(report, step=int(report.step > begun), stall=stall, pace=(), phase="", since=0.0)
+    return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase="", since=0.0)

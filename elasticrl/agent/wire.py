@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core import events
-from elasticrl.core.model import Exit, Member, Pace, Plan, Role, Rung, Seat, Stall, Work, deal
+from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Role, Rung, Seat, Stall, Work, deal
 
 VERSION: Final = 1
 LIMIT: Final = 8 * 1024 * 1024  # of one line; 4,096 seats are far below it
@@ -177,6 +177,7 @@ class Report:
     unlogged: str = ""  # why workers' output is not in the file where it should be
     stopping: str = ""  # why the agent is about to end
     pace: tuple[Pace, ...] = ()  # how long the workers' phases took lately
+    lap: Lap | None = None  # how long their newest steps took
     phase: str = ""  # of the worker whose beat is the oldest
     since: float = 0.0  # that beat, on the machine's monotonic clock
     restore_s: float = 0.0  # how long putting their state back took in this generation
@@ -186,7 +187,7 @@ class Report:
         return events.Workers(
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
-            bits=self.bits, pace=self.pace, phase=self.phase, problem=self.problem,
+            bits=self.bits, pace=self.pace, lap=self.lap, phase=self.phase, problem=self.problem,
             restore_s=self.restore_s,
         )  # fmt: skip
 

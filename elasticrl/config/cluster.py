@@ -396,6 +396,9 @@ class Comm(Section):
     fallback: Literal["none", "gloo"] = "none"
     """gloo: when NCCL is proven broken and TCP works, go on over gloo, staged through the CPU, until a probe is clean.
     Slower, instead of not at all."""
+    fallback_limit: Positive = 20.0
+    """A factor. No fallback where moving a step's bytes over the slowest way would take more than this many times a usual
+    step, as computed from the probe. More goes on however slow it gets; less waits for a repair."""
     profile: Literal["none", "diagnose", "single-node-pcie", "ib", "roce", "ethernet", "mi300"] = "none"
     """Sets the NCCL environment that is right for that fabric, and says so. none: leaves it alone. diagnose: NCCL says in the
     workers' logs what it finds and chooses."""

@@ -19,6 +19,7 @@ RENAMED = {
     "exact": "lanes.exact",
     "timeouts.phase_s": "timeouts.phase",
     "fallback": "comm.fallback",
+    "fallback_limit": "comm.fallback_limit",
     "policy": "policy",
 }
 
@@ -46,6 +47,7 @@ def to_core(tree: Tree) -> settings.Settings:
         ),
         policy=dict(tree.policy),
         fallback=tree.comm.fallback,
+        fallback_limit=tree.comm.fallback_limit,
     )
 
 

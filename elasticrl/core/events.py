@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.model import Exit, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.model import Exit, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
 from elasticrl.core.pairs import Pair, Result
 from elasticrl.core.settings import Settings
 
@@ -58,6 +58,7 @@ class Workers(Event):
     vault: str = ""  # where this node's vault listens
     bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
+    lap: Lap | None = None  # how long their newest steps took
     phase: str = ""  # that of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from elasticrl.core import dossier, straggler
 from elasticrl.core.evidence import Evidence, bounded, of_exit
+from elasticrl.core.fallback import too_slow
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Work
 from elasticrl.core.policy import Act, Answer, Scope, answer
@@ -100,6 +101,7 @@ def answer_to(scene: Scene, lead: Lead, verdict: Verdict, *, gloo: bool) -> Answ
         recent=len(lead.put_out),
         share=settings.health.quarantine_share,
         gloo=gloo and settings.fallback == "gloo",
+        slow=too_slow(scene) if gloo else "",
     )
     return answer(verdict, words, scope)
 

@@ -129,6 +129,7 @@ def record_of(state: State, now: float) -> Record:
         evidence=dossier.told(state.evidence, here if plan and plan.phase is Phase.TRAIN else 0),
         looked=state.looked,
         pace=told.pace,
+        lap=told.lap,
         phase=told.phase,
         beat_at=told.beat_at,
         advice=_advice(state),
@@ -155,6 +156,7 @@ def _advice(state: State) -> tuple[str, ...]:
             said.append(f"{finding.verdict.said}. {finding.capped}. {finding.verdict.remedy}")
         elif finding.answer.act is Act.REPORT:
             said.append(f"{finding.verdict.said}. {finding.verdict.remedy}")
+    said += [lead.measured] if lead.measured else []
     return (*said, *(f"{fact.node}: rank {fact.rank} is slow: {fact.detail}" for fact in lead.slow))[:4]
 
 
@@ -215,6 +217,8 @@ def _follow(
             )
         case Phase.PROBE:
             return Wish(kill + _hold(plan, workers) + _probe(state, plan), reason=plan.reason)
+        case Phase.HOLD if plan.saves:
+            return _save(state, plan, workers, now)
         case Phase.HOLD:
             leave = _leave_held(state, now)
             return Wish(kill + _hold(plan, workers) + _commit(state, plan, workers) + leave, reason=plan.reason)
@@ -322,6 +326,23 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     if commit:
         reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
+
+
+def _save(state: State, plan: Plan, workers: Workers, now: float) -> Wish:
+    """Nodes leave that the gang cannot spare: it ends with a last save, they go, and the others wait for more nodes.
+
+    Found on three nodes that were stopped at one stroke, and on one that is stopped: parked workers save nothing.
+    """
+    drain_s = state.settings.recovery.drain_s
+    due = state.adopted + 2 * drain_s  # a last step and save, and then the commit
+    commit = _commit(state, plan, workers)
+    if alive(workers) and now < due:
+        halt = Halt(generation=plan.generation, save=True, within_s=drain_s, reason=plan.reason)
+        return Wish((halt, *commit), due, plan.reason)
+    if commit and now < due:
+        return Wish(commit, due, plan.reason)
+    leave = _leave_held(state, now)
+    return Wish(leave, inf if leave or not state.leaving else state.leaving_since + drain_s, plan.reason)
 
 
 def _leave_held(state: State, now: float) -> tuple[Action, ...]:

@@ -12,6 +12,7 @@ from math import inf
 
 from elasticrl.core import dossier
 from elasticrl.core.events import Action, Confine, Inspect, Propose
+from elasticrl.core.fallback import measured
 from elasticrl.core.findings import brief, investigate
 from elasticrl.core.follow import plan_of
 from elasticrl.core.growth import ease, form, grow, moved
@@ -159,6 +160,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         history=() if new_plan else lead.history,
         slow=() if new_plan else lead.slow,
         eased=_eased(scene) if new_plan else lead.eased,
+        measured="" if new_plan else lead.measured or measured(scene.plan, scene),
         backend_since=inf
         if scene.plan is None or not scene.plan.backend
         else now

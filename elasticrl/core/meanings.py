@@ -258,6 +258,12 @@ TROUBLE: tuple[tuple[frozenset[Sign], Trouble], ...] = (
     )),
 )  # fmt: skip
 
+#: What a broken NCCL says of itself that tells what to do better than its kind does.
+TELLING: Mapping[str, str] = MappingProxyType({
+    "no socket interface found": "NCCL_SOCKET_IFNAME names an interface that is not there, is down, or has no address "
+    "(ip addr); name one that every node has.",
+})  # fmt: skip
+
 
 #: Where a fact comes from decides how far it is believed: what the agent and the kernel saw, before what a log claims.
 HARD = frozenset({Kind.EXIT, Kind.BEAT, Kind.RECORDER, Kind.PROBE, Kind.NODE, Kind.STACK})

@@ -115,10 +115,12 @@ class Plan:
     pairs: tuple[Pair, ...] = ()  # with PROBE: test these, instead of everybody some others
     backend: str = ""  # "gloo": in place of what is configured, until a probe finds that in order
     fallbacks: int = 0  # how often it was found broken in a row
+    usual_s: float = 0.0  # with `backend`: how long a step took over what is configured; 0: nobody knew
     gang: tuple[
         str, ...
     ] = ()  # nodes of the newest gang that trained, in rank order, where they are not those of the seats
     waited: int = -1  # the commit since which the job has held for members that were put out
+    saves: bool = False  # with HOLD: the workers end with a last save, because nodes leave that cannot be spared
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:
@@ -230,6 +232,18 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """How long a step took lately, waits and all, and what each rank sent in it: the most of a node's workers.
+
+    Example: Lap(generation=14, seconds=1.31, bytes=1_881_000)
+    """
+
+    generation: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a member says of itself, under its own lease. Rewritten when it changes, not every step.
 
@@ -261,6 +275,7 @@ class Record:
     evidence: tuple[Evidence, ...] = ()  # the newest facts that this node has found, those first that can be a cause
     looked: int = 0  # the newest request to look at its workers that this node has answered
     pace: tuple[Pace, ...] = ()  # how long its workers' phases took lately, refreshed with the step
+    lap: Lap | None = None  # how long their newest steps took, of this generation or the last that made some
     phase: str = ""  # what its workers are doing, refreshed with the step
     beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
     advice: tuple[str, ...] = ()  # what the leader would tell an operator

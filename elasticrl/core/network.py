@@ -3,11 +3,12 @@
 The one idea: a probe singles out by what works (`reach`); without one, that nobody is elsewhere leaves only the way.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from elasticrl.core.case import Case
 from elasticrl.core.evidence import Kind
-from elasticrl.core.meanings import GOING_ON, TROUBLE, Trouble
+from elasticrl.core.meanings import GOING_ON, TELLING, TROUBLE, Trouble
 from elasticrl.core.reach import Reach, single_out
 from elasticrl.core.verdict import Confidence, Fault, Verdict, rank_names
 
@@ -23,10 +24,13 @@ def probed(case: Case) -> Verdict | None:
         good = [(str(fact.node), str(fact.peer)) for fact in facts if fact.sign not in worse]
         reach = single_out(((str(fact.node), str(fact.peer)) for fact in broken), good)
         sure = bool(reach.nodes) or what.fault is Fault.FABRIC
+        said = Counter(fact.detail for fact in broken if fact.detail).most_common(1)
+        detail = said[0][0] if said else ""  # what most of them say: the others may only have lost their partner
+        remedy = next((better for words, better in TELLING.items() if words in detail), what.remedy)
         return Verdict(
             fault=what.fault, nodes=reach.blamed, confidence=Confidence.HIGH if sure and not reach.apart else Confidence.MEDIUM,
-            cause=_where(reach, what) + f" ({broken[0].detail})" * bool(broken[0].detail),
-            remedy=what.remedy, because=tuple(broken[:6]), against=(_doubt(reach), what.contradicted_by),
+            cause=_where(reach, what) + f" ({detail})" * bool(detail),
+            remedy=remedy, because=tuple(broken[:6]), against=(_doubt(reach), what.contradicted_by),
         )  # fmt: skip
     return None
 

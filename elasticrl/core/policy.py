@@ -35,6 +35,7 @@ class Scope:
     recent: int = 0  # quarantines that began in the last hour
     share: float = 0.5  # `health.quarantine_share`: of the known nodes, at once and in an hour
     gloo: bool = False  # `comm.fallback: gloo`, and the probe has shown that gloo carries what is needed
+    slow: str = ""  # why it would be too slow all the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +77,10 @@ def _allowed(wanted: Act, verdict: Verdict, scope: Scope) -> tuple[Act, str]:
         return wanted, ""
     if wanted is Act.FALLBACK:
         proven = verdict.fault is Fault.FABRIC and verdict.confidence is Confidence.HIGH
-        if proven and scope.gloo:
+        if proven and scope.gloo and not scope.slow:
             return wanted, ""
-        return Act.RESTART, "policy says fallback, and " + (
-            "NCCL is not proven broken" if scope.gloo else "gloo cannot carry it"
-        )
+        why = "gloo cannot carry it" if not scope.gloo else scope.slow if proven else "NCCL is not proven broken"
+        return Act.RESTART, f"policy says fallback, and {why}"
     if not (verdict.nodes or verdict.ranks):
         return Act.RESTART, f"policy says {wanted}, and the evidence names nobody"
     if wanted is Act.QUARANTINE and (why := _too_many(verdict.nodes, scope)):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from elasticrl.core import dossier
 from elasticrl.core.evidence import Evidence, Sign
+from elasticrl.core.fallback import cost
 from elasticrl.core.findings import answer_to, with_cause
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
@@ -122,7 +123,7 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
         fresh = scene.train(
             scene.kept, "the probes find NCCL in order: back from gloo", Rung.REFORM, strike=plan.strike
         )
-        return Move(plan=replace(fresh, backend="", fallbacks=0))
+        return Move(plan=replace(fresh, backend="", fallbacks=0, usual_s=0.0))
     why = with_cause("NCCL is not found in order: staying on gloo", verdict)
     fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
     # A probe without an answer is repeated after the same time: the next might have found it in order.
@@ -139,9 +140,11 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evide
     assert plan is not None
     seats = scene.kept
     if act is Act.FALLBACK:
-        why = f"{verdict.said}: going on over gloo, which is slower, until a probe finds NCCL in order"
+        price = cost(scene)
+        why = f"{verdict.said}: going on over gloo, until a probe finds NCCL in order" + (f"; {price}" if price else "")
         fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
-        return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1), verdict=verdict)
+        usual_s = price.usual_s if price else 0.0
+        return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1, usual_s=usual_s), verdict=verdict)
     if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
         ill = {node for way in ways if way.sign is not Sign.HEALTHY for node in (way.node, way.peer)}
         members = {seat.member: verdict.said for seat in seats if seat.member.node in ill.intersection(verdict.nodes)}

@@ -243,6 +243,7 @@ class Scene:
         exit_code: int | None = None,
         pairs: tuple[Pair, ...] = (),
         waited: int | None = None,
+        saves: bool = False,
     ) -> Plan:
         """The next plan."""
         here = {seat.member for seat in seats}
@@ -266,8 +267,10 @@ class Scene:
             pairs=pairs,
             backend=self.plan.backend if self.plan else "",
             fallbacks=self.plan.fallbacks if self.plan else 0,
+            usual_s=self.plan.usual_s if self.plan else 0.0,
             gang=() if same else self.gang,
             waited=before if waited is None else waited,
+            saves=saves,
         )
 
     def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:

@@ -82,3 +82,4 @@ class Settings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     policy: dict[str, str] = field(default_factory=dict)  # class of fault -> what is done at most; others: restart
     fallback: Literal["none", "gloo"] = "none"  # what to go on over where NCCL is proven broken
+    fallback_limit: float = 20.0  # not where moving a step's bytes would take more than so many usual steps

@@ -77,6 +77,7 @@ class Lead:
     earlier: tuple[Result, ...] = ()  # of the one before, which this one confirms
     slow: Facts = ()  # who is slow, as things are
     eased: frozenset[str] = frozenset()  # nodes that were given up for being slow
+    measured: str = ""  # what the fallback costs, once steps were made over it
     backend_since: float = inf  # since when this leader has known the gang to be on a backend that is not its own
 
 

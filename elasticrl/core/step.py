@@ -34,7 +34,7 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
-from elasticrl.core.follow import alive, belong, follow, lease_held
+from elasticrl.core.follow import alive, belong, follow, lease_held, seat_of
 from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
@@ -218,11 +218,15 @@ def stand(state: State, now: float) -> Wish:
     actions: list[Action] = []
     if state.met is not None and everyone != (view.records is not None):
         actions.append(Watch(everyone=everyone))
-    if state.vacant_since is None or state.leaving or view.own is None or not lease_held(state, now):
+    if state.vacant_since is None or view.own is None or not lease_held(state, now):
+        return Wish(tuple(actions))
+    if state.leaving and seat_of(state) is None:
         return Wish(tuple(actions))
     if view.leader is not None and me not in office and me != view.leader.node:
         return Wish(tuple(actions))
     due = state.vacant_since + patience(state, office)
+    if state.leaving:  # who stays goes first; where all leave, one has to lead them out
+        due += state.settings.membership.campaign_spread_s
     if now < due:
         return Wish(tuple(actions), due)
     return Wish((*actions, Campaign(over=view.leader_revision if view.leader else 0)))
@@ -317,6 +321,8 @@ def reports(before: Lead | None, after: Lead, *, answered: bool) -> tuple[Action
     if finding is not None and finding.capped and (last is None or last.capped != finding.capped):
         fields = {"generation": after.generation, "fault": finding.verdict.fault.value, "nodes": finding.answer.nodes}
         said.append(Say(event="policy.capped", fields={**fields, "reason": finding.capped}))
+    if after.measured and after.measured != (before.measured if before else ""):
+        said.append(Say(event="fallback.measured", fields={"generation": after.generation, "reason": after.measured}))
     known = {(fact.rank, fact.node) for fact in before.slow} if before else set()
     said += [
         Say(event="straggler.found", fields={"rank": fact.rank, "node_slow": fact.node or "", "reason": fact.detail})

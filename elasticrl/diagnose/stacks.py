@@ -116,6 +116,7 @@ WEAK: Final = tuple(
     for what, file, name, words in (
         # The runtime's own wait, and a plain Work's: its file has no frame, its line says it.
         ("collective", r"elasticrl/runtime/group\.py$", r"(wait|_run|_bounded|synchronize)$", "in a collective"),
+        ("gpu", r"elasticrl/runtime/group\.py$", r"settle$", "waiting for its GPU"),
         ("child", r"/subprocess\.py$", _ANY, "waiting for a child process"),
         ("lock", r"/(threading|queue|multiprocessing/\w+|concurrent/futures/\w+)\.py$",
          r"(acquire|wait|get|join|result|recv|_recv|poll|put)", "waiting for a lock or a queue"),

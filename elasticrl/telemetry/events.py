@@ -156,6 +156,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"rank": "", "node_slow": "where it runs", "reason": "in which phase, and by how much"},
     ),
     Declared(
+        name="fallback.measured",
+        meaning="The gang goes on over gloo in place of NCCL, and has made its first steps so.",
+        level="warning",
+        fields={"generation": "", "reason": "how long a step takes, and took before"},
+    ),
+    Declared(
         name="scene.taken",
         meaning="Workers that had stalled were asked where they are, before anything is done to them.",
         fields={"generation": "", "said": "where each is", "took_s": ""},

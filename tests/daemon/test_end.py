@@ -1,5 +1,7 @@
 """How a job ends: with its last checkpoint committed, on the disk as in the store; and what follows when the store is lost."""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -61,9 +63,9 @@ class Adopting(Job):
         return [daemon.returncode for daemon in daemons]
 
 
-def job_of(steps: int = STEPS) -> Adopting:
-    """Two nodes make so many steps."""
-    conf = {"job": {"program": str(PROGRAM), "seed": 7, "steps": steps}, "checkpoint": {"every": 100}}
+def job_of(steps: int = STEPS, **more: Mapping[str, object]) -> Adopting:
+    """Two nodes, or as many as `more` says, make so many steps."""
+    conf = {"job": {"program": str(PROGRAM), "seed": 7, "steps": steps}, "checkpoint": {"every": 10_000}, **more}
     return Adopting(etcd=1, conf=conf, script_args=("--step-ms", "20"))
 
 
@@ -72,6 +74,24 @@ def test_a_job_that_ends_by_itself_leaves_its_last_checkpoint_committed() -> Non
         job.start("n0", "n1")
         assert job.ends() == [0, 0]
         assert job.shelved() == [(STEPS, True)]
+
+
+@pytest.mark.parametrize("nodes", [("n0",), ("n0", "n1", "n2")], ids=["one", "three"])
+def test_nodes_that_are_all_drained_at_once_leave_soon_and_with_all_saved(nodes: tuple[str, ...]) -> None:
+    # Found where three were stopped at one stroke: those that could not be spared parked, which saves nothing, for a minute.
+    few = {"membership": {"min_nodes": 1}, "vault": {"copies": 0}} if len(nodes) == 1 else {}
+    with job_of(0, **few) as job:
+        job.start(*nodes)
+        job.until_steps(len(nodes), count=5, within_s=60.0)
+        begun = time.monotonic()
+        for node in nodes:
+            job.ask(node, "drain")
+        assert job.ends() == [0] * len(nodes)
+        assert time.monotonic() - begun < 20.0
+        sealed = max(line.step for line in job.sealed())
+        (step, committed), *_ = job.shelved()
+        assert committed
+        assert step >= sealed > 0
 
 
 @pytest.mark.slow

@@ -43,8 +43,9 @@ def test_a_gang_whose_nccl_breaks_goes_on_over_gloo_and_comes_back(
         fell = planned("going on over gloo")[0]
         told = next(line for line in job.since(struck, "verdict.found") if line["fault"] == Fault.FABRIC)
         assert set(told["nodes"]) == {a, b}
-        assert (told["confidence"], "which is slower" in str(fell["reason"])) == ("high", True)
+        assert (told["confidence"], "takes about" in str(fell["reason"])) == ("high", True), "what it costs is computed"
         job.until(lambda: all(job.steps(n)[0] > step + 5 for n in NODES), 60.0, "all train on over gloo")
+        job.until(lambda: job.since(struck, "fallback.measured"), 60.0, "what it costs is measured")
         assert not [line for line in job.since(struck, "plan.adopted") if line["members"] < len(NODES)], (
             "nobody is put out"
         )

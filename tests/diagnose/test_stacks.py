@@ -159,6 +159,7 @@ C10D = "/env/torch/distributed/distributed_c10d.py"
         (frames(f"{C10D} all_reduce", "/job/train.py step"), "collective"),
         (frames("/e/elasticrl/runtime/group.py wait", f"{C10D} broadcast", "/job/train.py step"), "collective"),
         (frames("/e/elasticrl/runtime/group.py wait", "/job/train.py step"), "collective"),
+        (frames("/e/elasticrl/runtime/group.py settle", "/e/elasticrl/runtime/agree.py exchange"), "gpu"),
         # A save that waits for the others waits: it is not the save that hangs.
         (frames(f"{C10D} gather_object", "/env/torch/distributed/checkpoint/utils.py reduce_scatter",
                 "/job/train.py save"), "collective"),

@@ -10,9 +10,10 @@ from elasticrl.core import dossier, events
 from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Exit, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
+from elasticrl.core.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.settings import Health, Membership, Settings
+from elasticrl.core.step import step
 from elasticrl.core.suspect import probe_links
 from elasticrl.core.verdict import Confidence, Fault
 
@@ -38,11 +39,12 @@ def leader(policy: Mapping[str, str] | None = None, **more: object) -> Life:
     return life
 
 
-def train(life: Life, now: float, generation: int, written: Plan | None = None) -> None:
+def train(life: Life, now: float, generation: int, written: Plan | None = None, *, lap: Lap | None = None) -> None:
     found = written or plan(generation, *NODES)
     life.seen(now, "written", plan=found, plan_revision=10 * generation)
-    life.at(now, Workers(now=0, work=Work.TRAINING, generation=generation, born=1, warm=True, endpoint="n00:29500"))
-    life.told(now, *(record(n, work=Work.TRAINING, generation=generation, born=1) for n in NODES[1:]), life.view.own)
+    running = {"work": Work.TRAINING, "generation": generation, "born": 1, "lap": lap}
+    life.at(now, Workers(now=0, warm=True, endpoint="n00:29500", **running))  # type: ignore[arg-type]
+    life.told(now, *(record(n, **running) for n in NODES[1:]), life.view.own)
 
 
 def proposed(life: Life) -> Plan | None:
@@ -562,12 +564,21 @@ def results(nccl: str | None = "ok") -> dict[str, tuple[Result, ...]]:
     }
 
 
-def probed(life: Life, now: float, generation: int, found: dict[str, tuple[Result, ...]], **more: object) -> Plan:
+def probed(
+    life: Life,
+    now: float,
+    generation: int,
+    found: dict[str, tuple[Result, ...]],
+    *,
+    laps: Lap | None = None,
+    **more: object,
+) -> Plan:
     life.leased(now - 0.1)
     held = replace(plan(generation, *NODES, phase=Phase.PROBE), **more)  # type: ignore[arg-type]
     life.seen(now, "probe", plan=held, plan_revision=10 * generation)
     life.at(now, Probed(now=0, generation=generation, unreachable=(), more=True))
     parked = {"work": Work.PARKED, "generation": generation, "born": 1, "unreachable": (), "answered": generation}
+    parked["lap"] = laps
     life.told(now, *(record(name, probing=True, **parked) for name in NODES[1:]), life.view.own)
     assert proposed(life) is None, "what they find on the way is waited for"
     life.at(now + 1, Probed(now=0, generation=generation, unreachable=(), results=found["n00"]))
@@ -597,6 +608,30 @@ def test_where_nccl_is_proven_broken_and_gloo_is_fine_the_gang_goes_on_over_gloo
     assert probed(life, 150.0, 66, some, backend="gloo", fallbacks=2).backend == "gloo", "one of them has not said"
     clean = probed(life, 200.0, 77, results(), backend="gloo", fallbacks=2)
     assert (clean.phase, clean.backend, clean.fallbacks) == (Phase.TRAIN, "", 0)
+
+
+def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
+    lap = Lap(generation=1, seconds=0.5, bytes=10_000_000)
+    fast, slow = 1000.0, 5.0  # Mbit/s
+
+    def paced(mbps: float) -> dict[str, tuple[Result, ...]]:
+        return {name: tuple(replace(r, mbps=mbps) for r in found) for name, found in results("ncclRemoteError").items()}
+
+    life = leader({"fabric": "fallback"}, fallback="gloo")
+    after = probed(life, 3.0, 2, paced(fast), laps=lap)
+    assert (after.backend, after.usual_s) == ("gloo", 0.5)
+    assert "10 MB takes about 0.08 s at the slowest way's 1e+03 Mbit/s, where a step took 0.5 s" in after.reason
+    for now in (4.5, 7.0, 9.5, 12.0, 14.5, 17.0, 19.5):  # a record is refreshed now and then
+        life.leased(now)
+        train(life, now, 3, replace(after, generation=3), lap=replace(lap, generation=3, seconds=0.7))
+    assert life.state.lead is not None
+    assert life.state.lead.measured == "over gloo a step takes 0.7 s, before 0.5 s (1.4 times)"
+    again = step(life.state.but(lead=replace(life.state.lead, measured="")), Tick(now=5.0))
+    assert "fallback.measured" in {action.event for action in again.actions if isinstance(action, Say)}
+    refused = probed(leader({"fabric": "fallback"}, fallback="gloo"), 3.0, 2, paced(slow), laps=lap)
+    assert (refused.backend, refused.phase) == ("", Phase.TRAIN)
+    unknown = probed(leader({"fabric": "fallback"}, fallback="gloo"), 3.0, 2, paced(slow))
+    assert unknown.backend == "gloo", "nothing is refused for what nobody knows"
 
 
 def test_no_gang_goes_over_gloo_that_was_not_told_to_or_where_gloo_is_not_proven() -> None:

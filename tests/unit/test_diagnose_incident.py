@@ -32,6 +32,19 @@ KILLED = [
 EVIDENCE = (of_exit(Exit(generation=13, slot=0, step=131, cause="signal 9 (SIGKILL)", own=False), rank=3, node="n03"),)
 
 
+def recorded() -> Incident:
+    """NCCL's own network was cut under three ranks on one H100 (NCCL 2.28.9, `NCCL_SOCKET_IFNAME` an interface of its own)."""
+    return load(Path(__file__).parents[1] / "data" / "incidents" / "h100_fallback.json")
+
+
+def test_what_broke_real_nccl_is_found_and_told() -> None:
+    told = page(recorded())
+    assert "going on over gloo" in told
+    assert "no socket interface found" in told
+    assert "first step of generation 3 was sealed" in told
+    assert recorded().verdict.fault is Fault.FABRIC
+
+
 def killed() -> Incident:
     built = build(KILLED, judge(EVIDENCE), EVIDENCE, job="ppo-7b", node="n00")
     assert built is not None

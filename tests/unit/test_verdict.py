@@ -50,6 +50,17 @@ def logged(sign: Sign, rank: int | None = None, **known: object) -> Evidence:
     return replace(Evidence(kind=Kind.EXCEPTION, sign=sign, rank=rank, when=300.0, clock="glog"), **known)  # type: ignore[arg-type]
 
 
+def test_what_most_nodes_say_of_a_broken_nccl_is_told_and_may_have_a_remedy_of_its_own() -> None:
+    # As said on an H100: of two that test each other the second only sees the first go away.
+    lost = "all_reduce: . This may indicate a possible application crash on rank 0 or a network set up issue."
+    none = "all_reduce: Bootstrap : no socket interface found"
+    pairs = (("n0", "n1", lost), ("n0", "n2", none), ("n1", "n2", none))
+    found = judge([replace(probe(a, b, Sign.NCCL_BROKEN), detail=said) for a, b, said in pairs])
+    assert found.fault is Fault.FABRIC
+    assert none in found.cause
+    assert "NCCL_SOCKET_IFNAME names an interface" in found.remedy
+
+
 NOISE = [logged(Sign.PROGRAM, 1, when=None), logged(Sign.GPU_MEMORY, 1, when=None), logged(Sign.RAISED, 1, when=None)]
 
 #: name -> (evidence, class, ranks, nodes). Each is judged again with rank 1, who is innocent, made noisy.
