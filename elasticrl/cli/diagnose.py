@@ -63,7 +63,7 @@ def diagnose(
         raise typer.Exit(Exit.REFUSED)
     verdict = judge(reading.evidence, Facts(world=world, heard=reading.ranks))
     if as_json:
-        typer.echo(json.dumps(report.plain(verdict, reading.evidence), indent=2))
+        typer.echo(json.dumps(report.plain(verdict, reading.evidence, reading.ways), indent=2))
         for reason in reading.unread:
             typer.echo(f"not read: {reason}", err=True)
     else:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.core.pairs import Result
     from elasticrl.diagnose.health import Check
+
+MOST: Final = 16  # nodes of which all pairs are tested; each then has fifteen partners, one after the other
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
@@ -61,7 +63,7 @@ def doctor(
     if listed is not None:
         name, ends = listed
         results = _probe(name, ends, within)
-        checks += [*diagnosis.probed(results, name), *paced(results, tree)]
+        checks += [*diagnosis.probed(results, name), *paced(results, tree), *compared(results, name, ends)]
     verdict = judge(findings(results)) if results else None
     level = worst(checks)
     if as_json:
@@ -69,10 +71,13 @@ def doctor(
             "level": str(level), "checks": [{"number": i, **check.plain()} for i, check in enumerate(checks, 1)]
         }  # fmt: skip
         if verdict is not None:
-            plain |= {"pairs": [result.plain() for result in results], "verdict": verdict.plain()}
+            own = [result.plain() for result in results if listed is not None and result.node == listed[0]]
+            plain |= {"pairs": own, "matrix": measured(results), "verdict": verdict.plain()}
         typer.echo(json.dumps(plain, indent=2))
     else:
         typer.echo(page(checks, colour=sys.stdout.isatty()))
+        if len({node for result in results for node in (result.node, result.peer)}) > 1:
+            typer.echo(drawn(measured(results)))
         if verdict is not None and verdict.nodes:
             typer.echo(f"The network: {verdict.cause} (confidence {verdict.confidence}). {verdict.remedy}")
     raise typer.Exit(Exit.FAILED if level is FAIL else Exit.OK)
@@ -101,6 +106,61 @@ def paced(results: "Iterable[Result]", tree: "Tree | None" = None) -> "Iterator[
         why=f"timeouts.phase.update gives an update {cap:g} s, computing included (`elasticrl plan` has the bytes, by part).",
         remedy="A faster network, fewer updates in a step (ppo.mini_batch, ppo.epochs), or a longer phase." if late else "",
     )  # fmt: skip
+
+
+def compared(results: "list[Result]", me: str, ends: "dict[str, str]") -> "Iterator[Check]":
+    """The odd one out; and, where the nodes are too many for all pairs, that only some were tried."""
+    from elasticrl.diagnose.doctor import compared
+    from elasticrl.diagnose.fabric import active
+    from elasticrl.diagnose.health import SKIP, Check
+
+    yield from compared(results, me, active())
+    if len(ends) > MOST:
+        yield Check(
+            name="matrix", level=SKIP, value=f"{len(ends)} nodes: this one tested its two neighbours in the ring of all; up to "
+            f"{MOST} nodes each tests all others",
+        )  # fmt: skip
+
+
+def measured(results: "list[Result]") -> "dict[str, Any]":
+    """For JSON: rows ask, columns answer; null is not measured. `odd`: ways far off the others, and what they share."""
+    from elasticrl.core.matrix import late, rates, slow, trips
+    from elasticrl.core.pairs import ring
+
+    names = ring(node for result in results for node in (result.node, result.peer))
+    by_pair = {(result.node, result.peer): result for result in results}
+
+    def table(what: str) -> list[list[float | None]]:
+        return [[getattr(by_pair.get((a, b)), what, None) for b in names] for a in names]
+
+    odd = {
+        what: None if found is None else {
+            "nodes": list(found.reach.nodes), "links": [list(pair) for pair in found.reach.links],
+            "apart": [list(part) for part in found.reach.apart], "ways": [list(pair) for pair in found.bad],
+            "usual": found.usual, "worst": found.worst,
+        }
+        for what, found in (("latency_ms", late(trips(results))), ("mbps", slow(rates(results))))
+    }  # fmt: skip
+    return {"nodes": list(names), "latency_ms": table("latency_ms"), "mbps": table("mbps"), "odd": odd}
+
+
+def drawn(plain: "dict[str, Any]") -> str:
+    """For people: one table for each measure; `*` marks the ways, and the nodes, that are odd."""
+    names, lines = plain["nodes"], []
+    for what, title in (("latency_ms", "Round trip in ms"), ("mbps", "Mbit/s over one connection, from row to column")):
+        odd = plain["odd"][what] or {"nodes": [], "ways": []}
+        bad = {frozenset(way) for way in odd["ways"]}
+        heads = [f"{name}*" if name in odd["nodes"] else name for name in names]
+        rows = [
+            [head, *("" if value is None else f"{value:.4g}" + "*" * (frozenset((a, b)) in bad)
+                     for b, value in zip(names, row, strict=True))]
+            for a, head, row in zip(names, heads, plain[what], strict=True)
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(["", *heads], *rows, strict=True)]
+        lines.append(f"{title}{' (* far off the others)' if bad else ''}:")
+        table = [["", *heads], *rows]
+        lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
+    return "\n".join(lines)
 
 
 def _wire(tree: "Tree") -> int:
@@ -159,12 +219,13 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "list[Result]":
     """The probe as a process of its own: it imports torch, and ends when it is told to."""
     import subprocess
 
-    from elasticrl.core.pairs import result_of
-    from elasticrl.diagnose.doctor import versions
+    from elasticrl.core.pairs import everyone, result_of
+    from elasticrl.diagnose.doctor import nccl_here, versions
 
     # The list itself is the token: who was started with another list does not belong to this look.
     task = {"me": me, "token": ",".join(sorted(ends)), "nodes": ends, "within_s": within_s, "start_s": within_s / 3,
-            "gloo_s": within_s / 4, "facts": json.dumps(versions())}  # fmt: skip
+            "gloo_s": within_s / 4, "facts": json.dumps(versions()), "together": True,
+            "rounds": everyone(ends) if len(ends) <= MOST else (), "nccl": "on" if nccl_here() else "off"}  # fmt: skip
     command = [sys.executable, "-m", "elasticrl.diagnose.probe", "-"]
     try:
         done = subprocess.run(

@@ -20,7 +20,7 @@ from elasticrl.core.intents import asked_to_pause, asked_to_stop, finished, over
 from elasticrl.core.invariants import check_plan
 from elasticrl.core.losses import late, losses
 from elasticrl.core.model import Phase, Work
-from elasticrl.core.probing import probing, recheck, results_of, unsure
+from elasticrl.core.probing import probing, recheck, remembered, results_of, unsure
 from elasticrl.core.quarantines import guard
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.stalls import stuck
@@ -143,7 +143,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         failures=failures,
         gang=scene.view.generation if scene.plan and scene.plan.phase is Phase.TRAIN else lead.gang,
         formed=scene.view.generation if any(scene.doing[work] for work in FORMED) else formed,
-        facts=lead.facts,
+        facts=remembered(lead, now) if new_plan and lead.results else lead.facts,
         read=lead.read,
         finding=lead.finding,
         passed=_begun(lead, scene.view.generation, now) if new_plan else lead.passed,

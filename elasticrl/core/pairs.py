@@ -58,6 +58,25 @@ def schedule(nodes: Iterable[str], seed: str = "") -> tuple[tuple[Pair, ...], ..
     return tuple(tuple(pairs) for pairs in rounds if pairs)
 
 
+def everyone(nodes: Iterable[str]) -> tuple[tuple[Pair, ...], ...]:
+    """All pairs, in rounds in which each node is in one pair at most: one stays, the others walk around a table. For few nodes.
+
+    >>> everyone("abcd")
+    ((('a', 'd'), ('b', 'c')), (('a', 'c'), ('b', 'd')), (('a', 'b'), ('c', 'd')))
+    >>> [len(pairs) for pairs in everyone("abcde")]
+    [2, 2, 2, 2, 2]
+    """
+    order = list(ring(nodes))
+    seats: list[str | None] = [*order, *([None] if len(order) % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        met = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append(tuple(_pair(a, b) for a, b in met if a is not None and b is not None))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return tuple(rounds)
+
+
 def turns(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
     """Any pairs in rounds, each node in one pair of a round at most: two that wait for each other then never do so in a ring.
 

@@ -18,9 +18,12 @@ from elasticrl.core.policy import Act, Answer
 from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
+from elasticrl.core.state import Lead
 from elasticrl.core.strikes import strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
 from elasticrl.core.verdict import Facts, Fault, Verdict
+
+TOLD = 64  # ways of a probe that are kept among the facts
 
 
 def unsure(scene: Scene) -> Move | None:
@@ -158,6 +161,20 @@ def results_of(scene: Scene) -> tuple[Result, ...]:
     """What the members have found on the way to each other in the present probe."""
     generation = scene.view.generation
     return tuple(r for record in scene.records.values() if record.answered == generation for r in record.probed)
+
+
+def remembered(lead: Lead, now: float) -> dossier.Facts:
+    """What the probe that is over has found, among the facts: the incident that it was made for is judged again with them.
+
+    Of the ways that are well only those that tell which end of a broken one is at fault: a large gang's would leave no room.
+    """
+    ways = findings(lead.results)
+    ill = {name for way in ways if way.sign is not Sign.HEALTHY for name in (way.node, way.peer)}
+    near = sorted((way for way in ways if ill & {way.node, way.peer}), key=lambda way: way.sign is Sign.HEALTHY)
+    fresh = [replace(way, generation=lead.generation) for way in near[:TOLD]]
+    return (
+        dossier.file(lead.facts, fresh, now, kept_s=1.25 * dossier.KEPT_S, passed=lead.passed) if fresh else lead.facts
+    )
 
 
 def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:

@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from elasticrl.core.step import found
 from elasticrl.core.verdict import Facts, Fault, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
-from elasticrl.diagnose import doctor, environment, health, incident, kernel_log, scene, witness
+from elasticrl.diagnose import amd, doctor, environment, fabric, health, incident, kernel_log, scene, transport, witness
 from elasticrl.diagnose.tail import Tail
 
 TAIL_S = 0.2  # between looks at the workers' logs
@@ -43,6 +43,7 @@ ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
+CARDS_S = 120.0  # between looks at cards that take a program to look at, which costs a second of processor time
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
@@ -63,6 +64,7 @@ class Place:
     runtime: Path
     state: Path  # of all jobs and nodes
     disks: Mapping[str, Path]
+    root: Path = health.ROOT  # below which the kernel tells of this machine
 
 
 class Inquiry:
@@ -84,6 +86,10 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
+        self._cards: tuple[
+            health.Check, ...
+        ] = ()  # AMD's GPUs, and those gone from the bus, when they were looked at last
+        self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
@@ -238,18 +244,35 @@ class Inquiry:
             looked_at = now
             self._time_ways()
             facts = self._tail.look(now)
+            self._note_sockets(self._tail.ways)
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
             await asyncio.sleep(TAIL_S)
 
+    def _note_sockets(self, ways: Collection[str]) -> None:
+        """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""
+        fresh = frozenset(ways) - self._ways
+        self._ways |= fresh
+        if said := transport.sockets(fresh, fabric.active(self.place.root)) if fresh else "":
+            self.log.info("transport.sockets", said=said, remedy=transport.REMEDY)
+
     # ---- what the machine says
 
+    async def _look_at_cards(self) -> None:
+        """By itself: where a driver hangs so does what asks it, and the kernel's word on that must not wait."""
+        root = self.place.root
+        self._cards = await asyncio.to_thread(lambda: (*amd.gpus(root)[0], *fabric.gone(root)))
+
     async def _sample(self) -> None:
-        before = health.counters(time.monotonic())
+        due = -math.inf
+        before = health.counters(time.monotonic(), self.place.root)
         while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + CARDS_S
+                self._spawn(self._look_at_cards(), "cards")
             with suppress(OSError):
                 facts, starving = await asyncio.to_thread(self._machine, before)
-                before = health.counters(time.monotonic())
+                before = health.counters(time.monotonic(), self.place.root)
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
@@ -259,7 +282,7 @@ class Inquiry:
 
     def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
         now, node = time.monotonic(), self.place.node
-        checks = health.look(self.place.disks, before=before, now=now)
+        checks = [*health.look(self.place.disks, root=self.place.root, before=before, now=now), *self._cards]
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
@@ -352,6 +375,7 @@ class Inquiry:
                 while len(said) < len(action.pairs) and (line := await process.stdout.readline()):
                     said.append(line)
         results = tuple(results_of(said))
+        self._note_sockets({result.transport for result in results if result.transport})
         now = time.monotonic()
         self.post(Probed(now=now, generation=action.generation, unreachable=(), results=results))
         told = "; ".join(f"{fact.node}-{fact.peer}: {fact.sign.value} ({fact.detail})" for fact in findings(results))

@@ -5,6 +5,7 @@ numbering and the exit code are one place. Nothing here starts, changes or break
 the checkpoints under a name of its own, and removed. torch is never imported: versions are read from what is installed.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +23,10 @@ from typing import Final
 
 from elasticrl.config import ConfigError, Finding, Tree
 from elasticrl.config.ports import PORTS
+from elasticrl.core import matrix
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
-from elasticrl.diagnose import environment, health, kernel_log
+from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.store import StoreError, open_store
@@ -107,12 +109,9 @@ def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iter
     machine = environment.Machine(
         interfaces=frozenset(health.interfaces()), hcas=frozenset(name.partition(":")[0] for name in health.hcas()),
         vendor="nvidia" if Path("/proc/driver/nvidia").exists() else "amd" if Path("/dev/kfd").exists() else "", nodes=nodes,
-        megatron=find_spec("megatron") is not None,
+        megatron=find_spec("megatron") is not None, active=fabric.active(),
     )  # fmt: skip
-    added = dict(tree.agent.env) if tree else {}
-    if tree is not None:
-        added = environment.PROFILES[tree.comm.profile].apply({**env, **added}) | added
-    found = environment.lint({**env, **added}, machine)
+    found = environment.lint(workers(tree, env), machine)
     for finding in found:
         level = {"fail": FAIL, "warn": WARN}.get(finding.level, OK)
         yield Check(
@@ -121,6 +120,14 @@ def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iter
         )  # fmt: skip
     if not found:
         yield Check(name="environment", level=OK, value="nothing that is wrong, unknown or outdated")
+
+
+def workers(tree: Tree | None, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment that workers get: ours, the profile's, and `agent.env`, which wins."""
+    added = dict(tree.agent.env) if tree else {}
+    if tree is not None:
+        added = environment.PROFILES[tree.comm.profile].apply({**env, **added}) | added
+    return {**env, **added}
 
 
 def network(tree: Tree | None) -> Iterator[Check]:
@@ -374,14 +381,14 @@ async def store(tree: Tree) -> AsyncIterator[Check]:
 
 
 def probed(results: Sequence[Result], me: str) -> Iterator[Check]:
-    """What the probe of pairs found, from this node: each way, clocks, versions."""
+    """What the probe of pairs found: each way, and, from this node, clocks and versions."""
     for fact in findings(results):
         yield Check(
             name=f"pair.{fact.node}-{fact.peer}", level=OK if fact.sign is Sign.HEALTHY else FAIL, value=fact.detail,
             why="Every collective goes over such pairs.", remedy="" if fact.sign is Sign.HEALTHY else "See the verdict.",
         )  # fmt: skip
     for result in results:
-        if result.offset_s is not None:
+        if result.node == me and result.offset_s is not None:
             yield health.clock(result.offset_s, result.peer)
     for fact in differing(
         {me: versions()} | {result.peer: facts_of(result.facts) for result in results if result.facts}
@@ -390,6 +397,53 @@ def probed(results: Sequence[Result], me: str) -> Iterator[Check]:
             name=f"versions.{fact.node}", level=FAIL, value=fact.detail, remedy="Install the same versions everywhere.",
             why="Ranks with other versions compute other bits, or do not find each other.",
         )  # fmt: skip
+
+
+def compared(results: Sequence[Result], me: str, rdma: Collection[str]) -> Iterator[Check]:
+    """What all pairs show beside each other: the odd one out, packet sizes, and the way that NCCL took; `rdma`: our ports."""
+    late, slow = matrix.late(matrix.trips(results)), matrix.slow(matrix.rates(results))
+    for name, odd, unit, remedy in (
+        (
+            "latency",
+            late,
+            "ms",
+            "ip -s link and ethtool -S on it (errors, speed); traceroute (a detour); tc qdisc (a shaper).",
+        ),
+        ("rate", slow, "Mbit/s", "ethtool on it (speed, duplex), cable, switch port; then ask again."),
+    ):
+        if odd is not None:
+            yield Check(
+                name=f"matrix.{name}", level=WARN, remedy=remedy,
+                value=f"{odd.said}: {odd.worst:,.4g} {unit} at worst, usual are {odd.usual:,.4g}",
+                why="A collective is as fast as its slowest way, and all others wait for it.",
+            )  # fmt: skip
+        elif len({result.node for result in results}) > 2:
+            yield Check(name=f"matrix.{name}", level=OK, value=f"no way is far off the others' {unit}")
+    sizes = matrix.mtus(results)
+    if len(set(sizes.values())) > 1:
+        usual = Counter(sizes.values()).most_common(1)[0][0]
+        odd_ones = ", ".join(f"{node} {size}" for node, size in sorted(sizes.items()) if size != usual)
+        yield Check(
+            name="matrix.mtu", level=WARN, value=f"{odd_ones}; others {usual}",
+            why="Large packets are cut or vanish where a smaller MTU begins, and RDMA takes the least of both ends.",
+            remedy="ip link set INTERFACE mtu N: the same on all nodes, and no more than the switches carry.",
+        )  # fmt: skip
+    elif len(sizes) > 1:
+        yield Check(name="matrix.mtu", level=OK, value=f"{next(iter(sizes.values()))} on all {len(sizes)} nodes")
+    taken = {result.transport for result in results if result.node == me and result.transport}
+    said = transport.sockets(taken, rdma)
+    if taken:
+        yield Check(
+            name="pair.transport", level=WARN if said else OK, value=said or ", ".join(sorted(taken)),
+            why="NCCL falls back to sockets without a warning, and they are many times slower.",
+            remedy=transport.REMEDY if said else "",
+        )  # fmt: skip
+
+
+def nccl_here() -> bool:
+    """Whether a probe can try NCCL, or RCCL: a GPU's driver, and a torch that was built for one."""
+    there = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
+    return there and not versions().get("torch", "+cpu").endswith("+cpu")
 
 
 def facts_of(text: str) -> dict[str, str]:
@@ -418,6 +472,8 @@ async def examine(
     time.sleep(max(0.0, before.at + LOOK_S - time.monotonic()))  # counters need two looks  # noqa: ASYNC251 - nobody else waits
     checks += health.gained(before, health.counters(time.monotonic()))
     cards, none = health.gpus()
-    checks += cards or (Check(name="gpu", level=SKIP, value=none),)
+    theirs, neither = await asyncio.to_thread(amd.gpus)
+    checks += (*cards, *theirs) or (Check(name="gpu", level=SKIP, value=f"{none}; {neither}"),)
+    checks += [*fabric.gone(), *fabric.links(), *fabric.acs(), *fabric.gids(workers(tree, env))]
     checks.append(health.kernel(*kernel_log.whole())[0])
     return checks

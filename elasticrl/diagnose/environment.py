@@ -67,6 +67,7 @@ class Machine:
 
     interfaces: frozenset[str] | None = None  # /sys/class/net
     hcas: frozenset[str] | None = None  # /sys/class/infiniband
+    active: frozenset[str] | None = None  # RDMA ports that are: "mlx5_0:1"
     vendor: str | None = None  # "nvidia", "amd", "" for none
     nodes: int | None = None  # of the job
     megatron: bool = False  # it is installed
@@ -292,6 +293,18 @@ def _verbs(env: _Env, machine: Machine) -> Iterator[Finding]:
         yield from _hca(env["NCCL_IB_HCA"], machine)
 
 
+def _off(env: _Env, machine: Machine) -> Iterator[Finding]:
+    """Sockets by order where there is something better. (One node needs no network.)"""
+    if not machine.active or machine.nodes == 1 or not _disabled(env):
+        return
+    name = "NCCL_NET" if env.get("NCCL_NET", "").lower() == "socket" else "NCCL_IB_DISABLE"
+    yield Finding(
+        name=name, value=env[name], problem=Problem.DANGEROUS, level=Level.WARN,
+        said=f"NCCL goes over sockets, and {', '.join(sorted(machine.active)[:8])} are active RDMA ports: many times slower",
+        remedy="Remove it, or comm.profile: ib or roce in place of what sets it.",
+    )  # fmt: skip
+
+
 def _hca(value: str, machine: Machine) -> Iterator[Finding]:
     """`NCCL_IB_HCA=[^][=]name[:port],...`: without `=` each name is a prefix."""
     exclude, exact = value.startswith("^"), "=" in value[:2]
@@ -413,7 +426,7 @@ def _no_way(env: _Env, _: Machine) -> Iterator[Finding]:
 
 #: Rules that need more than one variable, or the machine.
 RULES: Final = (
-    _no_dump, _sockets, _verbs, _interfaces, _connections, _waits, _range, _vendor, _visible, _no_way,
+    _no_dump, _sockets, _verbs, _off, _interfaces, _connections, _waits, _range, _vendor, _visible, _no_way,
 )  # fmt: skip
 
 

@@ -173,7 +173,8 @@ def _number(root: Path, path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
+    """As people say it."""
     return f"{size / GIB:.1f} GiB"
 
 
@@ -209,7 +210,7 @@ def memory(root: Path = ROOT) -> Iterator[Check]:
         free, total = found.get("MemAvailable", found.get("MemFree", 0)), found["MemTotal"]
         level = FAIL if free < 0.03 * total else WARN if free < 0.10 * total else OK
         yield Check(
-            name="memory.available", level=level, value=f"{_gib(free)} of {_gib(total)}", why=why, kind=Kind.OOM,
+            name="memory.available", level=level, value=f"{gib(free)} of {gib(total)}", why=why, kind=Kind.OOM,
             remedy="" if level is OK else "Fewer dataloader workers, smaller batches, or a node with more memory.",
             sign=Sign.HOST_MEMORY,
         )  # fmt: skip
@@ -248,7 +249,7 @@ def _cgroup(root: Path) -> Iterator[Check]:
     level = FAIL if share > 0.97 else WARN if share > 0.9 else OK
     yield Check(
         name="memory.cgroup", level=level, why=why, sign=Sign.HOST_MEMORY, kind=Kind.OOM,
-        value=f"{share:.0%} of {_gib(most)}" if most else "no limit",
+        value=f"{share:.0%} of {gib(most)}" if most else "no limit",
         remedy="" if level is OK else "Raise the limit (MemoryMax=, --memory), or use less; page cache counts too.",
     )  # fmt: skip
     if kills:
@@ -293,8 +294,8 @@ def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bo
     inodes = stat.f_favail / stat.f_files if stat.f_files else 1.0
     level = FAIL if free < need or inodes < 0.001 else WARN if free < 2 * need or inodes < 0.02 else OK
     yield Check(
-        name=f"{name}.space", level=level, value=f"{_gib(free)} free on {where}, {inodes:.0%} of inodes",
-        why=f"{why} It needs {_gib(need)}.", kind=Kind.DISK,
+        name=f"{name}.space", level=level, value=f"{gib(free)} free on {where}, {inodes:.0%} of inodes",
+        why=f"{why} It needs {gib(need)}.", kind=Kind.DISK,
         sign=Sign.DISK_FULL if free < NOTHING or inodes == 0 else None,  # little space is a warning, not yet a culprit
         remedy="" if level is OK else "Free space, keep fewer checkpoints (checkpoint.keep_last), or move them.",
     )  # fmt: skip
@@ -348,6 +349,14 @@ class Counters:
 NIC_ERRORS: Final = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "tx_carrier_errors")
 HCA_ERRORS: Final = ("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors",
                      "port_xmit_discards", "excessive_buffer_overrun_errors")  # fmt: skip
+#: RoCE's own (`hw_counters`): packets that were lost or came in another order, and were sent again.
+ROCE_ERRORS: Final = ("out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err",
+                      "rnr_nak_retry_err", "roce_adp_retrans", "roce_slow_restart")  # fmt: skip
+#: Packets marked, and senders asked to slow down: how RoCE works where ways meet. Much of it is a network that is too small.
+ROCE_CONGESTION: Final = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled")
+CONGESTED: Final = 0.01  # of all packets
+HCA_PACKETS: Final = ("port_rcv_packets", "port_xmit_packets")
+HCA_COUNTERS: Final = {"counters": (*HCA_ERRORS, *HCA_PACKETS), "hw_counters": (*ROCE_ERRORS, *ROCE_CONGESTION)}
 
 
 def counters(now: float, root: Path = ROOT) -> Counters:
@@ -365,9 +374,9 @@ def counters(now: float, root: Path = ROOT) -> Counters:
     hcas = {
         f"{hca.name}:{port.name}": {
             name: value
-            for name in HCA_ERRORS
-            if (value := _number(root, f"sys/class/infiniband/{hca.name}/ports/{port.name}/counters/{name}"))
-            is not None
+            for folder, names in HCA_COUNTERS.items()
+            for name in names
+            if (value := _number(port, f"{folder}/{name}")) is not None
         }
         for hca in _folders(root / "sys/class/infiniband")
         for port in _folders(hca / "ports")
@@ -424,16 +433,23 @@ def gained(before: Counters, after: Counters) -> Iterator[Check]:
 
 def _port(what: str, name: str, values: Mapping[str, int], old: Mapping[str, int], seconds: float) -> Check:
     grown = {key: value - old.get(key, value) for key, value in values.items()}
-    packets = grown.get("rx_packets", 0) + grown.get("tx_packets", 0)
+    packets = sum(grown.get(key, 0) for key in ("rx_packets", "tx_packets", *HCA_PACKETS))
     flaps = grown.get("carrier_changes", 0) + grown.get("link_downed", 0)
-    errors = {key: count for key, count in grown.items() if count > 0 and key in {*NIC_ERRORS, *HCA_ERRORS}}
-    bad = flaps > 0 or sum(errors.values()) > max(10, packets // 10_000)
-    said = ", ".join(f"{count} {key}" for key, count in sorted(errors.items())) or "no errors"
+    errors = {
+        key: count for key, count in grown.items() if count > 0 and key in {*NIC_ERRORS, *HCA_ERRORS, *ROCE_ERRORS}
+    }
+    marks = {key: count for key, count in grown.items() if count > 0 and key in ROCE_CONGESTION}
+    crowded = max(marks.values(), default=0) > max(10, CONGESTED * packets)
+    bad = flaps > 0 or crowded or sum(errors.values()) > max(10, packets // 10_000)
+    said = ", ".join(f"{count} {key}" for key, count in sorted({**errors, **marks}.items())) or "no errors"
+    cure = "Reseat or change cable and transceiver; look at the switch's port."
+    if (crowded or errors.keys() & set(ROCE_ERRORS)) and not flaps:
+        cure = "RoCE wants PFC or ECN alike on each NIC and switch port of the way (mlnx_qos, dcb), and room at the switch."
     return Check(
         name=f"{what}.{name}", level=FAIL if flaps else WARN if bad else OK,
         value=f"{said}{f', link changed {flaps} times' if flaps else ''} over {seconds:.1f} s",
         why="A port that flaps or drops makes every rank wait.", sign=Sign.LINK, kind=Kind.KERNEL,
-        remedy="Reseat or change cable and transceiver; look at the switch's port." if bad else "",
+        remedy=cure if bad else "",
     )  # fmt: skip
 
 
@@ -521,7 +537,7 @@ def shm(path: Path = Path("/dev/shm"), need: int = 2 * GIB) -> Iterator[Check]: 
     free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
     level = FAIL if free < min(need, GIB) // 4 else WARN if free < need else OK
     yield Check(
-        name="shm.space", level=level, value=f"{_gib(free)} free of {_gib(size)}", why=why, sign=Sign.SHM_FULL,
+        name="shm.space", level=level, value=f"{gib(free)} free of {gib(size)}", why=why, sign=Sign.SHM_FULL,
         remedy="" if level is OK else "--shm-size=16g or --ipc=host; else remove what dead jobs left there.",
         kind=Kind.LIMIT,
     )  # fmt: skip
@@ -609,6 +625,9 @@ THROTTLED: Final = {0x8: "hardware slowdown", 0x20: "software thermal slowdown",
                     0x80: "power brake"}  # fmt: skip
 
 
+NVLINKS: Final = 18  # the most that a GPU has
+
+
 def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
     """One GPU. What a card does not support says nothing."""
 
@@ -648,9 +667,21 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
         left = not running and used.used > GIB
         yield Check(
             name=f"gpu.{index}.memory", level=WARN if left else OK,
-            value=f"{_gib(used.used)} of {_gib(used.total)} used by {len(running)} processes",
+            value=f"{gib(used.used)} of {gib(used.total)} used by {len(running)} processes",
             why="Memory that a dead process holds is missing at the next start.",
             remedy="Find the leftover (fuser -v /dev/nvidia*), or reset the GPU." if left else "",
+        )  # fmt: skip
+    states = {link: ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(NVLINKS)}
+    up, down = ([link for link, state in states.items() if state == word] for word in (1, 0))
+    if up:  # a card without a bridge has links that are all inactive: that is how it was bought
+        said = f"{len(up)} of {len(up) + len(down)} links active" + f"; inactive: {', '.join(map(str, down))}" * bool(
+            down
+        )
+        yield Check(
+            name=f"gpu.{index}.nvlink", level=WARN if down else OK, value=said,
+            why="GPUs of a node exchange gradients over NVLink; with fewer links all of them wait for this one.",
+            remedy="nvidia-smi nvlink -s and -e; fabric manager's log; if the other GPUs show the same, it may be how they are "
+            "bridged." if down else "",
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
+from elasticrl.diagnose.transport import Ways
 
 #: What is searched for in whole chunks. Each word costs about 0.6 ns a byte, so a text that always stands beside another
 #: word (RuntimeError, ProcessGroupNCCL) needs none of its own; a test holds that a line of every kind is found.
@@ -149,6 +150,7 @@ class Parser:
     rank: int | None = None  # whose stream it is, if it is one rank's
     node: str | None = None
     ranks: set[int] = field(default_factory=set)  # heard of in the lines that were looked at
+    ways: Ways = field(default_factory=Ways)  # that NCCL has chosen
     _left: bytes = b""
     _number: int = 1  # of the first line in `_left`
     _done: int = 0  # number of the last line that was looked at
@@ -192,6 +194,7 @@ class Parser:
     def _scan(self, cut: int) -> list[Evidence]:
         """Evidence in the lines of `_left` that begin before `cut` and were not looked at before."""
         found: list[Evidence] = []
+        self.ways.read(self._left[:cut])
         if self._number < EARLY:
             self.ranks.update(map(int, _SPEAKS.findall(self._left, 0, cut)))
         for window in self._windows(cut):
@@ -330,12 +333,14 @@ class Reading:
     ranks: frozenset[int]
     files: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    ways: Ways = field(default_factory=Ways)
 
 
 def read(paths: Iterable[Path]) -> Reading:
     """Evidence in files, and in all files under directories, in the order of time where their clocks agree."""
     evidence: list[Evidence] = []
     ranks: set[int] = set()
+    ways = Ways()
     files, unread = [], []
     for path in _files(paths):
         parser = Parser(source=str(path), rank=rank_of(path), node=node_of(path))
@@ -345,8 +350,10 @@ def read(paths: Iterable[Path]) -> Reading:
             unread.append(f"{path}: {error.strerror or error}")
             continue
         files.append(str(path))
+        ways.add(parser.ways)
         ranks |= parser.ranks | ({parser.rank} if parser.rank is not None else set())
-    return Reading(evidence=tuple(evidence), ranks=frozenset(ranks), files=tuple(files), unread=tuple(unread))
+    heard = frozenset(ranks)
+    return Reading(evidence=tuple(evidence), ranks=heard, files=tuple(files), unread=tuple(unread), ways=ways)
 
 
 def rank_of(path: Path) -> int | None:

@@ -26,7 +26,7 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from elasticrl.core.address import split
-from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, schedule
+from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, result_of, schedule
 from elasticrl.diagnose.health import offset_s
 
 PING, PONG, BYE = 1, 2, 3
@@ -65,6 +65,9 @@ class Task:
     bytes: int = 16 << 20  # sent at most to measure bandwidth
     gloo_s: float = 4.0  # for both collectives; 0: no gloo
     facts: str = ""  # what this node says of itself to those who test it: versions, as JSON
+    together: bool = (
+        False  # a look at leisure: one pair at a time, gloo and NCCL along the ring, and all is told to all partners
+    )
     nccl: str = "off"  # off; on, where there are GPUs; or stub:FILE, a JSON list of pairs that fail ("*" for any node)
 
     def __post_init__(self) -> None:
@@ -82,7 +85,15 @@ class Task:
     @property
     def partners(self) -> tuple[str, ...]:
         """Those that this node tests, in the order of the rounds."""
-        mine = [pair for turn in self.turns for pair in turn if self.me in pair]
+        return self._met(self.turns)
+
+    @property
+    def near(self) -> tuple[str, ...]:
+        """Those of them with whom it computes: of many pairs a ring, as that takes its time."""
+        return self._met(schedule(self.nodes)) if self.together else self.partners
+
+    def _met(self, turns: tuple[tuple[Pair, ...], ...]) -> tuple[str, ...]:
+        mine = [pair for turn in turns for pair in turn if self.me in pair]
         return tuple(dict.fromkeys(b if a == self.me else a for a, b in mine))
 
 
@@ -338,7 +349,8 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     began = time.monotonic()
     deadline = began + task.within_s
     family, address = resolve(task.nodes[task.me])
-    Port(task, family, address).keys["facts"] = task.facts.encode()[:CHUNK]
+    port = Port(task, family, address)
+    port.keys["facts"] = task.facts.encode()[:CHUNK]
     post = Post(task, family, address)
     results: dict[str, Result] = {}
     computing = Computing(task) if task.gloo_s else None
@@ -351,28 +363,27 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
     for thread in asking:
         thread.join(max(0.0, deadline - time.monotonic()))
     for peer in task.partners:
+        if task.together and post.peers[peer].times:
+            meet(task, peer, min(deadline, time.monotonic() + 4 * task.tcp_s))
         results[peer] = _stream(task, post, results.get(peer) or Result(node=task.me, peer=peer), deadline)
-    # Last, because it is slow and needs both ends at once; in the order of the rounds, or two would wait for each other. Where
-    # something below it is found wrong, it would say nothing new, and a gang waits for what is known already.
-    sound = all(results[peer].tcp == "ok" and not _lame(results[peer]) for peer in task.partners)
+    told = shared(task, post, port, results, "measured", time.monotonic() + 4 * task.tcp_s) if task.together else {}
+    sound = computing is not None and _over_gloo(task, computing, post, results, deadline)
     for peer in task.partners:
-        left_s = deadline - time.monotonic()
-        if computing is not None and sound and left_s > LEAST_S:
-            said = computing.ask("gloo", peer, min(2 * task.gloo_s, left_s), post.peers[peer])
-            results[peer] = replace(results[peer], gloo=said)
-    sound = sound and all(results[peer].gloo == "ok" for peer in task.partners)
-    for peer in task.partners:
-        left_s = deadline - time.monotonic()
-        if computing is not None and sound and task.nccl == "on" and left_s > LEAST_S:
-            said = computing.ask("nccl", peer, min(2 * task.gloo_s, left_s), post.peers[peer])
-            well, _, way = (said or "").partition(" ")
-            results[peer] = replace(
-                results[peer], nccl="ok" if well == "ok" else said, transport=way if well == "ok" else ""
-            )
+        if computing is not None and sound and task.nccl == "on" and peer in task.near:
+            results[peer] = _over_nccl(task, computing, post, results[peer], deadline)
         say(results[peer])
     if computing is not None:
         computing.close()
-    # Stay to answer those that are not done with us.
+    if task.together:
+        told |= shared(task, post, port, results, "computed", deadline - LEAST_S)
+    for row in told.values():
+        for result in row:
+            say(result)
+    _stay(task, post, deadline)
+
+
+def _stay(task: Task, post: Post, deadline: float) -> None:
+    """Answer those that are not done with us."""
     for peer in task.partners:
         post.send(BYE, peer)
     while time.monotonic() < deadline and not all(
@@ -381,6 +392,56 @@ def run(task: Task, say: Callable[[Result], None]) -> None:
         for peer in task.partners:
             post.send(BYE, peer)
         time.sleep(10 * EVERY_S)
+
+
+def _over_gloo(task: Task, computing: "Computing", post: Post, results: dict[str, Result], deadline: float) -> bool:
+    """Last, because it is slow and needs both ends at once; in the order of the rounds, or two would wait for each other. Where
+    something below it is found wrong, it would say nothing new, and a gang waits for what is known already. True: all is well.
+    """
+    sound = all(results[peer].tcp == "ok" and not _lame(results[peer]) for peer in task.near)
+    for peer in task.near:
+        left_s = deadline - time.monotonic()
+        if sound and left_s > LEAST_S:
+            said = computing.ask("gloo", peer, min(2 * task.gloo_s, left_s), post.peers[peer])
+            results[peer] = replace(results[peer], gloo=said)
+    return sound and all(results[peer].gloo == "ok" for peer in task.near)
+
+
+def _over_nccl(task: Task, computing: "Computing", post: Post, result: Result, deadline: float) -> Result:
+    left_s = deadline - time.monotonic()
+    if left_s <= LEAST_S:
+        return result
+    said = computing.ask("nccl", result.peer, min(2 * task.gloo_s, left_s), post.peers[result.peer])
+    well, _, way = (said or "").partition(" ")
+    return replace(result, nccl="ok" if well == "ok" else said, transport=way if well == "ok" else "")
+
+
+def meet(task: Task, peer: str, deadline: float) -> None:
+    """Wait until the partner is at our pair too. All go through the pairs in the order of rounds, so nobody waits in a ring,
+    and no third one's bytes share the way with ours. Who does not come is tested all the same.
+    """
+    owner, names = min(task.me, peer), "/".join(sorted((task.me, peer)))
+    with contextlib.suppress(OSError):
+        ask_key(task, owner, f"here/{names}/{task.me}", b"1")
+        while ask_key(task, owner, f"here/{names}/{peer}") is None and time.monotonic() < deadline:
+            time.sleep(EVERY_S)
+
+
+def shared(
+    task: Task, post: Post, port: Port, results: Mapping[str, Result], key: str, deadline: float
+) -> dict[str, tuple[Result, ...]]:
+    """Tell the partners what was found up to here, and hear what they have; each speaks for itself."""
+    port.keys[key] = json.dumps([replace(result, facts="").plain() for result in results.values()]).encode()
+    found: dict[str, tuple[Result, ...]] = {}
+    for peer in task.partners:
+        with contextlib.suppress(OSError, ValueError):
+            row = ask_key(task, peer, key) if post.peers[peer].times else b"[]"
+            while row is None and time.monotonic() < deadline:
+                time.sleep(10 * EVERY_S)
+                row = ask_key(task, peer, key)
+            said = tuple(result for plain in json.loads(row or b"[]") if (result := result_of(plain)).node == peer)
+            found |= {peer: said} if said else {}
+    return found
 
 
 def _stream(task: Task, post: Post, result: Result, deadline: float) -> Result:

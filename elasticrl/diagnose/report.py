@@ -8,6 +8,7 @@ from elasticrl.core.evidence import Evidence
 from elasticrl.core.meanings import WAITS
 from elasticrl.core.verdict import Fault, Verdict
 from elasticrl.diagnose.logs import Reading
+from elasticrl.diagnose.transport import REMEDY, Ways
 
 WIDTH = 110
 TITLES = {
@@ -22,9 +23,10 @@ TITLES = {
 }  # fmt: skip
 
 
-def plain(verdict: Verdict, evidence: Sequence[Evidence]) -> dict[str, object]:
-    """For JSON: the form that scripts rely on."""
-    return {"verdict": verdict.plain(), "evidence": [fact.plain() for fact in evidence]}
+def plain(verdict: Verdict, evidence: Sequence[Evidence], ways: Ways | None = None) -> dict[str, object]:
+    """For JSON: the form that scripts rely on. `transport`: which way NCCL chose, and who said so, if the logs have it."""
+    told: dict[str, object] = {"verdict": verdict.plain(), "evidence": [fact.plain() for fact in evidence]}
+    return {**told, "transport": ways.plain(), "sockets": ways.fallen} if ways and ways.chosen else told
 
 
 def page(verdict: Verdict, reading: Reading) -> str:
@@ -40,6 +42,10 @@ def page(verdict: Verdict, reading: Reading) -> str:
     lines += _entry("DO", verdict.remedy)
     lines += ["BECAUSE", *(f"  - {_cut(str(fact))}  [{place(fact)}]" for fact in verdict.because)]
     lines += ["UNLESS", *(f"  - {_cut(text)}" for text in verdict.against)]
+    if reading.ways.said:
+        lines += _entry("NCCL", f"chose {reading.ways.said}")
+    if reading.ways.fallen:
+        lines += _entry("", f"{reading.ways.fallen}. {REMEDY}")
     kinds = Counter(str(fact.kind) for fact in reading.evidence)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     lines += _entry(

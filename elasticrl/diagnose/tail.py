@@ -63,6 +63,11 @@ class Tail:
         # The lines' own clocks are those of several libraries; what the core compares is when it learned of them.
         return [replace(fact, when=now, clock="core") for fact in found]
 
+    @property
+    def ways(self) -> frozenset[str]:
+        """Which ways NCCL says it has chosen, in the files that are followed."""
+        return frozenset(way for file in self._files.values() for way in file.parser.ways.chosen)
+
     def close(self) -> None:
         """Let go of the files."""
         self.follow({})

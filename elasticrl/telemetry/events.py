@@ -183,6 +183,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"profile": "", "added": "name=value of each"},
     ),
     Declared(
+        name="transport.sockets",
+        meaning="NCCL has chosen sockets on a node with active InfiniBand or RoCE ports: the job is slow, and nothing fails.",
+        level="warning",
+        fields={"said": "which ports", "remedy": ""},
+    ),
+    Declared(
         name="machine.starved",
         meaning="Any process here is slow now: too many want to run, the host gives time to others, the disk is busy.",
         level="warning",

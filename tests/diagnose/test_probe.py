@@ -5,7 +5,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from diagnose_net import Net, cannot, network, probe
 
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
+from elasticrl.core.matrix import late, trips
+from elasticrl.core.pairs import everyone
 from elasticrl.core.verdict import Confidence, Fault
 from elasticrl.daemon.inquiry import GPUS
 from elasticrl.diagnose.probe import Task, task_of
@@ -48,6 +52,36 @@ def test_two_healthy_nodes_are_measured_from_datagrams_to_gloo_and_nobody_is_bla
         assert result.mbps > 1
     assert signs(facts) == {("n0", "n1"): Sign.HEALTHY}
     assert judge(facts).nodes == ()
+
+
+def test_together_all_pairs_are_tested_one_at_a_time_and_each_node_knows_all_that_was_found() -> None:
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(4))}
+    more = {"nodes": ends, "rounds": everyone(ends), "together": True, "facts": "{}"}
+    results, facts = probe(ends, gloo_s=0.0, within_s=40.0, **more)
+    assert len(results) == 4 * 12, "each has its own row, and the three others'"
+    assert Counter((result.node, result.peer) for result in results) == Counter(dict.fromkeys(permutations(ends, 2), 4))
+    assert all(result.tcp == "ok" and result.mbps for result in results), results
+    assert set(signs(facts).values()) == {Sign.HEALTHY}
+
+
+def test_together_with_one_that_is_not_there_the_others_still_end_in_time_and_name_it() -> None:
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(4))}
+    begin = time.monotonic()
+    more = {"nodes": ends, "rounds": everyone(ends), "together": True}
+    results, facts = probe(ends, absent={"n3"}, gloo_s=0.0, start_s=2.0, within_s=20.0, **more)
+    assert time.monotonic() - begin < 30
+    assert {(result.node, result.peer) for result in results} == set(permutations(ends, 2)) - {
+        ("n3", f"n{i}") for i in range(3)
+    }
+    assert judge(facts).nodes == ("n3",)
+
+
+def test_gloo_is_tried_along_the_ring_only_where_all_pairs_are_tested() -> None:
+    ends = {f"n{i}": f"127.0.0.1:{9000 + i}" for i in range(6)}
+    plain = {"me": "n0", "token": "t", "nodes": ends, "rounds": everyone(ends), "together": True}
+    assert (len(task_of(plain).partners), set(task_of(plain).near)) == (5, {"n1", "n5"})
+    alone = task_of({**plain, "together": False})
+    assert alone.near == alone.partners
 
 
 def test_nodes_that_know_of_their_partners_only_know_each_other_by_name() -> None:
@@ -170,6 +204,18 @@ def test_a_node_that_is_200_ms_away_is_named(net: Net) -> None:
     verdict = judge(facts)
     assert (verdict.fault, verdict.nodes) == (Fault.NETWORK, ("n1",)), facts
     assert "answers late" in verdict.cause
+
+
+def test_a_node_that_is_only_slow_is_the_odd_one_of_all_pairs_and_no_fault(net: Net) -> None:
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun to delay frames with")
+    with net.delayed("n2", 5.0):
+        ends = {node: f"{net.address(node)}:7733" for node in net.nodes}
+        results, facts = net.probe(within_s=30.0, gloo_s=0.0, nodes=ends, rounds=everyone(ends), together=True)
+    odd = late(trips(results))
+    assert odd is not None
+    assert (odd.said, odd.worst > 10.0) == ("n2", True), odd
+    assert judge(facts).nodes == ()
 
 
 @pytest.mark.skipif(not GPUS.exists(), reason="there is no GPU")

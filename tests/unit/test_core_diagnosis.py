@@ -9,12 +9,13 @@ from test_core_step import Life, member, plan, record
 from elasticrl.core import dossier, events
 from elasticrl.core.events import Found, Probed, Propose, Say, Tick, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign, of_exit, of_stall
+from elasticrl.core.judge import judge
 from elasticrl.core.model import Exit, Lap, Pace, Phase, Plan, Quarantine, Record, Rung, Stall, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.settings import Health, Membership, Settings
 from elasticrl.core.step import step
 from elasticrl.core.suspect import probe_links
-from elasticrl.core.verdict import Fault
+from elasticrl.core.verdict import Confidence, Fault
 
 NODES = ("n00", "n01", "n02")
 
@@ -653,6 +654,30 @@ def test_a_node_that_drops_large_packets_is_kept_out_if_the_operator_says_so() -
     kept = probed(life, 3.0, 2, found)
     assert len(kept.seats) == 3
     assert "health.quarantine_share" in kept.reason
+
+
+def test_what_a_probe_has_found_is_among_the_leaders_facts_when_its_incident_is_judged_again() -> None:
+    """Found live: the incident was judged without them, and of two verdicts with `high` the leader told the wrong one."""
+    found = results()
+    found["n02"] = tuple(replace(result, mtu=9000, largest=1400) for result in found["n02"])
+    life = leader()
+    written = probed(life, 3.0, 2, found)
+    train(life, 4.5, 3, replace(written, generation=3))
+    facts = dossier.concerning(life.state.lead.facts, range(1, 3), frozenset(NODES))
+    assert {(f.node, f.peer, f.sign, f.generation) for f in facts} == {
+        ("n00", "n01", Sign.HEALTHY, 2), ("n02", "n00", Sign.MTU, 2), ("n02", "n01", Sign.MTU, 2),
+    }  # fmt: skip
+    assert (judge(facts).fault, judge(facts).nodes, judge(facts).confidence) == (
+        Fault.NETWORK,
+        ("n02",),
+        Confidence.HIGH,
+    )
+    assert not dossier.concerning(life.state.lead.facts, range(3, 4), frozenset(NODES)), (
+        "the next gang is judged by its own"
+    )
+    well = leader()
+    train(well, 4.5, 3, replace(probed(well, 3.0, 2, results()), generation=3))
+    assert not [f for f in well.state.lead.facts if f.kind is Kind.PROBE], "ways that are well are nothing to remember"
 
 
 def test_what_a_device_has_counted_puts_no_node_out_whose_ways_a_probe_found_in_order() -> None:

@@ -156,6 +156,31 @@ def test_counters_speak_by_what_they_gained(node: Path) -> None:
     assert found["hca.mlx5_0:1"].level is Level.WARN
 
 
+def test_roces_own_counters_tell_loss_from_congestion_and_both_from_what_is_usual(node: Path) -> None:
+    port = node / "sys/class/infiniband/mlx5_0/ports/1"
+    texts = {"counters/port_rcv_packets": 4_000_000, "counters/port_xmit_packets": 4_000_000, "hw_counters/out_of_sequence": 88,
+             "hw_counters/local_ack_timeout_err": 2, "hw_counters/np_cnp_sent": 190_000, "hw_counters/lifespan": 10}  # fmt: skip
+    for name, value in texts.items():
+        (port / name).parent.mkdir(exist_ok=True)
+        (port / name).write_text(f"{value}\n")
+    before = health.counters(10.0, node)
+    known = before.hcas["mlx5_0:1"]
+    assert {"out_of_sequence", "local_ack_timeout_err", "np_cnp_sent"} <= set(known)
+    assert "lifespan" not in known, "how often the driver reads them is no counter"
+
+    def after(**gained: int) -> Check:
+        hcas = {"mlx5_0:1": {name: value + gained.get(name, 0) for name, value in known.items()}}
+        return by_name(health.gained(before, replace(before, at=11.0, hcas=hcas)))["hca.mlx5_0:1"]
+
+    many = {"port_rcv_packets": 1_000_000}
+    assert after(**many, out_of_sequence=60, np_cnp_sent=900).level is Level.OK, "a network in use"
+    lossy = after(**many, out_of_sequence=90, local_ack_timeout_err=30)
+    assert (lossy.level, "30 local_ack_timeout_err, 90 out_of_sequence" in lossy.value) == (Level.WARN, True)
+    assert "PFC" in lossy.remedy
+    crowded = after(**many, np_cnp_sent=20_000)
+    assert (crowded.level, "20000 np_cnp_sent" in crowded.value) == (Level.WARN, True)
+
+
 def test_ports_huge_pages_and_load_are_read(node: Path) -> None:
     assert health.hcas(node) == {"mlx5_0:1": "ACTIVE InfiniBand 400 Gb/sec (4X NDR)"}
     assert health.interfaces(node) == {"eth0": "up", "lo": "unknown"}
@@ -213,6 +238,22 @@ def test_a_sick_gpu_is_told_by_what_the_card_reports_and_what_it_does_not_suppor
         "gpu.3.ecc": Level.FAIL, "gpu.3.rows": Level.WARN, "gpu.3.clocks": Level.WARN, "gpu.3.memory": Level.WARN,
     }  # fmt: skip
     assert judge(health.evidence(found.values(), node="n05")).nodes == ("n05",)
+
+    class Linked(FakeNvml):
+        def nvmlDeviceGetNvLinkState(self, _, link):  # noqa: N802
+            if link >= 12:
+                raise self.NVMLError  # an A100 has twelve
+            return int(link not in self.down)
+
+        down: tuple[int, ...] = (3,)
+
+    assert "gpu.3.nvlink" not in found, "this one does not know the question"
+    link = by_name(health.gpu(Linked(), 3, object()))["gpu.3.nvlink"]
+    assert (link.level, link.value) == (Level.WARN, "11 of 12 links active; inactive: 3")
+    Linked.down = ()
+    assert by_name(health.gpu(Linked(), 3, object()))["gpu.3.nvlink"].level is Level.OK
+    Linked.down = tuple(range(12))
+    assert "gpu.3.nvlink" not in by_name(health.gpu(Linked(), 3, object())), "a card without a bridge"
 
     class Plain(FakeNvml):
         def nvmlDeviceGetRemappedRows(self, _):  # noqa: N802

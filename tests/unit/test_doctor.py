@@ -237,6 +237,95 @@ def test_a_way_that_is_much_slower_than_another_is_named() -> None:
     assert not list(doctor.paced(ways[2:]))
 
 
+def cluster(count: int, bad: str = "", **ill: object) -> list[PairResult]:
+    """What all nodes of a cluster say of each other; the ways of one are ill."""
+    names = [f"n{i}" for i in range(count)]
+    well = PairResult(
+        node="", peer="", sent=9, answered=9, heard=9, tcp="ok", latency_ms=0.2, mbps=9400.0, mtu=9000, largest=9000
+    )
+    return [
+        replace(well, node=a, peer=b, **(ill if bad in {a, b} else {}))  # type: ignore[arg-type]
+        for a in names for b in names if a != b
+    ]  # fmt: skip
+
+
+def test_the_odd_one_out_of_all_pairs_is_named_and_marked_in_the_table() -> None:
+    results = cluster(4, "n2", latency_ms=31.0, mbps=910.0)
+    found = {check.name: check for check in diagnosis.compared(results, "n0", ())}
+    assert (found["matrix.latency"].level, found["matrix.latency"].value) == (
+        Level.WARN,
+        "n2: 31 ms at worst, usual are 0.2",
+    )
+    assert (found["matrix.rate"].level, found["matrix.rate"].value) == (
+        Level.WARN,
+        "n2: 910 Mbit/s at worst, usual are 9,400",
+    )
+    assert found["matrix.mtu"].value == "9000 on all 4 nodes"
+    plain = json.loads(json.dumps(doctor.measured(results)))
+    assert plain["nodes"] == ["n0", "n1", "n2", "n3"]
+    assert plain["latency_ms"][0] == [None, 0.2, 31.0, 0.2]
+    assert plain["odd"]["mbps"]["nodes"] == ["n2"]
+    assert (
+        doctor.drawn(plain)
+        == """\
+Round trip in ms (* far off the others):
+      n0   n1  n2*   n3
+n0        0.2  31*  0.2
+n1   0.2       31*  0.2
+n2*  31*  31*       31*
+n3   0.2  0.2  31*
+Mbit/s over one connection, from row to column (* far off the others):
+       n0    n1   n2*    n3
+n0         9400  910*  9400
+n1   9400        910*  9400
+n2*  910*  910*        910*
+n3   9400  9400  910*"""
+    )
+
+
+def test_a_cluster_that_is_well_has_no_odd_one_and_its_table_no_mark() -> None:
+    results = cluster(3)
+    assert {check.level for check in diagnosis.compared(results, "n0", ())} == {Level.OK}
+    assert "*" not in doctor.drawn(doctor.measured(results))
+    lost = [result for result in results if "n2" not in {result.node, result.peer}]
+    page = doctor.drawn(doctor.measured([*lost, PairResult(node="n0", peer="n2", tcp="connect: timed out")]))
+    assert page.splitlines()[4] == "n2", "nobody has measured anything there"
+
+
+def test_packet_sizes_that_differ_are_a_warning() -> None:
+    results = [replace(result, mtu=1500) if result.node == "n1" else result for result in cluster(3)]
+    (check,) = (check for check in diagnosis.compared(results, "n0", ()) if check.name == "matrix.mtu")
+    assert (check.level, check.value) == (Level.WARN, "n1 1500; others 9000")
+
+
+def test_nccl_over_sockets_beside_active_ports_is_a_warning() -> None:
+    for way, ports, level in (
+        ("NET/Socket", {"mlx5_0:1"}, Level.WARN),
+        ("NET/IB", {"mlx5_0:1"}, Level.OK),
+        ("NET/Socket", (), Level.OK),
+    ):
+        results = [PairResult(node="n0", peer="n1", tcp="ok", nccl="ok", transport=way)]
+        (check,) = diagnosis.compared(results, "n0", ports)
+        assert (check.name, check.level, bool(check.remedy)) == ("pair.transport", level, level is Level.WARN)
+
+
+def test_of_many_nodes_a_ring_is_tested_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {f"n{i}": f"10.0.0.{i}:7" for i in range(40)}
+    (check,) = doctor.compared([], "n0", ends)
+    assert check.value.startswith("40 nodes: this one tested its two neighbours")
+    assert not list(doctor.compared([], "n0", dict(list(ends.items())[:16])))
+    asked: list[dict[str, object]] = []
+
+    def probe(*_: object, input: str, **__: object) -> subprocess.CompletedProcess[str]:  # noqa: A002 - as subprocess has it
+        asked.append(json.loads(input))
+        return subprocess.CompletedProcess([], 0, stdout="")
+
+    monkeypatch.setattr(subprocess, "run", probe)
+    for count in (16, 17):
+        doctor._probe("n0", dict(list(ends.items())[:count]), 30.0)
+    assert [len(task["rounds"]) for task in asked] == [15, 0]  # type: ignore[arg-type]
+
+
 def test_what_a_step_sends_is_held_against_the_rate(tmp_path: Path) -> None:
     model = {
         "hidden_size": 64,
@@ -290,6 +379,12 @@ def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+    assert answers[0]["matrix"]["nodes"] == ["a", "b"]
+    for table in ("latency_ms", "mbps"):
+        (none, there), (back, nothing) = answers[0]["matrix"][table]
+        assert (none, nothing, there > 0, back > 0) == (None, None, True, True), (
+            "both directions, though it asked in one"
+        )
     for answer in answers:
         (pair,) = answer["pairs"]
         assert (pair["tcp"], pair["gloo"]) == ("ok", "ok"), pair

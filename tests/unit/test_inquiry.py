@@ -28,7 +28,7 @@ from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon import inquiry
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place, Reserved, of_its_gang, results_of
-from elasticrl.diagnose import environment, incident
+from elasticrl.diagnose import environment, health, incident
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
 
@@ -118,6 +118,53 @@ def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were
     assert [(pace.slot, pace.phase, pace.seconds) for pace in later.took] == [(0, "update", 0.2)]
     assert later.after(seen(14, 1.9), 2.5, 1.0) is later, "no step was made"
     assert later.after(seen(3, 0.1, pid=8), 3.0, 1.0).took == (), "another process"
+
+
+def machine_of(folder: Path, files: dict[str, bytes]) -> Place:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return Place(node="n00", job="j", host="127.0.0.1", runtime=folder, state=folder, disks={}, root=folder)
+
+
+def test_sockets_on_a_node_with_active_rdma_ports_are_said_once_and_elsewhere_not(tmp_path: Path) -> None:
+    port = "sys/class/infiniband/mlx5_0/ports/1/"
+    for state, expected in (
+        (b"4: ACTIVE\n", ["NCCL goes over sockets, and mlx5_0:1 is an active RDMA port"]),
+        (b"1: DOWN\n", []),
+    ):
+        place = machine_of(tmp_path, {port + "state": state, port + "link_layer": b"InfiniBand\n"})
+        screen = io.StringIO()
+        node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(screen, pretty=False), history=History())
+        for ways in ({"P2P"}, {"NET/Socket+P2P"}, {"NET/Socket+P2P"}, set[str]()):
+            node._note_sockets(ways)
+        said = [json.loads(line) for line in screen.getvalue().splitlines()]
+        assert [line["said"] for line in said if line["event"] == "transport.sockets"] == expected
+        assert all(line["remedy"] for line in said)
+
+
+def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_look_at_each_sample(
+    tmp_path: Path,
+) -> None:
+    card = "sys/bus/pci/devices/0000:1b:00.0/"
+    place = machine_of(
+        tmp_path,
+        {
+            card + "vendor": b"0x10de\n",
+            card + "class": b"0x030200\n",
+            card + "config": b"\xff" * 64,
+            card + "driver/x": b"",
+        },
+    )
+    node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
+    asyncio.run(node._look_at_cards())
+    facts, _ = node._machine(health.counters(0.0, tmp_path))
+    (broken,) = (fact for fact in facts if fact.sign is Sign.GPU_BROKEN)
+    assert (broken.node, broken.source) == ("n00", dossier.HEALTH)
+    (tmp_path / card / "config").write_bytes(bytes.fromhex("de103023"))
+    assert broken in node._machine(health.counters(0.0, tmp_path))[0], "it was looked at a moment ago"
+    asyncio.run(node._look_at_cards())
+    assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[0]}, "and is taken back"
 
 
 def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_another(tmp_path: Path) -> None:

@@ -155,6 +155,23 @@ def test_settings_that_contradict_each_other_are_found() -> None:
     assert any("switched off" in finding.said for finding in lint(ways))
 
 
+def test_sockets_by_order_where_rdma_ports_are_active_are_a_warning_and_not_on_one_node() -> None:
+    there = Machine(hcas=IB8, active=frozenset({"mlx5_0:1", "mlx5_1:1"}), nodes=4)
+    finding = only({"NCCL_IB_DISABLE": "1"}, there)
+    assert (finding.name, finding.problem, "mlx5_0:1, mlx5_1:1" in finding.said) == (
+        "NCCL_IB_DISABLE",
+        Problem.DANGEROUS,
+        True,
+    )
+    assert only({"NCCL_NET": "Socket"}, there).name == "NCCL_NET"
+    assert (
+        lint({"NCCL_IB_DISABLE": "0", "NCCL_DEBUG": "WARN"}, Machine(active=frozenset(), nodes=4))[0].level
+        is Level.HINT
+    )
+    for machine in (Machine(hcas=IB8, active=there.active, nodes=1), Machine(hcas=IB8, active=frozenset(), nodes=4)):
+        assert lint({"NCCL_NET": "Socket"}, machine) == ()
+
+
 def test_vendors_variables_do_nothing_on_the_others_gpus() -> None:
     assert problems({"RCCL_MSCCL_ENABLE": "0", "HSA_NO_SCRATCH_RECLAIM": "1"}, Machine(vendor="nvidia")) == {
         ("RCCL_MSCCL_ENABLE", Problem.NO_EFFECT), ("HSA_NO_SCRATCH_RECLAIM", Problem.NO_EFFECT),
