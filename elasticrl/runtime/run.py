@@ -343,6 +343,12 @@ class Run:
         """Raises GangError if the gang was told to part: for those who wait for something that is no collective."""
         self._flag.check(what)
 
+    def waits(self) -> None:
+        """For those who wait for something outside of the gang, under a deadline of their own: no hang, so the phase's budget
+        counts from here. To be called by the training thread, which alone beats.
+        """
+        self._beat.phase(self._beat.now.phase)
+
     @property
     def generation(self) -> int:
         """This generation's number."""

@@ -96,8 +96,7 @@ class Attendant:
         deadline = time.monotonic() + self.limits.start_s
         while not self._up.wait(LOOK_S):
             check()
-            if self._failed:
-                raise EngineFailed(self._failed)
+            self.raise_if_failed()
             if time.monotonic() > deadline:
                 raise EngineFailed(f"there was no rollout engine for {self.limits.start_s:g} s; see {self.home / LOG}")
         self._busy += 1
@@ -106,6 +105,11 @@ class Attendant:
                 yield talk
         finally:
             self._busy -= 1
+
+    def raise_if_failed(self) -> None:
+        """EngineFailed, if it is known that none can be had."""
+        if self._failed:
+            raise EngineFailed(self._failed)
 
     @property
     def up(self) -> bool:
