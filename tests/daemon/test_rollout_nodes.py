@@ -20,14 +20,15 @@ from elasticrl.config import dumps, load
 from elasticrl.ppo import tiny
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.service import ENGINE_LOCK
-from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 STOPPED = 75
+PATIENCE_S = 200.0  # on a machine that is busy with other tests
 TRAIN, GENERATE = ("n0", "n1"), ("r0", "r1")
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 class RolloutJob(Job):
@@ -88,26 +89,35 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     chance = random.Random(5)
     lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(2000)]
     (folder / "prompts.jsonl").write_text("\n".join(lines))
+    # So that faults of seconds cost few steps.
+    (folder / "at_leisure.py").write_text(
+        "import time\nfrom elasticrl.ppo import tasks\n\n\n"
+        "def reverse(*args, **kwargs):\n    time.sleep(0.2)\n    return tasks.reverse(*args, **kwargs)\n"
+    )
     return {
+        "agent": {"env": {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}},
         "ppo": {
-            "batch": 64, "mini_batch": 32, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
+            "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
         },
         "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
-        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "reward": {"function": "at_leisure:reverse"},
         "rollout": {"max_tokens": 4},
         "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
     }  # fmt: skip
 
 
-def alone(job: RolloutJob, folder: Path, steps: int) -> dict[int, str]:
-    """The digests of the same job in one process that generates for itself."""
-    own = [f"job.steps={steps}", f"checkpoint.dir={folder}/saves", f"vault.dir={folder}/vault"]
+def alone(job: RolloutJob, folder: Path, steps: int) -> Path:
+    """Where the same job left its chronicle in one process that generates for itself."""
+    plain = "reward.function=elasticrl.ppo.tasks:reverse"
+    own = [plain, f"job.steps={steps}", f"checkpoint.dir={folder}/saves", f"vault.dir={folder}/vault"]
     inside = ["rollout.engine=torch", "rollout.nodes=0", "membership.min_nodes=1", "vault.copies=0"]
     (folder / "config.json").write_text(dumps(load(job.folder / "job.yaml", [*own, *inside])))
     env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
-        subprocess.run([sys.executable, "-m", "elasticrl.ppo"], env=env, check=True, timeout=200, stdout=log, stderr=log)
-    return dict(read(folder / "saves" / job.name).steps)
+        subprocess.run(
+            [sys.executable, "-m", "elasticrl.ppo"], env=env, check=True, timeout=200, stdout=log, stderr=log
+        )
+    return folder / "saves" / job.name
 
 
 @pytest.fixture
@@ -116,7 +126,7 @@ def job(conf: dict[str, Any]) -> Iterator[RolloutJob]:
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7},
         "lanes": {"count": 4, "digest": "full"},
         "rollout": {
-            **conf["rollout"], "engine": "served", "nodes": 2, "health_timeout": "5s", "wait": "60s", "sync_timeout": "10s",
+            **conf["rollout"], "engine": "served", "nodes": 2, "health_timeout": "5s", "wait": "200s", "sync_timeout": "10s",
         },
         "checkpoint": {"every": 1000},
     }  # fmt: skip
@@ -128,7 +138,7 @@ def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_
     job: RolloutJob, tmp_path: Path
 ):
     job.start(*GENERATE, *TRAIN)
-    job.until(lambda: job.step() >= 2, 120.0, "the first steps")
+    job.until(lambda: job.step() >= 2, PATIENCE_S, "the first steps")
     rows = job.rows()
     assert {node: rows[node]["role"] for node in rows} == dict.fromkeys(TRAIN, "train") | dict.fromkeys(
         GENERATE, "rollout"
@@ -143,23 +153,25 @@ def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_
     first = job.engine("r0")
     os.kill(first, signal.SIGKILL)
     at = job.step()
-    job.until(lambda: job.step() >= at + 2, 60.0, "steps with one engine")
-    job.until(lambda: job.engine("r0") != first and job.rows()["r0"]["state"] == "rollout", 60.0, "r0's engine again")
+    job.until(lambda: job.step() >= at + 2, PATIENCE_S, "steps with one engine")
+    job.until(
+        lambda: job.engine("r0") != first and job.rows()["r0"]["state"] == "rollout", PATIENCE_S, "r0's engine again"
+    )
 
     job.kill_node("r1")
     at = job.step()
-    job.until(lambda: job.step() >= at + 2, 60.0, "steps without r1")
-    job.until(lambda: "r1" not in job.rows(), 30.0, "the end of r1's lease")
+    job.until(lambda: job.step() >= at + 2, PATIENCE_S, "steps without r1")
+    job.until(lambda: "r1" not in job.rows(), PATIENCE_S, "the end of r1's lease")
     assert any("1 of 2 rollout nodes" in text for text in job.ask("n0", "status")["advice"])
     job.start("r1")
-    job.until(lambda: job.rows().get("r1", {}).get("state") == "rollout", 60.0, "r1 again")
-    job.until(lambda: "weights" in job.rows()["r1"]["note"], 60.0, "weights at r1")
+    job.until(lambda: job.rows().get("r1", {}).get("state") == "rollout", PATIENCE_S, "r1 again")
+    job.until(lambda: "weights" in job.rows()["r1"]["note"], PATIENCE_S, "weights at r1")
 
     at = job.step()
-    job.until(lambda: job.step() >= at + 2, 60.0, "steps with both again")
+    job.until(lambda: job.step() >= at + 2, PATIENCE_S, "steps with both again")
     job.ask("n0", "stop")
     ended = list(job.daemons.values())
-    job.until(lambda: all(daemon.poll() is not None for daemon in ended), 120.0, "the end of the job")
+    job.until(lambda: all(daemon.poll() is not None for daemon in ended), PATIENCE_S, "the end of the job")
     assert [daemon.returncode for daemon in ended] == [STOPPED] * 4
     job.check()
     for node in GENERATE:
@@ -167,5 +179,6 @@ def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_
     run = job.folder / "saves" / job.name
     used = audit(run)
     assert used.ok, used.sentence
-    ours = dict(read(run).steps)
-    assert {step: ours[step] for step in range(used.steps)} == alone(job, tmp_path, used.steps)
+    same = compare(read(alone(job, tmp_path, used.steps)), read(run))
+    assert same.ok, same.sentence
+    assert same.steps >= used.steps

@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,7 +80,7 @@ def shares(missing: Sequence[Request], engines: Iterable[str]) -> dict[str, list
 class Away:
     """An `Engine`: those of all rollout nodes. Each new generation of the gang calls `enter` before anything else.
 
-    `waits` is called now and then while there is nothing to do but wait.
+    `waits` is called now and then while there is nothing to do but wait; `outside` is entered while others generate.
     """
 
     by_lane = False
@@ -87,14 +88,15 @@ class Away:
     def __init__(
         self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
         wait_s: float, say: Callable[[str], None], check: Callable[[], None] = lambda: None,
-        waits: Callable[[], None] = lambda: None,
+        waits: Callable[[], None] = lambda: None, outside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
         self.roll, self.home, self.sampling, self.limits = roll, home, sampling, limits
         self.check, self.say = check, say
         self.version = -1
         self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
         self.rest = Rest()
-        self._makes, self._wait_s, self._waits = makes, wait_s, waits
+        self._makes, self._wait_s = makes, wait_s
+        self._waits, self._outside = waits, outside
         self._kept = -1
         self._life = ""
         self._source: Source = tuple
@@ -141,7 +143,8 @@ class Away:
         stop = threading.Event()
         asks: dict[str, Ask] = {}
         try:
-            self._gather(weights.Tag(life=self._life, version=version), requests, asks, stop)
+            with self._outside() if here() else nullcontext():
+                self._gather(weights.Tag(life=self._life, version=version), requests, asks, stop)
         finally:
             stop.set()
             for ask in asks.values():
@@ -198,9 +201,14 @@ class Away:
         """Once in every turn of waiting."""
         self.check()
         now = time.monotonic()
-        if now > self._signed + SIGN_S and threading.current_thread() is threading.main_thread():
+        if now > self._signed + SIGN_S and here():
             self._signed = now
             self._waits()
+
+
+def here() -> bool:
+    """Whether this is the training thread, which alone may beat."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @dataclass(slots=True)

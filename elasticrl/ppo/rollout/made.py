@@ -54,7 +54,7 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Served | Away | 
         roll = Roll(Path(os.environ[ROLL]), job=where.job, node=where.node)
         return Away(
             roll, home_of(where), sampling, makes, Limits.of(tree),
-            wait_s=rollout.wait_s, check=run.check, waits=run.base.waits, say=say,
+            wait_s=rollout.wait_s, check=run.check, waits=run.base.waits, outside=run.base.outside, say=say,
         )  # fmt: skip
     attendant = Attendant(
         home_of(where),
