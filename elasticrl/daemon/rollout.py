@@ -287,6 +287,13 @@ class RolloutDaemon(Daemon):
 
     # ---- what operators ask
 
+    def reload(self) -> None:
+        """SIGHUP."""
+        self.log.info(
+            "reload.refused", reason="a rollout node takes nothing up while it runs: restart it; its engine stays"
+        )
+        self.notify.ready("a rollout node takes nothing up while it runs")
+
     @property
     def seen(self) -> tuple[Store, View, str]:
         """As Daemon's."""

@@ -126,8 +126,13 @@ class Attendant:
         """Nobody needs it any more."""
         child = self._child
         self._closing.set()
-        with suppress(Lost, Refused), Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
-            talk.ask("end")
+        try:
+            with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
+                talk.ask("end")
+        except Lost:
+            self._kill()  # it still starts, or does not hear
+        except Refused:
+            pass
         if child is not None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(self.limits.health_s)
