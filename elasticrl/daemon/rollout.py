@@ -239,7 +239,7 @@ class RolloutDaemon(Daemon):
 
     @property
     def _log_file(self) -> Path:
-        return self._logs / "rollout.log"
+        return self._logs / "keeper.log"
 
     async def _one_keeper(self) -> int:
         tree = self.tree
