@@ -71,7 +71,7 @@ class RolloutDaemon(Daemon):
         self.home.lock()
         self._ending: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
-        self._told: dict[str, Any] = {}
+        self._told: dict[str, Any] = {"note": "its keeper starts"}
         self._met: int | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         async with AsyncExitStack() as stack:
