@@ -133,6 +133,11 @@ class Beat:
         self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=False)
         self._write()
 
+    def still(self) -> None:
+        """What is waited for lies outside of the gang, under a deadline of its own: the phase's budget counts from here."""
+        self.now = replace(self.now, since=time.monotonic())
+        self._write()
+
     def _account(self) -> None:
         """What was done until now goes to the phase that it was done in; waiting is nobody's work."""
         now, beat = time.monotonic(), self.now

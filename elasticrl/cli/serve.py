@@ -61,6 +61,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     from elasticrl.daemon.history import History
     from elasticrl.daemon.life import Taken
     from elasticrl.daemon.main import Daemon
+    from elasticrl.daemon.rollout import RolloutDaemon
     from elasticrl.store import StoreError
     from elasticrl.telemetry.log import set_up
 
@@ -69,10 +70,11 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     node: Daemon | None = None
     log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
     try:
-        node = Daemon(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
+        made = RolloutDaemon if tree.node.role == "rollout" else Daemon
+        node = made(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
         node.log = node.log.bind(node=node.name)
         node.kept, node.adopt = checkpoints(tree), adopt
-        node.crew.log = node.vault.log = node.log
+        node.crew.log = node.vault.log = node.roll.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())
@@ -105,6 +107,9 @@ def agent(config: Config, overrides: Overrides = None) -> None:
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from None
+    if tree.node.role == "rollout":
+        typer.echo("a rollout node has no agent: its daemon sees to the engine")
+        return
     node = Daemon(tree, log=set_up(), history=History())
     told = node.home.folder / "agent.json"
     specs.write_private(told, specs.dump(node.spec()))
@@ -152,6 +157,10 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
     daemons = [launch(config, [*own, f"node.name=n{n}"], logs / f"n{n}.daemon.log") for n in range(nodes)]
+    daemons += [
+        launch(config, [*own, f"node.name=r{n}", "node.role=rollout"], logs / f"r{n}.daemon.log")
+        for n in range(tree.rollout.nodes)
+    ]
     code = Exit.FAILED.value
     typer.echo(f"{count(nodes, 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
     try:

@@ -51,7 +51,8 @@ class Node(Section):
     name: Text | None = None
     """The node's name in plans, logs and `status`. null: the host's name."""
     role: Literal["train", "rollout"] = "train"
-    """What its workers do: train. rollout, to generate only, is refused: it is not built yet (see rollout.nodes)."""
+    """What the node does: train, or rollout: run one rollout engine for all that train, and never take a seat (see
+    rollout.nodes). A rollout node counts neither for membership.min_nodes nor for max_nodes."""
     workers: Count = 1
     """Workers on this node, one to a GPU. More use more GPUs; all of a node's workers are lost with it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

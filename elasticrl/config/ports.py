@@ -34,6 +34,7 @@ PORTS: tuple[Listener, ...] = (
     Listener(name="probe.udp", key="node.probe_port", kind="udp", address=_node, port=lambda t: t.node.probe_port),
     Listener(name="probe.tcp", key="node.probe_port", kind="tcp", address=_node, port=lambda t: t.node.probe_port),
     Listener(name="vault", key="vault.port", kind="tcp", address=_node, port=lambda t: t.vault.port),
+    Listener(name="rollout", key="rollout.port", kind="tcp", address=_node, port=lambda t: t.rollout.port),
     Listener(
         name="metrics",
         key="telemetry.metrics_port",

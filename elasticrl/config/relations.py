@@ -127,6 +127,11 @@ def _away(t: Tree) -> list[str]:
     return [role for role, placement in roles.items() if placement.where == "rollout"]
 
 
+def _way(t: Tree) -> str:
+    """The only way that weights can take to the engine."""
+    return "gloo" if t.rollout.nodes else "ipc"
+
+
 def _socket(t: Tree, folder: str) -> str:
     """Where a process of this node would listen."""
     return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{SOCKET}"
@@ -556,26 +561,41 @@ RELATIONS: tuple[Relation, ...] = (
         values=lambda t: f"{_socket(t, t.vault.dir)} has {len(fsencode(_socket(t, t.vault.dir)))}",
         remedy=lambda t: f"Name a folder of at most {_room(t)} bytes, or shorten job.name or node.name.",
     ),
-    # Nodes that only generate are not built yet. Taken silently, one would wait for a seat for ever.
+    # Nodes that only generate.
     Relation(
-        keys=("node.role",),
-        rule="must be train: nodes that only generate are not built yet",
-        broken=lambda t: t.node.role == "rollout",
-        values="it is rollout, and this node would never get a seat",
-        remedy="Set role: train; every training node generates for itself.",
+        keys=("node.role", "rollout.nodes", "ppo.algorithm", "job.program"),
+        rule="must be train unless rollout.nodes expects nodes that only generate",
+        broken=lambda t: t.node.role == "rollout" and not (t.rollout.nodes and _generates(t)),
+        values=lambda t: (
+            "it is rollout, and rollout.nodes is 0"
+            if _generates(t)
+            else f"it is rollout, and {t.ppo.algorithm if _ours(t) else t.job.program} asks no engine of ours"
+        ),
+        remedy=lambda t: "Set rollout.nodes: 1 on all nodes, or role: train." if _generates(t) else "Set role: train.",
     ),
     Relation(
-        keys=("rollout.nodes",),
-        rule="must be 0: nodes that only generate are not built yet",
-        broken=lambda t: t.rollout.nodes > 0,
-        values=lambda t: f"it is {t.rollout.nodes}",
-        remedy="Set nodes: 0; every training node generates for itself.",
+        keys=("rollout.engine", "rollout.nodes", "ppo.algorithm", "job.program"),
+        rule="must be served or vllm with rollout.nodes: torch generates in the worker",
+        broken=lambda t: _generates(t) and t.rollout.nodes > 0 and t.rollout.engine == "torch",
+        values=lambda t: f"it is torch, with {t.rollout.nodes} rollout nodes",
+        remedy="Set engine: served for the same bits from an engine elsewhere, or nodes: 0.",
+    ),
+    Relation(
+        keys=("rollout.sync_transport", "rollout.nodes"),
+        rule="must be auto or ipc beside the workers, auto or gloo with rollout.nodes",
+        broken=lambda t: t.rollout.sync_transport not in {"auto", _way(t)},
+        values=lambda t: (
+            "it is nccl, which is not built for weights"
+            if t.rollout.sync_transport == "nccl"
+            else f"it is {t.rollout.sync_transport}, with {t.rollout.nodes} rollout nodes"
+        ),
+        remedy="Set sync_transport: auto.",
     ),
     Relation(
         keys=("placement.ref.where", "placement.reward.where"),
-        rule="must be train (placement.reward.where likewise): nodes that only generate are not built yet",
+        rule="must be train (placement.reward.where likewise): rollout nodes generate and nothing else",
         broken=lambda t: bool(_away(t)),
-        values=lambda t: f"{' and '.join(_away(t))} would live on nodes that are not there",
+        values=lambda t: f"{' and '.join(_away(t))} would live where no worker is",
         remedy="Set where: train.",
     ),
 )

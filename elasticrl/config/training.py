@@ -13,6 +13,7 @@ from elasticrl.config.section import (
     Bytes,
     Count,
     Function,
+    Port,
     Positive,
     Seconds,
     Section,
@@ -162,8 +163,8 @@ class FrozenPlacement(Section):
     offload: Literal["none", "cpu"] = "none"
     """cpu: the weights wait in host memory while the role is idle. Frees GPU memory, costs copying."""
     where: Literal["train", "rollout"] = "train"
-    """train: on every training node, beside the others. rollout, on the nodes with node.role rollout, is refused: these are
-    not built yet."""
+    """train: on every training node, beside the others. rollout, on the nodes with node.role rollout, is refused: those
+    generate and nothing else."""
 
 
 class Placement(Section):
@@ -213,8 +214,8 @@ class Rollout(Section):
     """How samples are generated."""
 
     engine: Literal["torch", "served", "vllm"] = "torch"
-    """torch: plain and exact, in the worker; served: the same in a process beside it that outlives trainer restarts; vllm:
-    vLLM in such a process, faster on GPUs."""
+    """torch: plain and exact, in the worker; served: the same in a process of its own that outlives trainer restarts; vllm:
+    vLLM in such a process, faster on GPUs. The process runs beside the worker, or with rollout.nodes on the rollout nodes."""
     python: Text | None = None
     """The interpreter that runs the process, for a vLLM in an environment of its own. null: the worker's."""
     dir: Text | None = None
@@ -225,8 +226,14 @@ class Rollout(Section):
     starts: Count = 3
     """Starts of the process in a row that come to nothing, before its worker fails. More tries longer."""
     nodes: Whole = 0
-    """Nodes that only generate, beyond those that train. 0: every training node generates for itself. More are refused:
-    they are not built yet."""
+    """Nodes with node.role rollout that are expected, beyond those that train. They may come and go: any number of them, one
+    at least, does the work. 0: every training node generates for itself."""
+    port: Port = 0
+    """The TCP port on which a rollout node's engine is asked. 0: any free one, published under the node's lease. Fix it to
+    open a firewall."""
+    wait_s: Seconds = 600.0
+    """Seconds that a trainer waits while no rollout node generates for it, before it fails. More rides out a longer absence
+    of all of them."""
     max_tokens: Count = 256
     """Tokens of an answer at most. More allows longer answers, at more memory and time."""
     temperature: Positive = 1.0
@@ -239,8 +246,8 @@ class Rollout(Section):
     """true generates half of the next batch while this one is scored and judged: shorter steps where the engine is a process
     of its own, with half of each batch one step off-policy (set ppo.importance_limit)."""
     sync_transport: Literal["auto", "ipc", "nccl", "gloo"] = "auto"
-    """How weights reach the engine. auto: shared memory or CUDA IPC beside the trainer, else NCCL, or gloo where a probe
-    finds NCCL broken. Name one to skip the probe."""
+    """How weights reach the engine. ipc: through shared memory, beside the trainer; gloo: over TCP from host memory, to
+    rollout nodes; auto: whichever of the two it takes. nccl is refused: it is not built."""
     sync_bucket_bytes: Bytes = 256 * MiB
     """Bytes of weights moved at once. More is faster; less needs less memory on either side."""
     sync_timeout_s: Seconds = 30.0

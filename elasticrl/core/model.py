@@ -283,6 +283,21 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What a rollout node says of itself, under its own lease. It has no seat and no vote: nothing is decided by this.
+
+    Example: Rollout(member=Member(node="r00", incarnation=1), up=True, address="10.0.0.7:41327", pid=4711, version=2560)
+    """
+
+    member: Member
+    up: bool = False  # its engine has generated, and answers
+    address: str = ""  # where
+    pid: int = 0
+    version: int | None = None  # of the weights that it has; None: none yet
+    note: str = ""  # why it is not up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
     """A node that is kept out of plans although it is up. `held` turns false when it has served its time.
 

@@ -17,6 +17,7 @@ from elasticrl.core.evidence import Evidence, Kind, Sign
 SIGMA = 1.4826  # median absolute deviations in a standard deviation
 SHARE = 0.05  # of the usual time: what nobody would call slow
 LEAST_S = 0.0005  # and what nobody could measure
+ERRANDS = frozenset({"sync"})  # what some do for all, such as bringing weights to engines: no measure of the others
 
 #: rank -> phase -> seconds of its own work, in one step.
 Step = Mapping[int, Mapping[str, float]]
@@ -55,7 +56,7 @@ def slow(history: Sequence[Step], *, z: float, steps: int) -> tuple[Slow, ...]:
         return ()
     ranks = sorted(set.intersection(*(set(step) for step in history)))
     phases = {phase for step in history[-steps:] for rank in ranks for phase in step[rank]}
-    found = [hit for phase in sorted(phases) for hit in _in_phase(history, phase, ranks, z, steps)]
+    found = [hit for phase in sorted(phases - ERRANDS) for hit in _in_phase(history, phase, ranks, z, steps)]
     return tuple(sorted(found, key=lambda hit: (-(hit.seconds - hit.usual), hit.rank, hit.phase)))
 
 

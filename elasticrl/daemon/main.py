@@ -26,7 +26,7 @@ from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
-from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Role, Verb
+from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
@@ -41,6 +41,7 @@ from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
@@ -99,6 +100,7 @@ class Daemon:
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
         self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
+        self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
@@ -147,6 +149,7 @@ class Daemon:
         tree = self.tree
         ours = {
             "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
+            **({"ELASTICRL_ROLLOUTS": str(self.home.folder / "rollouts.json")} if tree.rollout.nodes else {}),
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(round(tree.timeouts.monitor_s)),
             **witness.environment(tree.comm.recorder),
             # Libraries that look for cards find none: a job on processors has no business in a card's memory.
@@ -229,6 +232,9 @@ class Daemon:
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             await stack.enter_async_context(background(self.inquiry.run(), "inquiry"))
+            if self.tree.rollout.nodes:
+                secret = await self._patiently(lambda: the_secret(store))
+                await stack.enter_async_context(background(self.roll.run(store, secret), "roll"))
             self._serve_metrics(stack)
             steps = StepLog(
                 self._logs / STEPS,
@@ -361,7 +367,7 @@ class Daemon:
     def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool) -> Node:
         assert self.neighbours is not None
         conf = self.tree.node
-        card = Record(member=me, slots=conf.workers, role=Role(conf.role), beat=self.neighbours.address, probe=probe)
+        card = Record(member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe)
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
         trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
@@ -582,13 +588,19 @@ class Daemon:
 
     # ---- what operators ask
 
-    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
+    @property
+    def seen(self) -> tuple[Store, View, str]:
+        """The store, what this daemon has seen of it, and what it says of itself."""
         assert self.node is not None
+        return self.node.store, self.node.sight.view, self.node.loop.state.reason
+
+    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
         if verb == "ping":
             return {"version": __version__, "pid": os.getpid(), "state_dir": str(self.state_dir.parents[1].absolute())}
         if verb == "status":
             return asdict(await self.picture())
         if verb == "diagnose":
+            assert self.node is not None
             return await self.inquiry.now(self.node.loop.state)
         report = self.crew.report
         if verb == "crew":
@@ -610,6 +622,7 @@ class Daemon:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
+            assert self.node is not None
             self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
         else:
             await self._write_down(asked, node)
@@ -617,11 +630,11 @@ class Daemon:
 
     async def _write_down(self, verb: Verb, node: str | None) -> None:
         """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
-        assert self.node is not None
+        store, view, _ = self.seen
         within_s = self.tree.store.timeout_s
         try:
             async with asyncio.timeout(within_s):
-                known = await request(self.node.store, verb, node, self.node.sight.view.generation)
+                known = await request(store, verb, node, view.generation)
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"no answer within {within_s:g} s"
             again = " ".join(filter(None, ("elasticrl", str(verb), node)))
@@ -636,22 +649,27 @@ class Daemon:
 
     async def picture(self) -> Picture:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
-        assert self.node is not None
-        state = self.node.loop.state
+        store, view, here = self.seen
+        engines, rollouts = self.tree.rollout.nodes, dict[str, Rollout]()
         try:
             async with asyncio.timeout(1.0):
-                records, quarantines = await read_all(self.node.store)
+                records, quarantines = await read_all(store)
+                if engines:
+                    rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
         except (StoreError, TimeoutError):
-            own = {self.name: state.view.own} if state.view.own else {}
-            records = {**(state.view.records or own)}
-            quarantines = {**(state.view.quarantines or {})}
+            own = {self.name: view.own} if view.own else {}
+            records = {**(view.records or own)}
+            quarantines = {**(view.quarantines or {})}
+            engines = 0  # who is not seen is not missed
         return picture(
             self.tree.job.name,
-            state.view,
+            view,
             records,
             quarantines,
+            rollouts,
             needs=self.settings.membership.min_nodes,
-            here=state.reason,
+            engines=engines,
+            here=here,
             now=time.time(),
         )
 

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticrl.config import load
-from elasticrl.core.model import Member, Phase, Record, Verb, View
+from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.daemon.history import about
-from elasticrl.daemon.main import promise
+from elasticrl.daemon.main import promise, readable
 from elasticrl.daemon.picture import picture
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
@@ -70,9 +70,11 @@ async def look(where: StoreSettings) -> dict[str, Any]:
     """`elasticrl status`."""
     async with open_store(where) as store:
         view = await now(store)
+        rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
     job = where.namespace.strip("/").rpartition("/")[2]
     records, quarantines = view.records or {}, view.quarantines or {}
-    return asdict(picture(job, view, records, quarantines, needs=0, here="asked of the store", now=time.time()))
+    made = picture(job, view, records, quarantines, rollouts, needs=0, here="asked of the store", now=time.time())
+    return asdict(made)
 
 
 async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:

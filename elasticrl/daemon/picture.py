@@ -7,9 +7,10 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, View, Work
+from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
+GENERATES = "rollout"  # a rollout node's state, when its engine is up
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
 
@@ -23,6 +24,7 @@ class Row:
     node: str
     member: str
     state: str
+    role: Role = Role.TRAIN
     leader: bool = False
     rank: int | None = None  # of its first slot
     slots: int = 1
@@ -57,12 +59,17 @@ def picture(
     view: View,
     records: Mapping[str, Record],
     quarantines: Mapping[str, Quarantine],
+    rollouts: Mapping[str, Rollout] | None = None,
     *,
     needs: int,
+    engines: int = 0,
     here: str = "",
     now: float = 0.0,
 ) -> Picture:
-    """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show."""
+    """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show.
+
+    `engines`: so many rollout nodes are expected.
+    """
     plan = view.plan
     rows = tuple(
         row(node, records.get(node), quarantines.get(node), view, now)
@@ -70,6 +77,7 @@ def picture(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
     )
+    generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
     state = state_of(plan, records)
@@ -85,8 +93,12 @@ def picture(
         needs=needs,
         reason=plan.reason if plan else "no plan yet: waiting for nodes and a leader",
         here=here,
-        rows=rows,
-        advice=(*advice(rows, view, needs, training=training), *found(view, records)),
+        rows=(*rows, *generating),
+        advice=(
+            *advice(rows, view, needs, training=training),
+            *awaited(generating, engines, training=training),
+            *found(view, records),
+        ),
         exit_code=plan.exit_code if plan else None,
     )
 
@@ -145,6 +157,29 @@ def row(node: str, record: Record | None, quarantine: Quarantine | None, view: V
         phase=record.phase,
         beat_s=age(record.beat_at, now),
         note=note,
+    )
+
+
+def rollout_row(rollout: Rollout) -> Row:
+    """A rollout node's line."""
+    weights = "no weights yet" if rollout.version is None else f"weights {rollout.version:,}"
+    return Row(
+        node=rollout.member.node,
+        member=str(rollout.member),
+        role=Role.ROLLOUT,
+        state=GENERATES if rollout.up else "no engine",
+        note=f"engine at {rollout.address}, {weights}" if rollout.up else rollout.note,
+    )
+
+
+def awaited(rows: tuple[Row, ...], engines: int, *, training: bool) -> tuple[str, ...]:
+    """What to do about rollout nodes that are missing."""
+    up = sum(row.state == GENERATES for row in rows)
+    if not training or up >= engines:
+        return ()
+    waits = "" if up else " Until there is one, training waits (rollout.wait)."
+    return (
+        f"{up} of {engines} rollout nodes have an engine: start elasticrl on the others, or see their notes.{waits}",
     )
 
 

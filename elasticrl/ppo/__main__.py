@@ -22,9 +22,9 @@ from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
-from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.rollout.made import beside, not_here, sent_as
+from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import buckets
 from elasticrl.ppo.trainer import Trainer, parts_of
@@ -67,7 +67,7 @@ def main(config: str | None = None) -> None:
                     {"generation": generation, "world": base.world, "made": round(time.time(), 4)},
                 )
         reporter.close(sealed=base.sealed, rank=base.rank)
-        if isinstance(trainer.engine, Served):
+        if isinstance(trainer.engine, Served | Away):
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
 
 
@@ -110,18 +110,13 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
             collective=tree.placement.reward.strategy == "fsdp",
         ),
     )
-    at_once = -(-ppo.batch // lanes // (1 + tree.rollout.overlap))  # half, if the other half was generated ahead
-    sampling = Sampling(
-        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
-        eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
-        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
-    )  # fmt: skip
+    sampling = sampling_of(tree, tokenizer)
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
         ref=reference, tokenizer=tokenizer, device=device, temperature=tree.rollout.temperature,
     )  # fmt: skip
     gathers = collective(tree, "actor")
-    engine = beside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
+    engine = outside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
     trainer = Trainer(
         run,
         roles,
@@ -146,7 +141,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         if isinstance(engine, TorchEngine):
             engine.model = body(trainer.roles.actor)
         else:
-            engine.enter(life=run.life, source=source(tree, trainer), writes=run.first, gathers=gathers)
+            writes = run.first if isinstance(engine, Served) else base.rank == 0
+            engine.enter(life=run.life, source=source(tree, trainer), writes=writes, gathers=gathers)
 
     return trainer, refresh
 

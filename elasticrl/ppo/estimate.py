@@ -38,6 +38,8 @@ class Rate:
 
 RATES: Mapping[str, Rate] = {"cpu": Rate(flops=2e10, bytes=5e9), "cuda": Rate(flops=1e14, bytes=1e12)}
 
+NETWORK = 1e9  # bytes a second between two nodes, as guessed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -356,7 +358,22 @@ def _wire(tree: Tree, roles: list[Role], world: int) -> list[Line]:
             size = kept * tree.vault.copies * ADAM * WIDE * t / world
             formula = f"{kept} states x {tree.vault.copies} copies x {ADAM} rows x 4 B x T {t:,} / W {world}"
             found.append(Line(role=role.name, what="vault copies", bytes=int(size), formula=formula))
+    if nodes := _rollout_nodes(tree):
+        actor = next(role for role in roles if role.name == "actor")
+        size = _sent_wide(tree)
+        formula = f"{nodes} rollout nodes x {size} B x P {actor.count:,}, by rank 0's worker alone"
+        found.append(Line(role="actor", what="weights", bytes=nodes * size * actor.count, formula=formula))
     return found
+
+
+def _rollout_nodes(tree: Tree) -> int:
+    """How many engines elsewhere are fed."""
+    return tree.rollout.nodes if "rollout" in flow.of(tree.ppo) else 0
+
+
+def _sent_wide(tree: Tree) -> int:
+    """Bytes of a weight on its way to an engine."""
+    return 2 if tree.rollout.engine == "vllm" and tree.model.dtype == "bfloat16" else WIDE
 
 
 def _leaves(tree: Tree, world: int) -> Deal:
@@ -416,6 +433,10 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
         seconds["reward"] = (tree.reward.timeout_s * tries, f"reward.timeout x {tries} tries")
     if tree.rollout.engine == "vllm":
         seconds["sync"] = (2 * WIDE * actor.count / rate.bytes, f"2 x 4 B x P {actor.count:,} / {rate.bytes:g} B/s")
+    if nodes := _rollout_nodes(tree):
+        size = _sent_wide(tree)
+        formula = f"{nodes} rollout nodes x {size} B x P {actor.count:,} / {NETWORK:g} B/s"
+        seconds["sync"] = (nodes * size * actor.count / NETWORK, formula)
     caps = {name.removesuffix("_s"): cap for name, cap in times.phase}
     found = []
     for phase in flow.of(ppo, tied=tree.model.value_head == "tied").phases:

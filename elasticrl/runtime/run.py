@@ -343,6 +343,22 @@ class Run:
         """Raises GangError if the gang was told to part: for those who wait for something that is no collective."""
         self._flag.check(what)
 
+    def waits(self) -> None:
+        """For those who wait for something outside of the gang, under a deadline of their own: no hang, so the phase's budget
+        counts from here. To be called by the training thread, which alone beats.
+        """
+        self._beat.still()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, something outside of the gang is waited for, which is no work of this rank's. For the training thread."""
+        begun = time.perf_counter()
+        try:
+            with self._beat.waiting():
+                yield
+        finally:
+            self.meter.waited_s += time.perf_counter() - begun
+
     @property
     def generation(self) -> int:
         """This generation's number."""

@@ -9,6 +9,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     look                 the generation whose workers shall say where they are
     members/<node>       what a member says of itself, under its lease
     quarantine/<node>    who is kept out, and why
+    rollout/<node>       what a rollout node says of itself, under its lease
     drain/<node>         the life of a node that was asked to leave
     secret               the key that neighbours sign their beats with
 """
@@ -29,6 +30,7 @@ LOOK = "look"
 MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"
+ROLLOUTS = "rollout/"
 SECRET = "secret"  # noqa: S105 - the key's name, not a secret
 
 VERSION = 1
@@ -54,6 +56,11 @@ def quarantine_key(node: str) -> str:
 def drain_key(node: str) -> str:
     """Where a node's request to leave lies."""
     return DRAINS + node
+
+
+def rollout_key(node: str) -> str:
+    """Where a rollout node's record lies."""
+    return ROLLOUTS + node
 
 
 class Unreadable(ValueError):

@@ -23,7 +23,7 @@ from elasticrl.core.events import (
 )
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Intent, Member, Phase, Record, Verb
+from elasticrl.core.model import Intent, Member, Phase, Record, Rollout, Verb
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
@@ -142,13 +142,17 @@ async def request(store: Store, verb: Verb, node: str | None, generation: int) -
     elif verb is Verb.ADMIT and node:
         await store.txn((), [Delete(scope=keys.quarantine_key(node)), Delete(scope=keys.drain_key(node))])
     elif verb is Verb.DRAIN and node:
-        entry = await store.get(keys.member_key(node))
-        if entry is None:
+        member = await life_of(store, node)
+        if member is None:
             return False
-        await store.put(keys.drain_key(node), keys.dump(member_of(entry.value, node)))
+        await store.put(keys.drain_key(node), keys.dump(member))
     return True
 
 
-def member_of(value: bytes, node: str) -> Member:
-    """The life that a node's record speaks of."""
-    return keys.load(Record, value, keys.member_key(node)).member
+async def life_of(store: Store, node: str) -> Member | None:
+    """The life of a node that has a record now, whatever it does."""
+    if entry := await store.get(keys.member_key(node)):
+        return keys.load(Record, entry.value, entry.key).member
+    if entry := await store.get(keys.rollout_key(node)):
+        return keys.load(Rollout, entry.value, entry.key).member
+    return None

@@ -327,6 +327,27 @@ EVENTS: tuple[Declared, ...] = (
         fields={"state": "up or away", "reason": "started, adopted, or what happened", "pid": "of the vault"},
     ),
     Declared(
+        name="rollouts.changed",
+        meaning="Which rollout nodes have an engine that is up, as this training node's workers are told.",
+        fields={"engines": "where each is asked, by node"},
+    ),
+    Declared(
+        name="rollout.changed",
+        meaning="This rollout node's engine has come or gone. Its samples are asked of the others meanwhile.",
+        fields={
+            "up": "it has generated, and answers",
+            "address": "where",
+            "pid": "of the engine",
+            "reason": "why it is not up",
+        },
+    ),
+    Declared(
+        name="rollout.keeper",
+        meaning="The process that sees to this rollout node's engine has ended; another is started.",
+        level="warning",
+        fields={"code": "its exit code", "log": "its log"},
+    ),
+    Declared(
         name="vault.refused",
         meaning="The vault cannot do what a plan asks of it: copies are missing until the next plan.",
         level="warning",

@@ -127,3 +127,16 @@ def test_the_wire_follows_from_how_lanes_are_dealt(folders, world, sections, tre
     one = 4 * 4 * shapes.read(folders["qwen2"]).count * (world - 1) / world  # four updates of four bytes each
     assert sent["all_gather"] == math.floor(one)
     assert sent["all_to_all"] == math.floor(trees * one)
+
+
+def test_rollout_nodes_are_sent_all_the_weights_each(folders):
+    def lines(**rollout):
+        found = estimate.read(tree(folders["qwen2"], rollout={"engine": "served", **rollout}))
+        return {line.what: line.bytes for line in found.wire}, {
+            budget.phase: budget.seconds for budget in found.budgets
+        }
+
+    beside, away = lines(), lines(nodes=2)
+    assert "weights" not in beside[0]
+    assert away[0]["weights"] == 2 * 4 * shapes.read(folders["qwen2"]).count
+    assert away[1]["sync"] > beside[1]["sync"] == 0.0

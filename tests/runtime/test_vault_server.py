@@ -353,10 +353,10 @@ def test_a_frame_with_another_signature_or_sent_twice_ends_the_conversation(tmp_
             channel.close()
 
     def other_key(channel: Channel) -> None:
-        channel._key = b"x" * 32
+        channel._signer._key = b"x" * 32
 
     def again(channel: Channel) -> None:
-        channel._sent -= 1
+        channel._signer._sent -= 1
 
     with cluster(tmp_path, 1) as (node,):
         node.keep(3, size=BIG)

@@ -96,8 +96,7 @@ class Attendant:
         deadline = time.monotonic() + self.limits.start_s
         while not self._up.wait(LOOK_S):
             check()
-            if self._failed:
-                raise EngineFailed(self._failed)
+            self.raise_if_failed()
             if time.monotonic() > deadline:
                 raise EngineFailed(f"there was no rollout engine for {self.limits.start_s:g} s; see {self.home / LOG}")
         self._busy += 1
@@ -106,6 +105,11 @@ class Attendant:
                 yield talk
         finally:
             self._busy -= 1
+
+    def raise_if_failed(self) -> None:
+        """EngineFailed, if it is known that none can be had."""
+        if self._failed:
+            raise EngineFailed(self._failed)
 
     @property
     def up(self) -> bool:
@@ -122,8 +126,13 @@ class Attendant:
         """Nobody needs it any more."""
         child = self._child
         self._closing.set()
-        with suppress(Lost, Refused), Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
-            talk.ask("end")
+        try:
+            with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
+                talk.ask("end")
+        except Lost:
+            self._kill()  # it still starts, or does not hear
+        except Refused:
+            pass
         if child is not None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(self.limits.health_s)

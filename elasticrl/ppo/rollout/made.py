@@ -5,12 +5,15 @@ The idea: this is the only place that knows both the configuration and a worker'
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elasticrl.ppo.rollout.attend import Attendant, Limits
+from elasticrl.ppo.rollout.away import ROLL, Away, Roll
+from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import Service
 from elasticrl.runtime.vault.slots import word
@@ -18,23 +21,71 @@ from elasticrl.runtime.vault.slots import word
 if TYPE_CHECKING:
     from elasticrl.config import Tree
     from elasticrl.ppo.elastic import ElasticRun
-    from elasticrl.ppo.rollout.engine import Sampling
+    from elasticrl.runtime.context import Context
 
 
-def beside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Served | None:
-    """The engine that is a process of its own: looked for, or started, while the models are built. None for `torch`."""
+def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
+    """How samples are drawn, wherever that is done."""
+    at_once = -(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap))  # half, if half was generated ahead
+    return Sampling(
+        prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
+        eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
+        top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
+    )  # fmt: skip
+
+
+def home_of(where: Context) -> Path:
+    """Where this node's engine is, and the weights for it or for those elsewhere."""
+    by_the_vault = where.vault.with_name(f"{where.vault.name}.engine")
+    folder = where.tree.rollout.dir
+    return Path(folder) / word(where.job) / word(where.node) if folder else by_the_vault
+
+
+def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Served | Away | None:
+    """The engine that is a process of its own. Beside the worker: looked for, or started, while the models are built; or
+    those of the rollout nodes. None for `torch`.
+    """
     rollout, where = tree.rollout, run.base.context
     if rollout.engine == "torch":
         return None
-    by_the_vault = where.vault.with_name(f"{where.vault.name}.engine")
+    say(f"weights go {way(rollout.sync_transport, rollout.nodes)}")
+    if rollout.nodes:
+        makes = Service.of(tree, sampling, device=where.device).makes
+        roll = Roll(Path(os.environ[ROLL]), job=where.job, node=where.node)
+        return Away(
+            roll, home_of(where), sampling, makes, Limits.of(tree),
+            wait_s=rollout.wait_s, check=run.check, waits=run.base.waits, outside=run.base.outside, say=say,
+        )  # fmt: skip
     attendant = Attendant(
-        Path(rollout.dir) / word(where.job) / word(where.node) if rollout.dir else by_the_vault,
+        home_of(where),
         Service.of(tree, sampling, device=where.device),
         Limits.of(tree),
         python=rollout.python,
-        say=lambda sentence: print(sentence, flush=True),
+        say=say,
     )
     return Served(attendant, sampling, check=run.check)
+
+
+def way(asked: str, nodes: int) -> str:
+    """How weights reach the engines, in words.
+
+    A gloo group with them would be formed anew at each of their deaths; a connection to each breaks alone.
+
+    >>> way("auto", 0)
+    'through shared memory (ipc)'
+    >>> way("auto", 2)
+    'over TCP from host memory, a connection to each engine (gloo); nccl is not built'
+    """
+    chosen = {"auto": "gloo" if nodes else "ipc"}.get(asked, asked)
+    return {
+        "ipc": "through shared memory (ipc)",
+        "gloo": "over TCP from host memory, a connection to each engine (gloo); nccl is not built",
+    }[chosen]
+
+
+def say(sentence: str) -> None:
+    """For the worker's log."""
+    print(sentence, flush=True)
 
 
 def sent_as(tree: Tree) -> torch.dtype:
@@ -50,7 +101,7 @@ def not_here(tree: Tree) -> dict[str, bool]:
     cut = rollout.top_p < 1.0 or rollout.top_k > 0
     return {
         "model.lora.rank with this rollout.engine": apart and tree.model.lora.rank > 0,
-        "rollout.sync_transport": apart and rollout.sync_transport in ("nccl", "gloo"),
+        "rollout.nodes without a daemon": apart and rollout.nodes > 0 and ROLL not in os.environ,
         # It tells log-probabilities at a temperature only after top_p and top_k.
         "rollout.temperature with top_p or top_k, of vllm": rollout.engine == "vllm"
         and rollout.temperature != 1.0

@@ -2,7 +2,8 @@
 
 The idea: one loop, one thread. It reads what visitors ask, lets its program make one step, sends what is finished. It answers
 only once it has really generated something; it generates for trainers only by a set of weights that it has read whole; and it
-ends by itself when nobody has spoken to it for a while, so that nothing has to remember to end it.
+ends by itself when nobody has spoken to it for a while, so that nothing has to remember to end it. On a rollout node it also
+listens on TCP: who comes from there proves first that it knows the job's key, and may bring the weights along.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import socket
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from elasticrl.core.address import split
 from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service, Unfit
-from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox
+from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
+from elasticrl.runtime.vault.channel import keep_alive, load_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from elasticrl.ppo.rollout.engine import Request
-    from elasticrl.ppo.rollout.weights import Tag
+    from elasticrl.ppo.rollout.weights import Incoming, Tag
 
 ALIVE_S: Final = 0.2  # between signs of life while something is generated
 LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
@@ -75,10 +78,13 @@ class Visitor:
     out: bytearray = field(default_factory=bytearray)
     waits: dict[str, str] = field(default_factory=dict)  # key -> the visitor's own id of the request
     gone: bool = False
+    door: Door | None = None  # until it has proved that it is one of the job
+    came: float = field(default_factory=time.monotonic)
+    parting: bool = False  # gone as soon as it has been told why
 
     def tell(self, op: str, raw: bytes = b"", **says: object) -> None:
         """One frame, sent when there is room."""
-        self.out += Frame(says={"op": op, **says}, raw=raw).pack()
+        self.out += Frame(says={"op": op, **says}, raw=raw).pack(self.inbox.signer)
 
 
 class Server:
@@ -93,6 +99,8 @@ class Server:
         self._over = ""
         self._heard = self._alive_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
+        self._port = 0
+        self._coming: tuple[Visitor, Incoming] | None = None  # weights that somebody brings along
 
     def prove(self) -> None:
         """A real generation, before anybody is answered; and the weights that lie there, if they are whole."""
@@ -109,16 +117,17 @@ class Server:
         """Why it ended."""
         path = self.home / SOCKET
         path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            listening.bind(str(path))
+        with ExitStack() as stack:
+            here = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            here.bind(str(path))
             path.chmod(0o600)
-            listening.listen(64)
-            listening.setblocking(False)
+            self._listen(here, lambda: None)
             mine = path.stat().st_ino
-            self._selector.register(listening, selectors.EVENT_READ)
+            if self.service.listen:
+                self._port = self._open_door(stack.enter_context(away(self.service.listen)))
             self._heard = time.monotonic()
             while not self._over:
-                self._look(listening)
+                self._look()
                 if self._visitors:
                     self._step()
                 elif time.monotonic() - self._heard > self.service.idle_s:
@@ -128,36 +137,76 @@ class Server:
         path.unlink(missing_ok=True)
         return self._over
 
+    def _listen(self, sock: socket.socket, door: Callable[[], Door | None]) -> None:
+        sock.listen(64)
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, door)
+
+    def _open_door(self, sock: socket.socket) -> int:
+        """For those who know the job's key. The port."""
+        service = self.service
+        key = load_key(Path(service.key_file)) or b""
+        self._listen(sock, lambda: Door(job=service.job, node=service.node, key=key))
+        return int(sock.getsockname()[1])
+
     # ---- visitors
 
-    def _look(self, listening: socket.socket) -> None:
+    def _look(self) -> None:
         for visitor in self._all:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if visitor.out else 0)
             self._selector.modify(visitor.sock, wanted, visitor)
+            late = time.monotonic() - visitor.came > HELLO_S
+            visitor.gone |= late and (visitor.door is not None or visitor.parting)
         for key, events in self._selector.select(0.0 if self._visitors else LOOK_S):
-            if key.fileobj is listening:
-                sock, _ = listening.accept()
-                sock.setblocking(False)
-                self._count += 1
-                visitor = Visitor(sock, self._count)
-                self._all.add(visitor)
-                self._selector.register(sock, selectors.EVENT_READ, visitor)
+            if not isinstance(key.data, Visitor):
+                self._let_in(key.fileobj, key.data())  # type: ignore[arg-type] # what was registered is a socket
             elif events & selectors.EVENT_READ:
                 self._hear(key.data)
         self._send()
 
+    def _let_in(self, listening: socket.socket, door: Door | None) -> None:
+        try:
+            sock, _ = listening.accept()
+        except OSError:
+            return  # it has gone again
+        sock.setblocking(False)
+        self._count += 1
+        visitor = Visitor(sock, self._count, door=door)
+        self._all.add(visitor)
+        self._selector.register(sock, selectors.EVENT_READ, visitor)
+        if door is not None:
+            keep_alive(sock)
+            visitor.inbox.limit = STRANGERS
+            visitor.tell("challenge", **door.challenge())
+
     def _hear(self, visitor: Visitor) -> None:
-        self._heard = time.monotonic()
         try:
             data = visitor.sock.recv(1 << 20)
             visitor.gone = not data
             for frame in visitor.inbox.feed(data):
-                self._answer(visitor, frame)
+                if visitor.door is not None:
+                    self._prove_it(visitor, visitor.door, frame)
+                elif not visitor.parting:
+                    self._heard = time.monotonic()
+                    self._answer(visitor, frame)
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, KeyError) as error:
             print(f"visitor {visitor.number} makes no sense: {error!r}", flush=True)
             visitor.gone = True
+
+    def _prove_it(self, visitor: Visitor, door: Door, frame: Frame) -> None:
+        """A visitor from elsewhere says who it is."""
+        visitor.door = None
+        answer = door.answer(frame.says)
+        if answer is None:
+            print(f"visitor {visitor.number} does not know the job's key", flush=True)
+            visitor.tell("no", kind="key", why=f"{door.node} says: the caller does not know the job's key")
+            visitor.parting = True
+            return
+        signer, proof = answer
+        visitor.tell("welcome", mac=proof)
+        visitor.inbox.trust(signer)
 
     def _send(self) -> None:
         for visitor in list(self._all):
@@ -169,13 +218,15 @@ class Server:
                     pass
                 except OSError:
                     visitor.gone = True
-            if visitor.gone:
+            if visitor.gone or (visitor.parting and not visitor.out):
                 self._forget(visitor)
 
     def _forget(self, visitor: Visitor) -> None:
         self.program.drop(visitor.waits)
         for key in visitor.waits:
             del self._visitors[key]
+        if self._coming is not None and self._coming[0] is visitor:
+            self._give_up_coming()
         self._all.discard(visitor)
         self._selector.unregister(visitor.sock)
         visitor.sock.close()
@@ -188,9 +239,13 @@ class Server:
             visitor.tell("no", kind="other", why=f"this engine speaks version {PROTOCOL}, not {says.get('v')}")
         elif says["op"] == "hello":
             visitor.tell(
-                "hello", v=PROTOCOL, pid=os.getpid(), service=self.service.digest, tag=self.tag and asdict(self.tag),
-                versions=dict(self.program.versions),
+                "hello", v=PROTOCOL, pid=os.getpid(), service=self.service.digest, makes=self.service.makes,
+                tag=self.tag and asdict(self.tag), versions=dict(self.program.versions), port=self._port,
             )  # fmt: skip
+        elif says["op"] == "probe":
+            visitor.tell("probed")
+        elif says["op"] in ("put", "piece", "whole"):
+            self._come(visitor, frame)
         elif says["op"] == "load":
             self._take(visitor, says["tag"])
         elif says["op"] == "generate":
@@ -228,6 +283,31 @@ class Server:
                 self._send()
                 return
         visitor.tell("loaded", tag=told)
+
+    def _come(self, visitor: Visitor, frame: Frame) -> None:
+        """Weights from another node. Who begins anew is believed: the one before was cut off, or is of a gang that is gone."""
+        from elasticrl.ppo.rollout import weights
+
+        try:
+            if frame.says["op"] == "put":
+                self._give_up_coming()
+                self._coming = (visitor, weights.Incoming(self.home, frame.says["page"]))
+            elif self._coming is None or self._coming[0] is not visitor:
+                visitor.tell("no", kind="torn", why="somebody else has begun to bring weights since")
+            elif frame.says["op"] == "piece":
+                self._coming[1].take(frame.raw)
+            else:
+                self._coming[1].done()
+                self._give_up_coming()
+                visitor.tell("stored")
+        except (weights.Torn, Lost) as error:
+            self._give_up_coming()
+            visitor.tell("no", kind="torn", why=str(error))
+
+    def _give_up_coming(self) -> None:
+        if self._coming is not None:
+            self._coming[1].close()
+            self._coming = None
 
     def _load(self, tag: Tag) -> None:
         self.tag = None  # half of two sets, until all of it is here
@@ -289,6 +369,16 @@ class Server:
                 visitor.tell("alive")
                 with suppress(OSError):
                     del visitor.out[: visitor.sock.send(visitor.out)]
+
+
+@contextmanager
+def away(listen: str) -> Iterator[socket.socket]:
+    """A TCP socket bound to that address."""
+    host, port = split(listen)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        yield sock
 
 
 def main() -> int:

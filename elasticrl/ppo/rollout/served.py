@@ -84,7 +84,7 @@ class Served:
             try:
                 with self.attendant.talk(self.check) as talk:
                     self._agree(talk, tag)
-                    self._collect(talk, tag, missing)
+                    collect(talk, tag, missing, self.found)
             except Lost as lost:
                 self.attendant.lost(str(lost))
                 barren = 0 if any(request in self.found for request in missing) else barren + 1
@@ -139,23 +139,25 @@ class Served:
             time.sleep(TURN_S)
         talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
 
-    def _collect(self, talk: Talk, tag: weights.Tag, missing: Sequence[Request]) -> None:
-        names = {str(i): request for i, request in enumerate(missing)}  # ids of a job may repeat among steps
-        prompts = list(chain.from_iterable(request.prompt for request in missing))
-        talk.send(
-            "generate", struct.pack(f"<{len(prompts)}i", *prompts), tag=asdict(tag), ids=list(names),
-            seeds=[request.seed for request in missing], lengths=[len(request.prompt) for request in missing],
-        )  # fmt: skip
-        while names:
-            frame = talk.receive()  # a sign of life at least, in every `health_timeout`
-            if frame.says["op"] != "sample":
-                continue
-            count = len(frame.raw) // 8
-            values = struct.unpack(f"<{count}i{count}f", frame.raw)
-            request = names.pop(frame.says["id"])
-            self.found[request] = Said(
-                key=request.id, tokens=values[:count], logprobs=values[count:], ended=bool(frame.says["ended"])
-            )
+
+def collect(talk: Talk, tag: weights.Tag, missing: Sequence[Request], found: dict[Request, Said]) -> None:
+    """Has the engine at the other end generate these; each is found as soon as it is finished."""
+    names = {str(i): request for i, request in enumerate(missing)}  # ids of a job may repeat among steps
+    prompts = list(chain.from_iterable(request.prompt for request in missing))
+    talk.send(
+        "generate", struct.pack(f"<{len(prompts)}i", *prompts), tag=asdict(tag), ids=list(names),
+        seeds=[request.seed for request in missing], lengths=[len(request.prompt) for request in missing],
+    )  # fmt: skip
+    while names:
+        frame = talk.receive()  # a sign of life at least, in every `health_timeout`
+        if frame.says["op"] != "sample":
+            continue
+        count = len(frame.raw) // 8
+        values = struct.unpack(f"<{count}i{count}f", frame.raw)
+        request = names.pop(frame.says["id"])
+        found[request] = Said(
+            key=request.id, tokens=values[:count], logprobs=values[count:], ended=bool(frame.says["ended"])
+        )
 
 
 def samples(said: Sequence[Said], requests: Sequence[Request], sampling: Sampling, version: int) -> Samples:

@@ -46,6 +46,12 @@ class Service:
     chunked_prefill: bool
     prefix_caching: bool
     batch_invariant: bool
+    # On a rollout node, where trainers come from elsewhere.
+    listen: str = ""  # host:port; "": nobody else is let in
+    job: str = ""
+    node: str = ""
+    key_file: str = ""
+    key_digest: str = ""  # an engine with a key that is not the job's any more is another engine
 
     @classmethod
     def of(cls, tree: Tree, sampling: Sampling, *, device: str) -> Service:
@@ -84,4 +90,14 @@ class Service:
     @property
     def digest(self) -> str:
         """What tells one from another."""
-        return hashlib.blake2b(self.dumps().encode(), digest_size=8).hexdigest()
+        return _digest(self.dumps())
+
+    @property
+    def makes(self) -> str:
+        """What tells apart those that make other samples of the same weights: the rest is each node's own affair."""
+        s = self
+        return _digest(json.dumps([s.program, asdict(s.sampling), s.dtype, s.attention, s.threads, s.batch_invariant]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

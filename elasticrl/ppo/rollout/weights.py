@@ -1,8 +1,9 @@
-"""The weights on their way from a trainer to the engine beside it: a file in memory, and a page that says when it is whole.
+"""The weights on their way from a trainer to its engines: a file in memory, and a page that says when it is whole.
 
 The idea: the page is written last and taken away first, so there is no moment at which half a set could pass for one. Because
 the file stays, an engine that died is fed again from there, by nobody's collective; because every bucket has its checksum, what
-was torn or changed since is found before it computes.
+was torn or changed since is found before it computes. To an engine on another node the same page and file travel piece by
+piece, and lie there as they lie here (`Outgoing`, `Incoming`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 FILE: Final = "weights"
 PAGE: Final = "weights.json"
 LOCK: Final = "weights.lock"
+
+PIECE: Final = 4 << 20  # bytes of the file in one frame, on its way to another node
 
 Bucket = list[tuple[str, torch.Tensor]]
 
@@ -79,10 +82,15 @@ def write(
                     at += data.nbytes
                 listed.append({"bytes": at - start, "crc": crc, "tensors": tensors})
             file.truncate(at)
-        fresh = home / f"{PAGE}.new"
-        fresh.write_text(json.dumps({"tag": asdict(tag), "buckets": listed}), encoding="utf-8")
-        fresh.rename(home / PAGE)
+        _publish(home, {"tag": asdict(tag), "buckets": listed})
     return at
+
+
+def _publish(home: Path, page: dict[str, Any]) -> None:
+    """Last of all."""
+    fresh = home / f"{PAGE}.new"
+    fresh.write_text(json.dumps(page), encoding="utf-8")
+    fresh.rename(home / PAGE)
 
 
 def read(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[str, torch.Tensor]]:
@@ -105,6 +113,67 @@ def read(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[str, torch.
                         .reshape(shape),
                     )
                     at += nbytes
+
+
+@contextmanager
+def outgoing(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
+    """The page of that set, and its file in pieces; nobody writes another while they are read. Torn if it is another."""
+    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
+        page = _page(home)
+        if page is None or Tag(**page["tag"]) != tag:
+            raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
+        with (home / FILE).open("rb") as file:
+            yield page, iter(lambda: file.read(PIECE), b"")
+
+
+class Incoming:
+    """A set that comes piece by piece from another node. Until its last bucket has been found to be right there is none here.
+
+    Lost if the file stays in use.
+    """
+
+    def __init__(self, home: Path, page: dict[str, Any], *, within_s: float = 0.0) -> None:
+        self.tag, self._page, self._home = Tag(**page["tag"]), page, home
+        self._left = [(int(bucket["bytes"]), int(bucket["crc"])) for bucket in page["buckets"]]
+        self._crc = 0
+        with ExitStack() as stack:
+            stack.enter_context(_locked(home, fcntl.LOCK_EX, within_s, lambda: None))
+            (home / PAGE).unlink(missing_ok=True)
+            file = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._file = stack.enter_context(os.fdopen(file, "r+b"))
+            self._turn()
+            self._held = stack.pop_all()
+
+    def take(self, data: bytes) -> None:
+        """The next piece. Torn if a bucket does not have its checksum."""
+        view = memoryview(data)
+        while view:
+            if not self._left:
+                raise Torn(f"more was sent than the page of version {self.tag.version} names")
+            left, crc = self._left[0]
+            part, view = view[:left], view[left:]
+            self._file.write(part)
+            self._crc = zlib.crc32(part, self._crc)
+            self._left[0] = (left - len(part), crc)
+            self._turn()
+
+    def _turn(self) -> None:
+        """To the next bucket, if this one is whole."""
+        while self._left and self._left[0][0] == 0:
+            if self._left.pop(0)[1] != self._crc:
+                raise Torn(f"a bucket of version {self.tag.version} does not have its checksum")
+            self._crc = 0
+
+    def done(self) -> None:
+        """All of it has come: it is a set from now on. Torn if not."""
+        if self._left:
+            raise Torn(f"{len(self._left)} buckets of version {self.tag.version} were not sent whole")
+        self._file.flush()
+        _publish(self._home, self._page)
+
+    def close(self) -> None:
+        """Let go of the file, whatever is in it."""
+        self._held.close()
 
 
 def good(home: Path, tag: Tag) -> bool:

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,23 +69,52 @@ def resolved(where: str) -> str:
         raise VaultError(f"{where!r} is neither an interface nor a host nor an address ({error.strerror}).") from error
 
 
+def keep_alive(sock: socket.socket) -> None:
+    """A machine that loses power says no goodbye, and whoever only waits for it would wait for ever. Nothing is held back."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in zip((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT), ALIVE_S, strict=True):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Signer:
+    """One end's signatures in a session: over what is said, who says it, and how many frames he has said before.
+
+    `side` is b"c" for the caller, b"s" for who answers.
+    """
+
+    def __init__(self, key: bytes, side: bytes, transcript: bytes) -> None:
+        self._key = hmac.digest(key, b"session|" + transcript, "sha256")
+        self._side, self._other = side, b"s" if side == b"c" else b"c"
+        self._sent = self._received = 0
+
+    def sign(self, *parts: bytes | memoryview) -> bytes:
+        """Of the next frame that is sent."""
+        self._sent += 1
+        return self._mac(self._side, self._sent - 1, parts)
+
+    def good(self, mac: bytes, *parts: bytes | memoryview) -> bool:
+        """Whether that is the other's signature of the frame that comes next."""
+        self._received += 1
+        return hmac.compare_digest(mac, self._mac(self._other, self._received - 1, parts))
+
+    def _mac(self, side: bytes, number: int, parts: Iterable[bytes | memoryview]) -> bytes:
+        made = hmac.new(self._key, side + number.to_bytes(8, "big"), "sha256")
+        for part in parts:
+            made.update(part)
+        return made.digest()[:MAC_BYTES]
+
+
 class Channel:
     """One end of an authenticated connection. Every operation has a deadline."""
 
     def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A machine that loses power says no goodbye, and whoever only waits for it would wait for ever.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in zip((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT), ALIVE_S, strict=True):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(sock)
         self.sock = sock
         self.deadline_s = deadline_s
         self.peer = ""
-        self._key = b""
-        self._side = b""
-        self._sent = 0
-        self._received = 0
+        self._signer: Signer | None = None
 
     async def send(self, frame: Mapping[str, object], raw: bytes | memoryview = b"") -> None:
         """One frame, and the raw bytes that it announces."""
@@ -102,8 +131,7 @@ class Channel:
 
     def _frame(self, frame: Mapping[str, object], raw: int) -> bytes:
         body = json.dumps({**frame, "raw": raw}, separators=(",", ":")).encode()
-        mac = self._mac(self._side, self._sent, body)
-        self._sent += 1
+        mac = self._signer.sign(body) if self._signer else bytes(MAC_BYTES)
         return len(body).to_bytes(4, "big") + mac + body
 
     async def refuse(self, why: str) -> None:
@@ -117,15 +145,13 @@ class Channel:
     async def receive(self) -> tuple[dict[str, Any], int]:
         """The next frame, and how many raw bytes follow it."""
         size = int.from_bytes(await self.read(4), "big")
-        limit = MAX_FRAME if self._key else MAX_HELLO
+        limit = MAX_FRAME if self._signer else MAX_HELLO
         if size > limit:
             raise PeerError(f"{self.peer or 'a caller'} announced a frame of {size} bytes (the limit is {limit}).")
         mac = await self.read(MAC_BYTES)
         body = await self.read(size)
-        other = b"s" if self._side == b"c" else b"c"
-        if not hmac.compare_digest(mac, self._mac(other, self._received, body)):
+        if not (self._signer.good(mac, body) if self._signer else mac == bytes(MAC_BYTES)):
             raise PeerError(f"a frame from {self.peer or 'a peer'} is not signed with this session's key.")
-        self._received += 1
         frame = json.loads(body)
         if not isinstance(frame, dict) or not isinstance(frame.get("raw"), int) or not 0 <= frame["raw"] <= MAX_FRAME:
             raise PeerError(f"{self.peer or 'a peer'} sent a frame that is not understood.")
@@ -159,16 +185,9 @@ class Channel:
         async with asyncio.timeout(self.deadline_s):
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
-    def _mac(self, side: bytes, number: int, body: bytes) -> bytes:
-        if not self._key:
-            return bytes(MAC_BYTES)
-        return hmac.digest(self._key, side + number.to_bytes(8, "big") + body, "sha256")[:MAC_BYTES]
-
     def agree(self, key: bytes, side: bytes, transcript: bytes) -> None:
         """From here on frames are signed."""
-        self._key = hmac.digest(key, b"session|" + transcript, "sha256")
-        self._side = side
-        self._sent = self._received = 0
+        self._signer = Signer(key, side, transcript)
 
     def close(self) -> None:
         """End the conversation."""
@@ -186,12 +205,12 @@ async def greet(sock: socket.socket, *, key: bytes, job: str, node: str, deadlin
         )
     channel.peer = str(hello["node"])
     nonce = secrets.token_hex(16)
-    transcript = _transcript(job, node, channel.peer, str(hello["nonce"]), nonce)
-    await channel.send({"v": PROTOCOL, "node": node, "nonce": nonce, "mac": _proof(key, b"client", transcript)})
+    transcript = transcript_of(job, node, channel.peer, str(hello["nonce"]), nonce)
+    await channel.send({"v": PROTOCOL, "node": node, "nonce": nonce, "mac": proof(key, b"client", transcript)})
     answer, _ = await channel.receive()
     if not answer.get("ok"):
         raise PeerError(f"{channel.peer}: {answer.get('why', 'refused')}")
-    if not hmac.compare_digest(str(answer.get("mac")), _proof(key, b"server", transcript)):
+    if not hmac.compare_digest(str(answer.get("mac")), proof(key, b"server", transcript)):
         raise PeerError(f"{channel.peer} does not know the job's key.")
     channel.agree(key, b"c", transcript)
     channel.deadline_s = deadline_s
@@ -204,20 +223,22 @@ async def welcome(sock: socket.socket, *, key: bytes, job: str, node: str, deadl
     nonce = secrets.token_hex(16)
     await channel.send({"v": PROTOCOL, "job": job, "node": node, "nonce": nonce})
     reply, _ = await channel.receive()
-    transcript = _transcript(job, str(reply.get("node")), node, nonce, str(reply.get("nonce")))
-    if not hmac.compare_digest(str(reply.get("mac")), _proof(key, b"client", transcript)):
+    transcript = transcript_of(job, str(reply.get("node")), node, nonce, str(reply.get("nonce")))
+    if not hmac.compare_digest(str(reply.get("mac")), proof(key, b"client", transcript)):
         await channel.send({"ok": False, "why": "the caller does not know the job's key"})
         raise PeerError(f"a caller that says it is {reply.get('node')!r} does not know the job's key.")
-    await channel.send({"ok": True, "mac": _proof(key, b"server", transcript)})
+    await channel.send({"ok": True, "mac": proof(key, b"server", transcript)})
     channel.peer = str(reply["node"])
     channel.agree(key, b"s", transcript)
     channel.deadline_s = deadline_s
     return channel
 
 
-def _transcript(job: str, client: str, server: str, server_nonce: str, client_nonce: str) -> bytes:
+def transcript_of(job: str, client: str, server: str, server_nonce: str, client_nonce: str) -> bytes:
+    """What both sides have said before they trust each other."""
     return json.dumps([PROTOCOL, job, client, server, server_nonce, client_nonce]).encode()
 
 
-def _proof(key: bytes, side: bytes, transcript: bytes) -> str:
+def proof(key: bytes, side: bytes, transcript: bytes) -> str:
+    """That this side (b"client", b"server") knows the key."""
     return hmac.new(key, side + b"|" + transcript, hashlib.sha256).hexdigest()

@@ -1,0 +1,309 @@
+"""A rollout node's daemon: `elasticrl daemon` where `node.role` is rollout.
+
+The one idea: a node that has no seat needs no core. It keeps a lease, says under it where its engine is asked, follows the plan
+only as far as to see that the job is over, and leaves the rest to a keeper (`elasticrl.ppo.rollout.node`, by name: this layer
+knows nothing of engines). It never stands for leader, is watched by no neighbour and counts nowhere: whether it lives shows
+where it is asked, and by its lease.
+
+A daemon that dies takes its keeper along and leaves the engine, which the next daemon's keeper adopts.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from elasticrl import __version__
+from elasticrl.agent.spec import environment, write_private
+from elasticrl.config import dumps
+from elasticrl.core.address import join
+from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
+from elasticrl.daemon import control
+from elasticrl.daemon.main import (
+    AGAIN_S,
+    Daemon,
+    background,
+    for_workers,
+    how_it_ended,
+    own_address,
+    promise,
+    the_secret,
+)
+from elasticrl.daemon.roll import key_of
+from elasticrl.daemon.vault import folder_of
+from elasticrl.shell import keys
+from elasticrl.shell.sight import Sight
+from elasticrl.store import Lease, Store, StoreError
+from elasticrl.store.protocol import LeaseGone
+
+KEEPER: Final = "elasticrl.ppo.rollout.node"
+PAUSE_S: Final = 0.5  # before the first new keeper; each further one doubles it
+PAUSE_MAX_S: Final = 30.0
+STEADY_S: Final = 60.0  # a keeper that has lived for so long was started well
+END_S: Final = 20.0  # for a keeper to end, with its engine or without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Why this daemon ends. `over`: nothing stays behind; else, after a signal, systemd knows."""
+
+    code: int
+    reason: str
+    over: bool
+
+
+class RolloutDaemon(Daemon):
+    """What of a daemon a node without a seat needs, and its keeper."""
+
+    store: Store
+    sight: Sight
+    me: Member
+
+    async def run(self) -> int:
+        """Until the job is over (its exit code), this node is drained, or a signal hands over (0)."""
+        self.home.lock()
+        self._ending: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._stirred = asyncio.Event()
+        self._told: dict[str, Any] = {"note": "its keeper starts"}
+        self._met: int | None = None
+        self._keeper: asyncio.subprocess.Process | None = None
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(background(self._feed(), "watchdog"))
+            self.store = await stack.enter_async_context(await self._store())
+            if await asyncio.to_thread(self.notify.booting):
+                ended = await self._patiently(lambda: how_it_ended(self.store))
+                if ended is not None:
+                    self.log.info("daemon.refused", reason=f"the job has ended ({ended[1]}); a boot begins none anew")
+                    return int(ended[0])
+            life = await self._begin(self.store, self.home.load())
+            self.home.save(life)
+            self.me = life.member
+            self.log = self.log.bind(member=str(self.me))
+            self._write_down_what_it_needs(await self._patiently(lambda: the_secret(self.store)))
+            self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
+            server = control.Control(
+                self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", failed=self.log.exception
+            )  # fmt: skip
+            await server.open()
+            stack.push_async_callback(server.close)
+            self._serve_metrics(stack)
+            await stack.enter_async_context(background(self._watch(), "watch"))
+            await stack.enter_async_context(background(self._guard_store(), "etcd"))
+            belongs = await stack.enter_async_context(background(self._belong(), "lease"))
+            keeps = await stack.enter_async_context(background(self._keep(), "keeper"))
+            self._hear_signals()
+            self.log.info("daemon.started", member=str(self.me), pid=os.getpid(), adopted=False, version=__version__)
+            self.notify.ready(f"{self.me} is up")
+            some: set[asyncio.Future[Any]] = {self._ending, belongs, keeps}
+            await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+            for task in (belongs, keeps):
+                if task.done():
+                    task.result()  # raises what ended it
+            return await self._finish(self._ending.result(), keeps, belongs)
+
+    # ---- its end
+
+    def _hear_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._end(End(code=0, reason=number.name, over=not self.keep))
+
+    def _end(self, end: End) -> None:
+        if not self._ending.done():
+            self._ending.set_result(end)
+
+    async def _finish(self, end: End, keeps: asyncio.Task[None], belongs: asyncio.Task[None]) -> int:
+        over = end.over or await asyncio.to_thread(self.notify.for_good)
+        self.notify.stopping(end.reason, END_S)
+        for task in (belongs, keeps):
+            task.cancel()
+        if over and self._lease is not None:
+            with suppress(StoreError):
+                await self.store.revoke(self._lease.id)  # first: nobody is to ask an engine that ends
+        await self._end_keeper("end" if over else "")
+        if over and self._is_over(self.sight.view):
+            await self._stop_store()
+        self.log.info(
+            "daemon.stopped", code=end.code, reason=end.reason, workers="ended" if over else "kept"
+        )  # fmt: skip
+        return end.code
+
+    # ---- what it sees and says
+
+    def _saw(self, view: View) -> None:
+        """A STOP that was there before this life is history, as for those who train: somebody wants the job again."""
+        if self._met is None:
+            self._met = view.generation
+        if view.drain == self.me:
+            self._end(End(code=0, reason="drained by an operator", over=True))
+        if self._is_over(view):
+            assert view.plan is not None
+            self._end(End(code=view.plan.exit_code or 0, reason=view.plan.reason, over=True))
+
+    def _is_over(self, view: View) -> bool:
+        return view.plan is not None and view.plan.phase is Phase.STOP and view.generation != self._met
+
+    def _unreadable(self, text: str) -> None:
+        self.log.info("store.unreadable", text=text)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.sight.watch(everyone=False)
+            except StoreError as error:
+                self.log.info("store.failed", action="watch", error=str(error))
+            await asyncio.sleep(AGAIN_S)
+
+    _lease: Lease | None = None
+
+    async def _belong(self) -> None:
+        """Hold a lease, and keep true what is said under it."""
+        said: Rollout | None = None
+        membership = self.settings.membership
+        renewed, failed = 0.0, False
+        while True:
+            self._stirred.clear()
+            try:
+                if self._lease is None:
+                    self._lease, said = await self.store.grant(membership.lease_ttl_s), None
+                    renewed = time.monotonic()
+                elif time.monotonic() >= renewed + membership.keepalive_s:
+                    renewed = time.monotonic()
+                    lease = await self.store.keepalive(self._lease.id)
+                    self._lease = lease if lease.held else None
+                    if self._lease is None:
+                        continue
+                if said != (now := self._rollout()):
+                    await self.store.put(keys.rollout_key(self.name), keys.dump(now), self._lease.id)
+                    said = now
+                failed = False
+            except LeaseGone:
+                self._lease = None
+                continue
+            except StoreError as error:
+                if not failed:
+                    self.log.info("store.failed", action="rollout", error=str(error))
+                failed = True
+                await asyncio.sleep(AGAIN_S)
+                continue
+            left = max(0.0, renewed + membership.keepalive_s - time.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._stirred.wait()
+
+    def _rollout(self) -> Rollout:
+        return Rollout(member=self.me, **self._told)
+
+    # ---- its keeper
+
+    @property
+    def _key_file(self) -> Path:
+        return self.home.folder / "rollout.key"
+
+    @property
+    def _config_file(self) -> Path:
+        return self.home.folder / "rollout.json"
+
+    def _write_down_what_it_needs(self, secret: bytes) -> None:
+        write_private(self._key_file, key_of(secret))
+        write_private(self._config_file, dumps(for_workers(self.tree)))
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    async def _keep(self) -> None:
+        """A keeper, always."""
+        pause_s = PAUSE_S
+        while True:
+            begun = time.monotonic()
+            try:
+                code = await self._one_keeper()
+            except OSError as error:  # no memory, a full disk: that may pass
+                self._keeper_says({"up": False, "note": f"the keeper cannot be started: {error}"})
+                code = -1
+            self.log.info("rollout.keeper", code=code, log=str(self._log_file))
+            if code == REFUSED or not self._told.get("up"):
+                note = self._told.get("note") or f"the keeper ended with exit code {code}; see {self._log_file}"
+                self._keeper_says({"up": False, "note": note})
+            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+            await asyncio.sleep(pause_s)
+
+    @property
+    def _log_file(self) -> Path:
+        return self._logs / "keeper.log"
+
+    async def _one_keeper(self) -> int:
+        tree = self.tree
+        command = [
+            sys.executable, "-m", KEEPER, "--config", str(self._config_file), "--node", self.name,
+            "--vault", str(folder_of(tree.vault.dir, tree.job.name, self.name)),
+            "--listen", join(tree.node.address or own_address(tree.node.interface), tree.rollout.port),
+            "--key-file", str(self._key_file),
+        ]  # fmt: skip
+        with self._log_file.open("ab") as log:
+            keeper = self._keeper = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
+                env=environment(self.spec()),
+            )  # fmt: skip
+        assert keeper.stdout is not None
+        async for line in keeper.stdout:
+            with suppress(ValueError):  # a library that prints
+                self._keeper_says(json.loads(line))
+        return await keeper.wait()
+
+    def _keeper_says(self, told: Mapping[str, Any]) -> None:
+        before = self._told
+        self._told = {name: told[name] for name in ("up", "address", "pid", "version", "note") if name in told}
+        now, was = self._rollout(), Rollout(member=self.me, **before)
+        if replace(now, version=None) != replace(was, version=None):
+            self.log.info("rollout.changed", up=now.up, address=now.address, pid=now.pid, reason=now.note)
+        self._stirred.set()
+
+    async def _end_keeper(self, word: str) -> None:
+        """With `end` its engine ends too; without a word it stays."""
+        keeper = self._keeper
+        if keeper is None or keeper.returncode is not None:
+            return
+        assert keeper.stdin is not None
+        with suppress(OSError):
+            if word:
+                keeper.stdin.write(f"{word}\n".encode())
+            keeper.stdin.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await keeper.wait()
+        except TimeoutError:
+            keeper.kill()
+            await keeper.wait()
+
+    # ---- what operators ask
+
+    def reload(self) -> None:
+        """SIGHUP."""
+        self.log.info(
+            "reload.refused", reason="a rollout node takes nothing up while it runs: restart it; its engine stays"
+        )
+        self.notify.ready("a rollout node takes nothing up while it runs")
+
+    @property
+    def seen(self) -> tuple[Store, View, str]:
+        """As Daemon's."""
+        return self.store, self.sight.view, self._told.get("note") or "generates for those who train"
+
+    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
+        if verb == "diagnose":
+            raise control.Refused(f"{self.name} only generates: there is no worker to look at; see {self._log_file}")
+        if verb == Verb.DRAIN and question.get("node") in (None, self.name):
+            self.log.info("control.asked", verb=verb, target=self.name, uid=asker.uid, pid=asker.pid)
+            self._end(End(code=0, reason="drained by an operator", over=True))
+            return promise(Verb.DRAIN, self.name)
+        return await super()._answer(verb, question, asker)

@@ -1,0 +1,391 @@
+"""The trainer's end of engines on nodes of their own: samples are asked of all that live, weights brought to all of them.
+
+The idea: as with the engine beside the worker, what is finished is kept, and a request has all its chance with it. So how the
+missing samples are split over the engines decides nothing but the time: an engine that dies, with its node or alone, costs what
+it had not finished, which is asked of another; one that comes is asked from then on.
+
+Who there is says this node's daemon, in a file (`Roll`). The weights lie in the memory of the one worker that writes them, as
+they would for an engine beside it; from there they go to each engine, in a thread of its own, all at once (`Feeder`). So an
+engine that comes late, or comes back empty, is fed without a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.engine import EngineFailed, Request, Samples, Sampling, StaleWeights
+from elasticrl.ppo.rollout.served import collect, samples
+from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from elasticrl.ppo.rollout.attend import Limits
+    from elasticrl.ppo.rollout.process import Said
+    from elasticrl.ppo.rollout.served import Source
+
+ROLL: Final = "ELASTICRL_ROLLOUTS"  # in the environment: where the daemon writes who there is
+REST_S: Final = 0.5  # before an engine that failed is asked again; each further failure doubles it
+REST_MAX_S: Final = 30.0
+AGAIN_S: Final = 0.1  # before an engine is asked again that has no weights yet
+LOOK_S: Final = 0.1
+SIGN_S: Final = 1.0  # between signs that this worker waits, and does not hang
+PROBE: Final = 1 << 20  # bytes by which a way is timed
+
+
+class Roll:
+    """Which engines there are, by node, as this node's daemon knows it. A file that is not there yet names none."""
+
+    def __init__(self, path: Path, *, job: str, node: str) -> None:
+        self._path, self._job, self._node = path, job, node
+        self._seen: tuple[int, int] | None = None
+        self._found: dict[str, Remote] = {}
+
+    def __call__(self) -> Mapping[str, Remote]:
+        """As it is now."""
+        try:
+            status = self._path.stat()
+            if (seen := (status.st_mtime_ns, status.st_ino)) != self._seen:
+                plain = json.loads(self._path.read_text(encoding="ascii"))
+                key = str(plain["key"]).encode()
+                self._found = {
+                    node: Remote(address=address, job=self._job, node=self._node, key=key)
+                    for node, address in sorted(plain["engines"].items())
+                }
+                self._seen = seen
+        except (OSError, ValueError, KeyError):
+            pass  # what was known last may still be true
+        return self._found
+
+
+def shares(missing: Sequence[Request], engines: Iterable[str]) -> dict[str, list[Request]]:
+    """Who is asked for which: in turn, so that long and short prompts are spread alike.
+
+    >>> asked = shares([Request(id=str(i), prompt=(1,), seed=i) for i in range(5)], ["r0", "r1"])
+    >>> {engine: [request.id for request in share] for engine, share in asked.items()}
+    {'r0': ['0', '2', '4'], 'r1': ['1', '3']}
+    """
+    names = sorted(engines)
+    return {name: part for i, name in enumerate(names) if (part := list(missing[i :: len(names)]))}
+
+
+class Away:
+    """An `Engine`: those of all rollout nodes. Each new generation of the gang calls `enter` before anything else.
+
+    `waits` is called now and then while there is nothing to do but wait; `outside` is entered while others generate.
+    """
+
+    by_lane = False
+
+    def __init__(
+        self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
+        wait_s: float, say: Callable[[str], None], check: Callable[[], None] = lambda: None,
+        waits: Callable[[], None] = lambda: None, outside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:  # fmt: skip
+        self.roll, self.home, self.sampling, self.limits = roll, home, sampling, limits
+        self.check, self.say = check, say
+        self.version = -1
+        self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
+        self.rest = Rest()
+        self._makes, self._wait_s = makes, wait_s
+        self._waits, self._outside = waits, outside
+        self._kept = -1
+        self._life = ""
+        self._source: Source = tuple
+        self._writes, self._gathers = True, False
+        self._feeder: Feeder | None = None
+        self._signed = 0.0
+
+    def enter(self, *, life: str, source: Source, writes: bool, gathers: bool) -> None:
+        """As Served's; but of the whole gang one worker `writes`."""
+        self._life, self._source, self._writes, self._gathers = life, source, writes, gathers
+        self.version = -1
+        if writes:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._feeder = self._feeder or Feeder(self.roll, self.home, self._makes, self.limits, self.say)
+            self._feeder.offer(None)
+        else:
+            self._forget()
+
+    def publish(self, version: int) -> None:
+        """Writes the weights down, and waits until every engine that answers has taken them, or its time is up."""
+        tag = weights.Tag(life=self._life, version=version)
+        if version != self._kept:
+            self.found, self._kept = {}, version
+        if self._writes:
+            assert self._feeder is not None, "enter comes first"
+            self._feeder.offer(None)  # nobody reads what is written anew
+            weights.write(self.home, tag, self._source(), within_s=self.limits.sync_s, check=self._turn)
+            self._feeder.offer(tag)
+            deadline = time.monotonic() + self.limits.sync_s
+            while not self._feeder.settled(tag) and time.monotonic() < deadline:
+                self._turn()
+                time.sleep(TURN_S)
+        elif self._gathers:
+            for _ in self._source():
+                pass
+        self.version = version
+
+    def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
+        """From whichever engines live, until all are there."""
+        if version != self.version:
+            raise StaleWeights(
+                f"weights of version {version} were asked for, the engines were given {self.version}; publish them first"
+            )
+        stop = threading.Event()
+        asks: dict[str, Ask] = {}
+        try:
+            with self._outside() if here() else nullcontext():
+                self._gather(weights.Tag(life=self._life, version=version), requests, asks, stop)
+        finally:
+            stop.set()
+            for ask in asks.values():
+                ask.join()
+        return samples([self.found[request] for request in requests], requests, self.sampling, version)
+
+    def end(self) -> None:
+        """This node has no more to generate. The engines are not ours."""
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._feeder is not None:
+            self._feeder.close()
+            self._feeder = None
+            weights.forget(self.home)
+
+    def _gather(
+        self, tag: weights.Tag, requests: Sequence[Request], asks: dict[str, Ask], stop: threading.Event
+    ) -> None:
+        heard, barren, why = time.monotonic(), 0, "none was there"
+        while missing := [request for request in requests if request not in self.found]:
+            self._turn()
+            for node, ask in [(node, ask) for node, ask in asks.items() if not ask.is_alive()]:
+                del asks[node]
+                if ask.failure is not None:
+                    self._failed(node, ask)
+                    why = f"{node}: {ask.failure}"
+                    barren = 0 if ask.finished else barren + ask.asked
+            heard = max(heard, *(ask.heard for ask in asks.values()), 0.0)
+            engines = self.roll()
+            if barren >= self.limits.starts * max(1, len(engines)):
+                raise EngineFailed(f"{barren} times in a row a rollout engine ended without a sample, lastly {why}")
+            if time.monotonic() > heard + self._wait_s:
+                raise EngineFailed(
+                    f"no rollout node has generated anything for {self._wait_s:g} s (rollout.wait); {len(missing)} samples are "
+                    f"missing; of {len(engines)} nodes with an engine, lastly {why}"
+                )
+            taken = {request for ask in asks.values() for request in ask.part}
+            idle = [node for node, at in engines.items() if node not in asks and self.rest.over(node, at.address)]
+            for node, part in shares([request for request in missing if request not in taken], idle).items():
+                asks[node] = Ask(engines[node], tag, self._makes, part, self.found, self.limits, stop)
+                asks[node].start()
+            time.sleep(TURN_S)
+
+    def _failed(self, node: str, ask: Ask) -> None:
+        if isinstance(ask.failure, Refused) and ask.failure.kind == "stale":
+            self.rest.shortly(node)  # they are on their way to it
+            return
+        self.rest.begin(node, ask.remote.address)
+        left = sum(request not in self.found for request in ask.part)
+        self.say(f"rollout engine of {node} at {ask.remote}: {ask.failure}; {left} samples are asked of whoever lives")
+
+    def _turn(self) -> None:
+        """Once in every turn of waiting."""
+        self.check()
+        now = time.monotonic()
+        if now > self._signed + SIGN_S and here():
+            self._signed = now
+            self._waits()
+
+
+def here() -> bool:
+    """Whether this is the training thread, which alone may beat."""
+    return threading.current_thread() is threading.main_thread()
+
+
+@dataclass(slots=True)
+class Rest:
+    """Whom not to ask for a while: who failed, the longer the oftener. A new address is a new engine."""
+
+    until: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, tuple[str, int]] = field(default_factory=dict)  # address, times in a row
+
+    def begin(self, node: str, address: str) -> None:
+        """It has failed."""
+        before, times = self.failures.get(node, (address, 0))
+        times = times + 1 if before == address else 1
+        self.failures[node] = (address, times)
+        self.until[node] = time.monotonic() + min(REST_MAX_S, REST_S * 2 ** (times - 1))
+
+    def shortly(self, node: str) -> None:
+        """It is well, and has nothing to go by yet."""
+        self.failures.pop(node, None)
+        self.until[node] = time.monotonic() + AGAIN_S
+
+    def over(self, node: str, address: str) -> bool:
+        """Whether it may be asked."""
+        if self.failures.get(node, (address, 0))[0] != address:
+            return True
+        return time.monotonic() >= self.until.get(node, 0.0)
+
+
+class Ask(threading.Thread):
+    """One conversation with one engine about a share of the samples."""
+
+    def __init__(
+        self, remote: Remote, tag: weights.Tag, makes: str, part: list[Request], found: dict[Request, Said], limits: Limits,
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
+        super().__init__(name=f"asks {remote}", daemon=True)
+        self.remote, self.part = remote, part
+        self.failure: Exception | None = None
+        self.asked = False  # it got as far as that
+        self._tag, self._makes, self._found, self._limits, self._given_up = tag, makes, found, limits, stop
+        self._talk: Talk | None = None
+
+    def run(self) -> None:
+        """To its end."""
+        try:
+            with Talk(self.remote, within_s=self._limits.health_s, check=self._check) as talk:
+                self._talk = talk
+                hello = hello_of(talk, self._makes)
+                if hello["tag"] != asdict(self._tag):
+                    raise Refused(f"it has other weights than version {self._tag.version}", "stale")
+                self.asked = True
+                collect(talk, self._tag, self.part, self._found)
+        except (Lost, Refused) as failure:
+            self.failure = failure
+        except Exception as failure:  # noqa: BLE001 - what it said makes no sense; whoever asked is told, as of any other end
+            self.failure = Lost(f"what it said makes no sense ({failure!r})")
+
+    @property
+    def heard(self) -> float:
+        """When it last gave a sign of life."""
+        return self._talk.heard if self._talk else 0.0
+
+    @property
+    def finished(self) -> int:
+        """How many of its samples are there."""
+        return sum(request in self._found for request in self.part)
+
+    def _check(self) -> None:
+        if self._given_up.is_set():
+            raise Lost("it is not waited for any more")
+
+
+def hello_of(talk: Talk, makes: str) -> dict[str, Any]:
+    """What an engine says of itself. Refused if its samples would be others than those of this configuration."""
+    hello = talk.ask("hello")
+    if hello.get("makes") != makes:
+        raise Refused(
+            "its samples would not be those of this configuration: model.dtype, model.attention, lanes, data.max_prompt or "
+            "rollout.* differ; give all nodes one file"
+        )
+    return hello
+
+
+class Feeder:
+    """Keeps every engine's weights those that lie in `home` under the tag that was offered: one thread for each engine."""
+
+    def __init__(
+        self, roll: Callable[[], Mapping[str, Remote]], home: Path, makes: str, limits: Limits, say: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        self._roll, self._home, self._makes, self._limits, self._say = roll, home, makes, limits, say
+        self._tag: weights.Tag | None = None
+        self._fed: dict[str, weights.Tag | None] = {}  # by node, while there is a connection
+        self._failed: dict[str, str] = {}  # why there is none
+        self._threads: dict[str, threading.Thread] = {}
+        self._closing = threading.Event()
+        self._looking = threading.Thread(target=self._look, name="feeds engines", daemon=True)
+        self._looking.start()
+
+    def offer(self, tag: weights.Tag | None) -> None:
+        """These lie there now; None: nothing does that anybody should read."""
+        self._tag = tag
+
+    def settled(self, tag: weights.Tag) -> bool:
+        """Every engine has them, or is known not to answer."""
+        return all(self._fed.get(node) == tag or node in self._failed for node in self._roll())
+
+    def close(self) -> None:
+        """Whatever is under way ends within a turn."""
+        self._closing.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            for node, remote in self._roll().items():
+                thread = self._threads.get(node)
+                if thread is None or not thread.is_alive():
+                    self._threads[node] = threading.Thread(
+                        target=self._feed, args=(node, remote), name=f"feeds {node}", daemon=True
+                    )
+                    self._threads[node].start()
+        for thread in self._threads.values():
+            thread.join()
+
+    def _feed(self, node: str, remote: Remote) -> None:
+        """One connection, for as long as it holds and the engine is where it was."""
+        try:
+            with Talk(remote, within_s=self._limits.health_s, check=self._check) as talk:
+                hello = hello_of(talk, self._makes)
+                has = weights.Tag(**hello["tag"]) if hello["tag"] else None
+                start = time.monotonic()
+                talk.send("probe", bytes(PROBE))
+                talk.receive()
+                rate = PROBE / max(time.monotonic() - start, 1e-6)
+                while self._roll().get(node) == remote:
+                    tag = self._tag
+                    if tag is not None and has != tag:
+                        has = tag if self._push(node, talk, tag, rate) else None
+                    if has == tag:
+                        self._failed.pop(node, None)
+                    self._fed[node] = has
+                    talk.wait(LOOK_S)
+        except (Lost, Refused, weights.Torn, OSError) as error:
+            why = f"weights do not reach the engine of {node} at {remote}: {error}"
+            if not self._closing.is_set() and self._failed.get(node) != why:
+                self._say(why)
+            self._failed[node] = why
+            self._closing.wait(REST_S)
+        finally:
+            self._fed.pop(node, None)
+
+    def _push(self, node: str, talk: Talk, tag: weights.Tag, rate: float) -> bool:
+        """These weights there, and taken. False: others have come meanwhile."""
+        limit_s = self._limits.sync_s
+        start, sent = time.monotonic(), 0
+        try:
+            with weights.outgoing(self._home, tag, within_s=limit_s) as (page, pieces):
+                talk.send("put", page=page)
+                for piece in pieces:
+                    if self._tag != tag:
+                        return False
+                    if time.monotonic() > start + limit_s:
+                        raise Lost(f"version {tag.version} had not arrived after {limit_s:g} s (rollout.sync_timeout)")
+                    talk.send("piece", piece)
+                    sent += len(piece)
+        except weights.Torn:
+            if self._tag == tag:
+                raise
+            return False
+        talk.ask("whole", within_s=limit_s)
+        moved = time.monotonic()
+        talk.ask("load", within_s=limit_s, tag=asdict(tag))
+        self._say(
+            f"weights of version {tag.version} to {node}: {sent / 1e6:.1f} MB over TCP in {moved - start:.3f} s "
+            f"({sent / rate:.3f} s by the probe), taken in {time.monotonic() - moved:.3f} s"
+        )
+        return True
+
+    def _check(self) -> None:
+        if self._closing.is_set():
+            raise Lost("this worker has nothing to bring any more")

@@ -1,0 +1,375 @@
+"""Engines on other nodes: the same samples as in the worker, through any of their deaths; nobody without the job's key.
+
+Real engine processes with the program `torch`, asked over TCP on loopback. tests/daemon/test_rollout_nodes.py has them under
+daemons.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from served_kit import LIMITS, SAMPLING, end, moved, pid_of, requests, same, service, until
+
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.attend import Attendant
+from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
+from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.wire import SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
+from elasticrl.runtime.vault.channel import Signer
+
+KEY = "5f" * 32
+
+
+@pytest.fixture(scope="module")
+def actor(folders):
+    return models.actor(Model(), folders["qwen2"], seed=0)
+
+
+class Node:
+    """A rollout node, as far as trainers know it: an engine behind a door."""
+
+    def __init__(self, folder, name, path):
+        self.name, self.home = name, folder / name
+        key = folder / "key"
+        key.write_text(KEY)
+        key.chmod(0o600)
+        page = service(path, listen="127.0.0.1:0", job="job", node=name, key_file=str(key))
+        self.said = []
+        self.attendant = Attendant(self.home, page, LIMITS, python=None, say=self.said.append)
+
+    def hello(self):
+        with self.attendant.talk(lambda: None) as talk:
+            return talk.ask("hello")
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.hello()['port']}"
+
+    def remote(self, key=KEY, job="job"):
+        return Remote(address=self.address, job=job, node="n0", key=key.encode())
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory, folders):
+    """Two engines for all tests, each of which leaves them alive."""
+    folder = tmp_path_factory.mktemp("nodes")
+    both = [Node(folder, name, folders["qwen2"]) for name in ("r0", "r1")]
+    yield both
+    for node in both:
+        node.hello()  # it is there to be ended
+        node.attendant.close()
+        end(node.home)
+
+
+class Trainer:
+    """One worker's end, and the list that its daemon would keep."""
+
+    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS):
+        self.folder, self.said, self.on_turn = folder, [], lambda: None
+        self.list = folder / "rollouts.json"
+        self.know(*nodes)
+        makes = service("anywhere", device="cpu").makes
+        roll = Roll(self.list, job="job", node="n0")
+        self.engine = Away(
+            roll,
+            folder / "weights",
+            SAMPLING,
+            makes,
+            limits,
+            wait_s=wait_s,
+            say=self.said.append,
+            check=self.turn,
+        )
+        self.actor = actor
+        self.enter(writes=writes)
+
+    def turn(self):
+        self.on_turn()
+
+    def know(self, *nodes):
+        fresh = self.folder / "fresh"
+        fresh.write_text(json.dumps({"key": KEY, "engines": {node.name: node.address for node in nodes}}))
+        fresh.rename(self.list)
+
+    def enter(self, life="1 here", *, writes=True):
+        source = lambda: weights.buckets(self.actor, nbytes=1 << 12, dtype=torch.float32)  # noqa: E731
+        self.engine.enter(life=life, source=source, writes=writes, gathers=False)
+
+
+@pytest.fixture
+def trainer(tmp_path, nodes, actor):
+    found = Trainer(tmp_path, nodes, actor)
+    yield found
+    found.engine.end()
+
+
+def inline(actor, asked):
+    return TorchEngine(actor, SAMPLING).generate(asked, version=0)
+
+
+# ---- samples
+
+
+def test_samples_of_two_engines_are_bit_for_bit_those_of_the_worker_s_own(trainer, nodes, actor):
+    trainer.engine.publish(3)
+    assert same(trainer.engine.generate(requests(40), version=3), inline(actor, requests(40)))
+    assert trainer.engine.generate([], version=3).tokens.shape == (0, 13)
+    for node in nodes:
+        assert node.hello()["tag"] == {"life": "1 here", "version": 3}
+    told = [sentence for sentence in trainer.said if "over TCP" in sentence]
+    assert len(told) == 2
+    assert all("by the probe" in sentence for sentence in told)
+
+
+def test_new_weights_reach_both_and_old_ones_are_not_generated_by(trainer, nodes):
+    trainer.engine.publish(0)
+    with pytest.raises(StaleWeights, match="version 1 were asked for, the engines were given 0"):
+        trainer.engine.generate(requests(1), version=1)
+    other = models.actor(Model(), str(nodes[0].attendant.service.model), seed=0)
+    moved(other)
+    trainer.actor = other
+    trainer.enter("2 after a reform")
+    trainer.engine.publish(0)
+    assert same(trainer.engine.generate(requests(20), version=0), inline(other, requests(20)))
+    with Talk(nodes[0].remote(), within_s=20.0) as talk:
+        old = asdict(weights.Tag(life="1 here", version=0))
+        talk.send("generate", b"\0" * 4, tag=old, ids=["0"], seeds=[1], lengths=[1])
+        with pytest.raises(Refused, match="version 0 of life '1 here' was asked, it has 0 of life '2 after") as refused:
+            talk.receive()
+        assert refused.value.kind == "stale"
+
+
+def test_an_engine_s_death_costs_what_it_had_not_finished_and_it_comes_back_fed(trainer, nodes, actor):
+    trainer.engine.publish(2)
+    struck = []
+
+    def turn():
+        if not struck and len(trainer.engine.found) > 0:
+            os.killpg(pid_of(nodes[1].home), signal.SIGKILL)
+            struck.append(len(trainer.engine.found))
+            nodes[1].attendant.lost("killed by the test")
+
+    trainer.on_turn = turn
+    found = trainer.engine.generate(requests(400), version=2)
+    trainer.on_turn = lambda: None
+    assert struck, "it was not struck in the middle"
+    assert 0 < struck[0] < 400
+    assert same(found, inline(actor, requests(400)))
+    assert any(sentence.startswith("rollout engine of r1 at") for sentence in trainer.said)
+    tag = nodes[1].hello()["tag"]  # it is back; its weights lay in its own memory
+    assert tag == {"life": "1 here", "version": 2}
+
+
+def test_an_engine_that_comes_late_is_fed_and_asked(tmp_path, nodes, actor):
+    trainer = Trainer(tmp_path, [], actor)
+    trainer.engine.publish(5)
+    late = threading.Timer(0.3, trainer.know, nodes)
+    late.start()
+    assert same(trainer.engine.generate(requests(8), version=5), inline(actor, requests(8)))
+    late.join()
+    trainer.engine.end()
+    assert not (tmp_path / "weights" / weights.FILE).exists(), "its memory is given back"
+
+
+def test_who_does_not_write_asks_until_the_weights_are_there(tmp_path, nodes, actor):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = Trainer(tmp_path / "a", nodes, actor), Trainer(tmp_path / "b", nodes, actor, writes=False)
+    first.enter("9 here")
+    second.enter("9 here", writes=False)
+    second.engine.publish(1)
+    late = threading.Timer(0.3, first.engine.publish, [1])
+    late.start()
+    assert same(second.engine.generate(requests(8), version=1), inline(actor, requests(8)))
+    late.join()
+    first.engine.end()
+
+
+def test_with_no_engine_a_trainer_waits_so_long_and_then_says_so(tmp_path, actor):
+    trainer = Trainer(tmp_path, [], actor, wait_s=0.3)
+    trainer.engine.publish(0)
+    with pytest.raises(
+        EngineFailed, match=r"no rollout node has generated anything for 0.3 s \(rollout.wait\); 4 samples"
+    ):
+        trainer.engine.generate(requests(4), version=0)
+    trainer.engine.end()
+
+
+def test_an_engine_of_another_configuration_is_not_asked(tmp_path, nodes, actor):
+    trainer = Trainer(tmp_path, nodes, actor, wait_s=1.0)
+    trainer.engine._makes = "something else"
+    trainer.engine.publish(0)
+    with pytest.raises(EngineFailed, match="would not be those of this configuration"):
+        trainer.engine.generate(requests(4), version=0)
+    trainer.engine.end()
+
+
+# ---- who is let in, and with what
+
+
+def test_nobody_is_let_in_without_the_job_s_key(nodes):
+    node = nodes[0]
+    with pytest.raises(Refused, match="r0 says: the caller does not know the job's key") as refused:
+        Talk(node.remote(key="77" * 32), within_s=20.0)
+    assert refused.value.kind == "key"
+    with pytest.raises(Refused, match="for job 'job', not 1 for 'other'"):
+        Talk(node.remote(job="other"), within_s=20.0)
+    host, _, port = node.address.rpartition(":")
+    for nonsense in (b"\xff" * 64, Frame(says={"v": 1, "op": "hello"}).pack(), Frame(says={}, raw=b"x" * 8192).pack()):
+        with socket.create_connection((host, int(port)), timeout=20.0) as sock:
+            sock.sendall(nonsense)
+            told = Inbox()
+            frames = []
+            while data := sock.recv(1 << 16):
+                frames += told.feed(data)
+        assert [frame.says["op"] for frame in frames] in (["challenge"], ["challenge", "no"])
+    assert node.hello()["v"] == 1
+
+
+def test_a_frame_that_was_changed_repeated_or_sent_back_ends_the_conversation(nodes):
+    with Talk(nodes[0].remote(), within_s=20.0) as talk:
+        whole = bytearray(Frame(says={"v": 1, "op": "hello"}).pack(talk._inbox.signer))
+        whole[-3] ^= 1
+        talk._sock.sendall(whole)
+        with pytest.raises(Lost):
+            talk.receive()
+    with Talk(nodes[0].remote(), within_s=20.0) as talk:
+        again = Frame(says={"v": 1, "op": "hello"}).pack(talk._inbox.signer)
+        talk._sock.sendall(again)
+        assert talk.receive().says["op"] == "hello"
+        talk._sock.sendall(again)
+        with pytest.raises(Lost):
+            talk.receive()
+    ours = Signer(b"k" * 32, b"c", b"both nonces")
+    with pytest.raises(ValueError, match="not signed"):
+        list(Inbox(signer=Signer(b"k" * 32, b"c", b"both nonces")).feed(Frame(says={"op": "x"}).pack(ours)))
+
+
+def page_of(tmp_path, actor, version):
+    """A whole set, to be spoiled."""
+    tag = weights.Tag(life="torn", version=version)
+    source = weights.buckets(actor, nbytes=1 << 12, dtype=next(actor.parameters()).dtype)
+    weights.write(tmp_path, tag, source, within_s=5.0)
+    return tag, json.loads((tmp_path / weights.PAGE).read_text()), (tmp_path / weights.FILE).read_bytes()
+
+
+def test_torn_weights_are_refused_and_leave_none_that_pass_for_whole(tmp_path, nodes, actor):
+    node = nodes[0]
+    tag, page, data = page_of(tmp_path, actor, 7)
+    spoiled = bytearray(data)
+    spoiled[len(data) // 2] ^= 1
+    for pieces, why in (
+        ([bytes(spoiled)], "does not have its checksum"),
+        ([data[:-100]], "were not sent whole"),
+        ([data, b"more"], "more was sent"),
+    ):
+        with Talk(node.remote(), within_s=20.0) as talk:
+            talk.send("put", page=page)
+            for piece in pieces:
+                talk.send("piece", piece)
+            talk.send("whole")
+            with pytest.raises(Refused, match=why) as refused:
+                talk.receive()
+            assert refused.value.kind == "torn"
+        assert weights.tag_of(node.home) is None
+    with Talk(node.remote(), within_s=20.0) as talk:  # a trainer that dies in the middle
+        talk.send("put", page=page)
+        talk.send("piece", data[:1000])
+    with Talk(node.remote(), within_s=20.0) as talk, pytest.raises(Refused, match="no whole weights of version 7"):
+        talk.ask("load", tag=asdict(tag))
+
+
+def test_the_newest_who_brings_weights_is_believed(tmp_path, nodes, actor):
+    node = nodes[0]
+    tag, page, data = page_of(tmp_path, actor, 8)
+    with Talk(node.remote(), within_s=20.0) as hung, Talk(node.remote(), within_s=20.0) as talk:
+        hung.send("put", page=page)
+        hung.send("piece", data[:1000])
+        hung.ask("hello")
+        talk.send("put", page=page)
+        for at in range(0, len(data), 1000):
+            talk.send("piece", data[at : at + 1000])
+        assert talk.ask("whole")["op"] == "stored"
+        hung.send("piece", data[1000:])
+        with pytest.raises(Refused, match="somebody else has begun"):
+            hung.receive()
+        assert talk.ask("load", tag=asdict(tag))["op"] == "loaded"
+    assert node.hello()["tag"] == asdict(tag)
+
+
+# ---- pure parts
+
+
+def test_the_missing_are_dealt_in_turn_over_who_is_there():
+    asked = requests(5)
+    assert shares(asked, ["r1", "r0"]) == {"r0": [asked[0], asked[2], asked[4]], "r1": [asked[1], asked[3]]}
+    assert shares(asked[:1], ["r1", "r0"]) == {"r0": [asked[0]]}
+    assert shares(asked, []) == {}
+
+
+def test_who_fails_rests_the_longer_the_oftener_until_it_is_another():
+    rest = Rest()
+    assert rest.over("r0", "a:1")
+    rest.begin("r0", "a:1")
+    first = rest.until["r0"]
+    rest.begin("r0", "a:1")
+    assert rest.until["r0"] > first + 0.4
+    assert not rest.over("r0", "a:1")
+    assert rest.over("r0", "a:2"), "a new engine"
+
+
+def test_what_the_daemon_wrote_is_read_again_when_it_changes(tmp_path):
+    roll = Roll(tmp_path / "list", job="job", node="n0")
+    assert roll() == {}
+    (tmp_path / "list").write_text(json.dumps({"key": KEY, "engines": {"r1": "b:2", "r0": "a:1"}}))
+    assert {node: at.address for node, at in roll().items()} == {"r0": "a:1", "r1": "b:2"}
+    (tmp_path / "new").write_text("half of a")
+    (tmp_path / "new").rename(tmp_path / "list")
+    assert list(roll()) == ["r0", "r1"], "what cannot be read changes nothing"
+
+
+def test_signed_frames_come_whole_however_they_are_cut():
+    sent = [Frame(says={"op": "piece", "n": i}, raw=bytes(range(i))) for i in range(5)]
+    ours = Signer(b"k" * 32, b"c", b"x")
+    stream = b"".join(frame.pack(ours) for frame in sent)
+    for size in (1, 7, 64, len(stream)):
+        inbox, found = Inbox(signer=Signer(b"k" * 32, b"s", b"x")), []
+        for at in range(0, len(stream), size):
+            found += inbox.feed(stream[at : at + size])
+        assert found == sent
+
+
+@pytest.mark.slow
+def test_who_never_proves_anything_is_sent_away(nodes):
+    host, _, port = nodes[0].address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20.0) as sock:
+        assert sock.recv(1 << 16), "the challenge"
+        begun = time.monotonic()
+        assert sock.recv(1) == b""
+        assert time.monotonic() - begun < 10.0
+    until(lambda: nodes[0].hello()["v"] == 1, "the engine goes on")
+    assert (nodes[0].home / SOCKET).exists()
+
+
+def test_limits_keep_a_frozen_engine_from_costing_more_than_its_share(tmp_path, nodes, actor):
+    trainer = Trainer(tmp_path, nodes, actor, limits=replace(LIMITS, health_s=1.0, sync_s=2.0))
+    trainer.engine.publish(4)
+    frozen = pid_of(nodes[1].home)
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        assert same(trainer.engine.generate(requests(8, start=500), version=4), inline(actor, requests(8, start=500)))
+        trainer.engine.publish(5)
+        assert time.monotonic() - begun < 15.0
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    trainer.engine.end()
