@@ -5,9 +5,9 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, View, Work
+from elasticrl.core.value import dataclass
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
