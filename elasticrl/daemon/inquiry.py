@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
@@ -31,11 +31,15 @@ from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
 from elasticrl.core.state import State
 from elasticrl.core.step import found
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Facts, Fault, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
-from elasticrl.diagnose import doctor, environment, health, incident, kernel_log, scene, witness
+from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
+
+if TYPE_CHECKING:  # what follows a fault no start waits for: `prepare` imports it, once the daemon's loop runs
+    from elasticrl.diagnose import health, kernel_log
 
 TAIL_S = 0.2  # between looks at the workers' logs
 LATER_S = 1.0  # after a recovery, until its incident is written: a dead worker's last words are read by then
@@ -105,10 +109,18 @@ class Inquiry:
         self._port = Reserved(self.place.host, self.tree.node.probe_port)
         return self._port.address
 
+    def prepare(self, env: Mapping[str, str]) -> None:
+        """Import what the rest of this needs, so that no fault has to wait for it; and look at the environment of workers."""
+        from elasticrl.diagnose import health, incident, kernel_log, scene  # noqa: F401 - see above
+
+        self.lint(env)
+
     def lint(self, env: Mapping[str, str]) -> None:
         """Say what is wrong with the environment that workers get (`env`), but for what we mean, and what the profile has set
         in it. A probe gets it too: what NCCL does by other settings would prove nothing.
         """
+        from elasticrl.diagnose import doctor, environment, health
+
         self._env = env
         theirs = {**os.environ, **self.tree.agent.env}
         added = environment.PROFILES[self.tree.comm.profile].apply(theirs)
@@ -122,13 +134,16 @@ class Inquiry:
             if check.remedy and check.level in {health.WARN, health.FAIL} and not ours:
                 self.log.info("environment.warning", name=name, value=check.value, remedy=check.remedy)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        looking = [
-            asyncio.create_task(self._read_logs(), name="logs"),
-            asyncio.create_task(self._sample(), name="health"),
-        ]
+    async def run(self, env: Mapping[str, str]) -> None:
+        """Until cancelled. `env`: what workers get."""
+        self._env = env
+        looking: list[asyncio.Task[None]] = []
         try:
+            await self._guarded(asyncio.to_thread(self.prepare, env))
+            looking += [
+                asyncio.create_task(self._read_logs(), name="logs"),
+                asyncio.create_task(self._sample(), name="health"),
+            ]
             await asyncio.gather(*looking)
         finally:
             for task in (*looking, *self._tasks):
@@ -179,6 +194,8 @@ class Inquiry:
 
     async def _look(self, report: Report, stall: Stall | None, request: int) -> None:
         """Where are all of this node's workers, now that one of theirs or others' has stalled?"""
+        from elasticrl.diagnose import scene
+
         begun, dump_s = time.monotonic(), self.tree.timeouts.dump_s
         generation = report.generation
         found = await asyncio.to_thread(
@@ -198,6 +215,8 @@ class Inquiry:
 
     async def _look_back(self, report: Report, generation: int, until_ns: int) -> None:
         """Which collectives had those of our workers that live on entered, when their gang of that generation ended?"""
+        from elasticrl.diagnose import scene
+
         facts = await asyncio.to_thread(
             scene.entered, witness.folder_of(self.place.runtime), {worker.rank: worker.pid for worker in report.workers},
             until_ns=until_ns, within_s=self.tree.timeouts.dump_s, node_of=lambda _: self.place.node,
@@ -209,6 +228,8 @@ class Inquiry:
 
     async def now(self, state: State) -> dict[str, Any]:
         """Where everybody is at this moment, and what that says, for an operator. Nothing is disturbed."""
+        from elasticrl.diagnose import scene
+
         report = self._report
         workers = {worker.rank: worker.pid for worker in report.workers} if report else {}
         found = await asyncio.to_thread(
@@ -245,11 +266,12 @@ class Inquiry:
     # ---- what the machine says
 
     async def _sample(self) -> None:
+        from elasticrl.diagnose import health
+
         before = health.counters(time.monotonic())
         while True:
             with suppress(OSError):
-                facts, starving = await asyncio.to_thread(self._machine, before)
-                before = health.counters(time.monotonic())
+                before, facts, starving = await asyncio.to_thread(self._machine, before)
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
@@ -257,9 +279,11 @@ class Inquiry:
                 self._starving = starving
             await asyncio.sleep(self.tree.health.sample_s)
 
-    def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
-        now, node = time.monotonic(), self.place.node
-        checks = health.look(self.place.disks, before=before, now=now)
+    def _machine(self, before: "health.Counters") -> tuple["health.Counters", tuple[Evidence, ...], Mapping[str, str]]:
+        from elasticrl.diagnose import health, kernel_log
+
+        after, node = health.counters(time.monotonic()), self.place.node
+        checks = health.look(self.place.disks, before, after)
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
@@ -270,12 +294,14 @@ class Inquiry:
             if name not in bad
         ]
         self._bad = bad
-        return (*bad.values(), *well, *ours), health.starving(checks)
+        return after, (*bad.values(), *well, *ours), health.starving(checks)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""
         if fact.kind is not Kind.OOM_KILLER:
             return True
+        from elasticrl.diagnose import kernel_log
+
         return kernel_log.killed_pid(fact.line) in self._pids
 
     # ---- the way to others
@@ -327,6 +353,8 @@ class Inquiry:
 
     async def _test(self, action: Probe) -> None:
         """Runs this node's part of a probe in a process of its own, and posts what it said within the time."""
+        from elasticrl.diagnose import doctor
+
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self.tree.recovery.probe_s
         task = {
@@ -414,6 +442,8 @@ class Inquiry:
         records, plan = state.view.records, state.view.plan
         if state.lead is None or not records or records is self._records:
             return
+        from elasticrl.diagnose import doctor
+
         self._records = records
         claims = {
             node: {"torch": torch} for node, record in sorted(records.items()) if (torch := torch_of(record.bits))
@@ -476,6 +506,8 @@ class Inquiry:
 
     def _write(self, state: State, broken: int, generation: int, since: datetime) -> None:
         """The incident that ended the gang `broken` and led to `generation`, if it was one; with all that is known by now."""
+        from elasticrl.diagnose import incident
+
         lines = self._history.since(since)
         if not any(line.get("event") in SIGNS for line in lines):
             return  # a pause, or somebody who left in order
