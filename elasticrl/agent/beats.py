@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,9 @@ class State(IntEnum):
     TRAINING = 2
     PARKED = 3  # out of its group, state in hand, waiting for the next generation
     DONE = 4  # all steps made
+
+
+STATES: Final = tuple(State)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +96,10 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     if count == 0:
         return None
     return count, Snapshot(
-        generation=generation, born=born, step=step, saved=saved, pid=pid, state=State(state), waiting=bool(waiting),
+        generation=generation, born=born, step=step, saved=saved, pid=pid, state=STATES[state], waiting=bool(waiting),
         since=since, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
         manifest=text(manifest),
-        spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name.strip(b"\0")),
+        spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name[0]),
     )  # fmt: skip
 
 
@@ -105,6 +109,7 @@ def short(value: str, size: int) -> bytes:
     return data if len(data) <= size else data[:size].decode(errors="ignore").encode()
 
 
+@lru_cache(256)  # a handful of names, read twenty times a second
 def text(data: bytes) -> str:
     """The string in a padded field."""
     return data.rstrip(b"\0").decode(errors="replace")

@@ -8,10 +8,10 @@ import os
 import re
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose import health
 from elasticrl.diagnose.kernel_log import Ring, killed_pid
 

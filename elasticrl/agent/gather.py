@@ -5,12 +5,13 @@ has not taken it yet is joining, whatever its page says.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
 from elasticrl.core.model import Lap, Stall, Work
 from elasticrl.core.model import Pace as Took
 from elasticrl.core.suspect import Budgets, Progress
+from elasticrl.core.value import dataclass
 
 RESTING = frozenset({State.WARM, State.PARKED, State.DONE})  # nobody expects progress of these
 

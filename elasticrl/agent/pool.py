@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
@@ -23,6 +22,7 @@ from elasticrl.agent.beats import Page
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import life, parent_of, started_at
 

@@ -6,7 +6,7 @@ The daemon writes it as JSON (`dump`) into the runtime directory; everything tha
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core.settings import Timeouts
+from elasticrl.core.value import dataclass
 
 # Asking all installed packages whether they have a plugin for pydantic takes a fifth of a daemon's start, and would bring in
 # code that it has no use for; a worker's program may have.

@@ -7,7 +7,6 @@ until it is acknowledged, so that no daemon's death can lose it.
 """
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core import events
 from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Role, Rung, Seat, Stall, Work, deal
+from elasticrl.core.value import dataclass
 
 VERSION: Final = 1
 LIMIT: Final = 8 * 1024 * 1024  # of one line; 4,096 seats are far below it

@@ -11,7 +11,6 @@ import runpy
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -19,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
 

@@ -2,7 +2,8 @@
 
 The one idea: a table names each verb's module, and only that one is imported; help and shell completion import all. So a
 verb costs what it needs: `version` and `status` never pay for pydantic, gRPC or torch. A verb module imports at its top only
-the standard library and typer, and what it works with inside of its functions.
+the standard library and typer, and what it works with inside of its functions. `daemon`, which is to be there soon, does
+without typer where nothing has to be explained (`node`).
 
 To add verbs: write `elasticrl/cli/<group>.py` with a `register(app)`, and a row for each verb in VERBS.
 """
@@ -11,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
 #: verb -> the module whose `register` brings it, in the order that help lists them.
 VERBS: Final = {
@@ -53,8 +55,10 @@ class Exit(IntEnum):
     REFUSED = 2  # the arguments or the configuration are wrong; nothing was done
 
 
-def build(arguments: Sequence[str]) -> typer.Typer:
+def build(arguments: Sequence[str]) -> "typer.Typer":
     """The application with the verb that these arguments ask for, or with all verbs if they ask for none of them."""
+    import typer
+
     app = typer.Typer(
         name="elasticrl",
         help="Fault-tolerant elastic training for LLM post-training.",
@@ -73,6 +77,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point. Ends the process with one of `Exit`, or the job's own exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments[:1]) == ["daemon"]:
+        from elasticrl.cli import node
+
+        if asked := node.plain(arguments[1:]):
+            sys.exit(node.run(asked))
     build(arguments)(args=list(arguments), prog_name="elasticrl")
 
 

@@ -1,19 +1,17 @@
 """What runs: `daemon` (one node, for systemd), `agent` (its unit), `run` (some nodes on this machine, in the foreground)."""
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from elasticrl.cli import find, render
+from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
 from elasticrl.core.model import REFUSED
 from elasticrl.core.words import count
@@ -39,59 +37,7 @@ def daemon(
     adopt: Adopt = False,
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
-    gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
-    from elasticrl.agent.spec import NO_PLUGINS
-
-    os.environ.setdefault(*NO_PLUGINS)  # before the first model is built; the agent does not get it
-    from elasticrl.config import ConfigError, load
-
-    try:
-        tree = load(config, overrides or ())
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(REFUSED) from None
-    if foreground:
-        die_with_parent()
-    raise typer.Exit(serve(tree, keep=not foreground, adopt=adopt, reload=lambda: load(config, overrides or ())))
-
-
-def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], Any] | None = None) -> int:
-    """Run a daemon in this process."""
-    from elasticrl.cli.kept import checkpoints
-    from elasticrl.daemon.history import History
-    from elasticrl.daemon.life import Taken
-    from elasticrl.daemon.main import Daemon
-    from elasticrl.daemon.rollout import RolloutDaemon
-    from elasticrl.store import StoreError
-    from elasticrl.telemetry.log import set_up
-
-    history = History()
-    pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
-    node: Daemon | None = None
-    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
-    try:
-        made = RolloutDaemon if tree.node.role == "rollout" else Daemon
-        node = made(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
-        node.log = node.log.bind(node=node.name)
-        node.kept, node.adopt = checkpoints(tree), adopt
-        node.crew.log = node.vault.log = node.roll.log = node.log
-        gc.freeze()  # what was imported stays; collections need not look at it
-        gc.enable()
-        return asyncio.run(node.run())
-    except (Taken, StoreError, ValueError) as error:
-        log.info("daemon.refused", reason=str(error))
-        return REFUSED
-    except Exception:
-        log.exception("bug")
-        return 1
-
-
-def die_with_parent() -> None:
-    """A foreground run that is killed takes its daemons along: the kernel sends them SIGTERM."""
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    raise typer.Exit(node.run(node.Asked(config, tuple(overrides or ()), foreground, adopt)))
 
 
 def agent(config: Config, overrides: Overrides = None) -> None:
@@ -110,11 +56,11 @@ def agent(config: Config, overrides: Overrides = None) -> None:
     if tree.node.role == "rollout":
         typer.echo("a rollout node has no agent: its daemon sees to the engine")
         return
-    node = Daemon(tree, log=set_up(), history=History())
-    told = node.home.folder / "agent.json"
-    specs.write_private(told, specs.dump(node.spec()))
-    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(node.home.folder), "--spec", str(told)]
-    os.execve(sys.executable, command, specs.environment(node.spec()))  # noqa: S606 - it becomes the agent
+    here = Daemon(tree, log=set_up(), history=History())
+    told = here.home.folder / "agent.json"
+    specs.write_private(told, specs.dump(here.spec()))
+    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(here.home.folder), "--spec", str(told)]
+    os.execve(sys.executable, command, specs.environment(here.spec()))  # noqa: S606 - it becomes the agent
 
 
 def run(

@@ -4,11 +4,11 @@ The one idea: most keys take a restart of the node's daemon and workers, so only
 daemon takes up at once, and those that would make another job of it.
 """
 
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from elasticrl.config.section import Section, key_of, leaves
 from elasticrl.config.tree import Tree, values
+from elasticrl.core.value import dataclass
 
 When = Literal["live", "restart", "never"]
 _S = TypeVar("_S", bound=Section)

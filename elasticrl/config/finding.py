@@ -6,8 +6,9 @@ As in:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from elasticrl.core.value import dataclass
 
 Source = Literal["default", "file", "environment", "command line"]
 _ORDER: dict[Source, int] = {"file": 0, "environment": 1, "command line": 2, "default": 3}

@@ -8,7 +8,7 @@ the reading: values that are in doubt are put aside, the others are checked agai
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from elasticrl.config.relations import RELATIONS, Relation
 from elasticrl.config.section import DURATION_MARK, Leaf, leaves, sections
 from elasticrl.config.source import NULL, STR, Unreadable, compose, flow, line_of, pairs, plain, read_file
 from elasticrl.config.tree import Tree, put, values
+from elasticrl.core.value import dataclass
 
 PREFIX = "ELASTICRL__"
 

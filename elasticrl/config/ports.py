@@ -5,10 +5,10 @@ nobody's way: it is any free one, or none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from elasticrl.config.tree import Tree
+from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

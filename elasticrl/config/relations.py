@@ -4,7 +4,6 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import combinations
 from math import ceil, gcd
@@ -17,6 +16,7 @@ from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
 from elasticrl.core.address import SOCKET_BYTES
+from elasticrl.core.value import dataclass
 
 OUR_TRAINER = "elasticrl.ppo"
 SOCKET = "control.sock"  # the longest name of a socket of ours

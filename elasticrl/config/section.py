@@ -11,7 +11,6 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -22,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from elasticrl.config.source import flow
 from elasticrl.config.units import DURATION, SIZE, format_duration, format_size, parse_duration, parse_size
+from elasticrl.core.value import dataclass
 
 
 def key_of(attribute: str) -> str:

@@ -5,9 +5,8 @@ committed. So nobody does that unasked; who asks gets the newest good checkpoint
 a generation above all that can have been: the job goes on as one that was stopped.
 """
 
-from dataclasses import dataclass
-
 from elasticrl.core.model import Commit, Outcome, Phase, Plan
+from elasticrl.core.value import dataclass
 
 AHEAD = 100  # generations that the lost store may have known of and no checkpoint tells of
 

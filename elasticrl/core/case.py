@@ -5,7 +5,6 @@ claims against somebody who is seen at work, is no cause.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
@@ -24,6 +23,7 @@ from elasticrl.core.meanings import (
     WATCHDOGS,
 )
 from elasticrl.core.parting import Parted, part
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Facts
 
 MOVED_S = 2.0  # who was waiting so shortly before it was seen elsewhere has moved on: it is slow, not stuck

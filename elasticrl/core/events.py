@@ -5,12 +5,13 @@ its effect is what the next `Seen` or `Workers` shows, and an action that was lo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Exit, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
 from elasticrl.core.pairs import Pair, Result
 from elasticrl.core.settings import Settings
+from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,11 @@ knows what signs mean and never looks at a text. So a new log format is a row in
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from elasticrl.core.value import dataclass
 
 if TYPE_CHECKING:  # a record carries facts, and facts are made of what a record says
     from elasticrl.core.model import Exit, Stall

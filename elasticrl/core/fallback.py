@@ -4,10 +4,9 @@ The one idea: a step's bytes over the slowest way that the probe has tried. Wher
 step yet), nothing is claimed, and nothing is refused for it.
 """
 
-from dataclasses import dataclass
-
 from elasticrl.core.model import Plan
 from elasticrl.core.scene import Scene
+from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

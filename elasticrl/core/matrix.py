@@ -6,13 +6,13 @@ bad as a broken one is, and `reach` tells what the bad ones have in common: a no
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import exp, log
 from statistics import median
 from typing import Final
 
 from elasticrl.core.pairs import Pair, Result
 from elasticrl.core.reach import Reach, single_out
+from elasticrl.core.value import dataclass
 
 LATE_TIMES: Final = (
     4.0  # the usual round trip: another rack or switch may take two or three times as long as the next node

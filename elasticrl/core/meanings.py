@@ -5,10 +5,10 @@ have no rules of their own: a row here is all that the judge needs for them (`ca
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault
 
 

@@ -6,7 +6,6 @@ yesterday's view can be compared with today's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -15,6 +14,7 @@ from typing import Final
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.pairs import Pair, Result
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 
 

@@ -8,13 +8,14 @@ tests as there are nodes. The ring is dealt anew for each generation, so a secon
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from hashlib import blake2b
 from statistics import median
 from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.reach import pieces
+from elasticrl.core.value import dataclass
 
 Pair = tuple[str, str]
 

@@ -1,9 +1,9 @@
 """Where the ranks' flight recorders part: the first number at which they entered different collectives."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 
 LESS = "less than that"  # what a rank brought that gloo has ended for it
 

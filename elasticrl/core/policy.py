@@ -5,9 +5,10 @@ carry, or what would cost the cluster more than the fault, falls back to the nex
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
 

@@ -6,7 +6,8 @@ a broken pair inside of one piece is a link; pieces of several nodes with broken
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from elasticrl.core.value import dataclass
 
 Pair = tuple[str, str]
 

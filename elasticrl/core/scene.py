@@ -6,7 +6,7 @@ The one idea: the facts are sorted out once, here; the rules (`lead.RULES`) only
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
@@ -15,6 +15,7 @@ from elasticrl.core.pairs import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
 from elasticrl.core.suspect import Conviction, conviction
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 
 

@@ -4,8 +4,10 @@ Every duration is in seconds and ends in `_s`. The defaults are those of a small
 between them (a lease must outlive two keepalives, ...) are checked in `elasticrl.config.relations`, not here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

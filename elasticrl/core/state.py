@@ -1,7 +1,7 @@
 """What a node remembers between two events, and what it decides at one."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
 
 from elasticrl.core.dossier import Facts
@@ -10,6 +10,7 @@ from elasticrl.core.model import Member, Pace, Record, Stall, View
 from elasticrl.core.pairs import Result
 from elasticrl.core.policy import Answer
 from elasticrl.core.settings import Settings
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
 

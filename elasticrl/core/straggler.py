@@ -9,10 +9,10 @@ waiting is taken off before (beats know it).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 
 SIGMA = 1.4826  # median absolute deviations in a standard deviation
 SHARE = 0.05  # of the usual time: what nobody would call slow

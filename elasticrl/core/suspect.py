@@ -6,12 +6,13 @@ and the plan goes to PROBE.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 from elasticrl.core.model import Phase, Plan, Stall, View, Work
 from elasticrl.core.pairs import Pair, turns
 from elasticrl.core.settings import Membership, Timeouts
+from elasticrl.core.value import dataclass
 
 
 def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:

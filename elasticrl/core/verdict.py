@@ -4,10 +4,11 @@ The judge is `judge.judge`; what facts are worth to it stands in `meanings`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from elasticrl.core.evidence import Evidence
+from elasticrl.core.value import dataclass
 
 
 class Fault(StrEnum):

@@ -15,10 +15,10 @@ import pwd
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
 
 MAX_LINE = 64 * 1024

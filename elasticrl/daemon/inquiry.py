@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
@@ -31,11 +31,15 @@ from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
 from elasticrl.core.state import State
 from elasticrl.core.step import found
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Facts, Fault, surest
 from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
-from elasticrl.diagnose import amd, doctor, environment, fabric, health, incident, kernel_log, scene, transport, witness
+from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
+
+if TYPE_CHECKING:  # what follows a fault no start waits for: `prepare` imports it, once the daemon's loop runs
+    from elasticrl.diagnose import health, kernel_log
 
 TAIL_S = 0.2  # between looks at the workers' logs
 LATER_S = 1.0  # after a recovery, until its incident is written: a dead worker's last words are read by then
@@ -64,7 +68,7 @@ class Place:
     runtime: Path
     state: Path  # of all jobs and nodes
     disks: Mapping[str, Path]
-    root: Path = health.ROOT  # below which the kernel tells of this machine
+    root: Path = Path("/")  # below which the kernel tells of this machine
 
 
 class Inquiry:
@@ -86,9 +90,7 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
-        self._cards: tuple[
-            health.Check, ...
-        ] = ()  # AMD's GPUs, and those gone from the bus, when they were looked at last
+        self._cards: tuple[health.Check, ...] = ()  # GPUs that take a program to look at, and those gone from the bus
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
@@ -111,10 +113,18 @@ class Inquiry:
         self._port = Reserved(self.place.host, self.tree.node.probe_port)
         return self._port.address
 
+    def prepare(self, env: Mapping[str, str]) -> None:
+        """Import what the rest of this needs, so that no fault has to wait for it; and look at the environment of workers."""
+        from elasticrl.diagnose import amd, fabric, health, incident, kernel_log, scene, transport  # noqa: F401 - see above
+
+        self.lint(env)
+
     def lint(self, env: Mapping[str, str]) -> None:
         """Say what is wrong with the environment that workers get (`env`), but for what we mean, and what the profile has set
         in it. A probe gets it too: what NCCL does by other settings would prove nothing.
         """
+        from elasticrl.diagnose import doctor, environment, health
+
         self._env = env
         theirs = {**os.environ, **self.tree.agent.env}
         added = environment.PROFILES[self.tree.comm.profile].apply(theirs)
@@ -128,13 +138,16 @@ class Inquiry:
             if check.remedy and check.level in {health.WARN, health.FAIL} and not ours:
                 self.log.info("environment.warning", name=name, value=check.value, remedy=check.remedy)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        looking = [
-            asyncio.create_task(self._read_logs(), name="logs"),
-            asyncio.create_task(self._sample(), name="health"),
-        ]
+    async def run(self, env: Mapping[str, str]) -> None:
+        """Until cancelled. `env`: what workers get."""
+        self._env = env
+        looking: list[asyncio.Task[None]] = []
         try:
+            await self._guarded(asyncio.to_thread(self.prepare, env))
+            looking += [
+                asyncio.create_task(self._read_logs(), name="logs"),
+                asyncio.create_task(self._sample(), name="health"),
+            ]
             await asyncio.gather(*looking)
         finally:
             for task in (*looking, *self._tasks):
@@ -185,6 +198,8 @@ class Inquiry:
 
     async def _look(self, report: Report, stall: Stall | None, request: int) -> None:
         """Where are all of this node's workers, now that one of theirs or others' has stalled?"""
+        from elasticrl.diagnose import scene
+
         begun, dump_s = time.monotonic(), self.tree.timeouts.dump_s
         generation = report.generation
         found = await asyncio.to_thread(
@@ -204,6 +219,8 @@ class Inquiry:
 
     async def _look_back(self, report: Report, generation: int, until_ns: int) -> None:
         """Which collectives had those of our workers that live on entered, when their gang of that generation ended?"""
+        from elasticrl.diagnose import scene
+
         facts = await asyncio.to_thread(
             scene.entered, witness.folder_of(self.place.runtime), {worker.rank: worker.pid for worker in report.workers},
             until_ns=until_ns, within_s=self.tree.timeouts.dump_s, node_of=lambda _: self.place.node,
@@ -215,6 +232,8 @@ class Inquiry:
 
     async def now(self, state: State) -> dict[str, Any]:
         """Where everybody is at this moment, and what that says, for an operator. Nothing is disturbed."""
+        from elasticrl.diagnose import scene
+
         report = self._report
         workers = {worker.rank: worker.pid for worker in report.workers} if report else {}
         found = await asyncio.to_thread(
@@ -253,17 +272,25 @@ class Inquiry:
         """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""
         fresh = frozenset(ways) - self._ways
         self._ways |= fresh
-        if said := transport.sockets(fresh, fabric.active(self.place.root)) if fresh else "":
+        if not fresh:
+            return
+        from elasticrl.diagnose import fabric, transport
+
+        if said := transport.sockets(fresh, fabric.active(self.place.root)):
             self.log.info("transport.sockets", said=said, remedy=transport.REMEDY)
 
     # ---- what the machine says
 
     async def _look_at_cards(self) -> None:
         """By itself: where a driver hangs so does what asks it, and the kernel's word on that must not wait."""
+        from elasticrl.diagnose import amd, fabric
+
         root = self.place.root
         self._cards = await asyncio.to_thread(lambda: (*amd.gpus(root)[0], *fabric.gone(root)))
 
     async def _sample(self) -> None:
+        from elasticrl.diagnose import health
+
         due = -math.inf
         before = health.counters(time.monotonic(), self.place.root)
         while True:
@@ -271,8 +298,7 @@ class Inquiry:
                 due = time.monotonic() + CARDS_S
                 self._spawn(self._look_at_cards(), "cards")
             with suppress(OSError):
-                facts, starving = await asyncio.to_thread(self._machine, before)
-                before = health.counters(time.monotonic(), self.place.root)
+                before, facts, starving = await asyncio.to_thread(self._machine, before)
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
@@ -280,9 +306,11 @@ class Inquiry:
                 self._starving = starving
             await asyncio.sleep(self.tree.health.sample_s)
 
-    def _machine(self, before: health.Counters) -> tuple[tuple[Evidence, ...], Mapping[str, str]]:
-        now, node = time.monotonic(), self.place.node
-        checks = [*health.look(self.place.disks, root=self.place.root, before=before, now=now), *self._cards]
+    def _machine(self, before: "health.Counters") -> tuple["health.Counters", tuple[Evidence, ...], Mapping[str, str]]:
+        from elasticrl.diagnose import health, kernel_log
+
+        after, node = health.counters(time.monotonic(), self.place.root), self.place.node
+        checks = [*health.look(self.place.disks, before, after, root=self.place.root), *self._cards]
         self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
         _, said = health.kernel(self._kernel.read(), "news")
         ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
@@ -293,12 +321,14 @@ class Inquiry:
             if name not in bad
         ]
         self._bad = bad
-        return (*bad.values(), *well, *ours), health.starving(checks)
+        return after, (*bad.values(), *well, *ours), health.starving(checks)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""
         if fact.kind is not Kind.OOM_KILLER:
             return True
+        from elasticrl.diagnose import kernel_log
+
         return kernel_log.killed_pid(fact.line) in self._pids
 
     # ---- the way to others
@@ -350,6 +380,8 @@ class Inquiry:
 
     async def _test(self, action: Probe) -> None:
         """Runs this node's part of a probe in a process of its own, and posts what it said within the time."""
+        from elasticrl.diagnose import doctor
+
         assert self._port is not None
         begun, within_s = time.monotonic(), 0.8 * self.tree.recovery.probe_s
         task = {
@@ -438,6 +470,8 @@ class Inquiry:
         records, plan = state.view.records, state.view.plan
         if state.lead is None or not records or records is self._records:
             return
+        from elasticrl.diagnose import doctor
+
         self._records = records
         claims = {
             node: {"torch": torch} for node, record in sorted(records.items()) if (torch := torch_of(record.bits))
@@ -500,6 +534,8 @@ class Inquiry:
 
     def _write(self, state: State, broken: int, generation: int, since: datetime) -> None:
         """The incident that ended the gang `broken` and led to `generation`, if it was one; with all that is known by now."""
+        from elasticrl.diagnose import incident
+
         lines = self._history.since(since)
         if not any(line.get("event") in SIGNS for line in lines):
             return  # a pause, or somebody who left in order

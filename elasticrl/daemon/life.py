@@ -8,7 +8,7 @@ and kill -9 of the daemon cost no step, and a restarted daemon never keeps a pla
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +16,7 @@ from elasticrl.agent.spec import write_private
 from elasticrl.config.relations import SOCKET
 from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
+from elasticrl.core.value import dataclass
 
 
 class Taken(RuntimeError):

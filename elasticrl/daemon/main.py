@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -45,7 +45,7 @@ from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
-from elasticrl.diagnose import environment, witness
+from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
@@ -53,8 +53,10 @@ from elasticrl.shell.node import Node
 from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
 from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
-from elasticrl.store.embedded import Embedded
-from elasticrl.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from elasticrl.store.embedded import Embedded
+    from elasticrl.telemetry.metrics import Metrics
 
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
@@ -88,7 +90,7 @@ class Daemon:
         self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
         self.log = log
         self.history = history
-        self.metrics = Metrics()
+        self.metrics = metrics_of(tree)
         self.notify = Notify()
         self.host = tree.node.address or own_address(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
@@ -98,8 +100,7 @@ class Daemon:
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
-        folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
-        self.etcd = Embedded(folder=folder, binary=tree.store.embedded_binary) if tree.store.embedded else None
+        self.etcd = embedded(tree)
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
@@ -155,7 +156,11 @@ class Daemon:
             # Libraries that look for cards find none: a job on processors has no business in a card's memory.
             **({"CUDA_VISIBLE_DEVICES": ""} if tree.node.device == "cpu" else {}),
         }
-        profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
+        profile = {}
+        if tree.comm.profile != "none":
+            from elasticrl.diagnose import environment
+
+            profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
         return {**ours, **profile, **tree.agent.env}
 
     def _place(self) -> Place:
@@ -231,7 +236,6 @@ class Daemon:
             stack.push_async_callback(server.close)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
-            await stack.enter_async_context(background(self.inquiry.run(), "inquiry"))
             if self.tree.rollout.nodes:
                 secret = await self._patiently(lambda: the_secret(store))
                 await stack.enter_async_context(background(self.roll.run(store, secret), "roll"))
@@ -240,15 +244,14 @@ class Daemon:
                 self._logs / STEPS,
                 self.name,
                 lambda: self.crew.report.workers if self.crew.report else (),
-                partial(count, self.metrics),
+                partial(count, self.metrics) if self.tree.telemetry.metrics_port else None,
             )
             await stack.enter_async_context(background(steps.run(), "steps"))
             await self._serve_page(stack)
-            for text in (await store.status()).warnings:
-                self.log.info("store.warning", text=text)
+            await stack.enter_async_context(background(self._look_at(store), "store's health"))
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
-            await asyncio.to_thread(self.inquiry.lint, environment_of(self.spec()))
+            await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry"))
             return await self._until_the_end(node, crew, vault)
 
     # ---- beginnings
@@ -322,6 +325,11 @@ class Daemon:
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
         return open_store(store_settings(self.tree, endpoints), say=self.log.info)
+
+    async def _look_at(self, store: Store) -> None:
+        """Say what an operator should know of it. Nobody waits for that: a member of it that is down takes its time."""
+        for text in (await store.status()).warnings:
+            self.log.info("store.warning", text=text)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -745,6 +753,35 @@ async def the_secret(store: Store) -> bytes:
         entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     return bytes.fromhex(entry.value.decode())
+
+
+def embedded(tree: Tree) -> "Embedded | None":
+    """The etcd that this daemon starts; None: others do."""
+    if not tree.store.embedded:
+        return None
+    from elasticrl.store.embedded import Embedded
+
+    return Embedded(folder=Path(tree.node.state_dir) / tree.job.name / "etcd", binary=tree.store.embedded_binary)
+
+
+class Unserved:
+    """Metrics that nobody can read: whatever is counted here is forgotten. A sixteenth of a start is prometheus' client."""
+
+    def __getattr__(self, _: str) -> "Unserved":
+        return self
+
+    def __call__(self, *_: object, **__: object) -> "Unserved":
+        """A counter's `labels`, `inc`, `set` or `observe`."""
+        return self
+
+
+def metrics_of(tree: Tree) -> "Metrics":
+    """This daemon's, where they are served."""
+    if not tree.telemetry.metrics_port:
+        return cast("Metrics", Unserved())
+    from elasticrl.telemetry.metrics import Metrics
+
+    return Metrics()
 
 
 def for_workers(tree: Tree) -> Tree:

@@ -5,9 +5,9 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
+from elasticrl.core.value import dataclass
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
 GENERATES = "rollout"  # a rollout node's state, when its engine is up

@@ -8,10 +8,11 @@ measuring costs nothing and cannot disagree with what was done.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
 from elasticrl.core.model import Member, Phase, Plan, Work
+from elasticrl.core.value import dataclass
 
 TROUBLE = frozenset({Work.FAILED, Work.PARKED, Work.STALLED})
 

@@ -11,20 +11,24 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.wire import Worker
-from elasticrl.telemetry.metrics import Metrics
+from elasticrl.core.value import dataclass
+
+if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
+    from elasticrl.telemetry.metrics import Metrics
 
 NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
 LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
 SELDOM_S: Final = 0.2  # but never less than that
-LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one
+LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one,
+SHARED_S: Final = 0.1  # and are looked at so often: their phases are shorter than any look
 MOST: Final = 1000  # steps of a line that are counted one by one: a line of more would hold up the daemon's beats
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
@@ -72,7 +76,8 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
     if last.waiting:
         waited[last.phase] = waited.get(last.phase, 0.0) + now - marks.at
     if beat.step == last.step or now < marks.began + LINE_S:
-        return replace(marks, last=beat, at=now, seconds=seconds, waited=waited), None
+        began, step, moved = marks.began, marks.step, marks.bytes
+        return Marks(last=beat, at=now, began=began, step=step, bytes=moved, seconds=seconds, waited=waited), None
     line = Line(
         step=beat.step,
         steps=max(1, beat.step - marks.step),
@@ -89,7 +94,16 @@ def _anew(beat: Snapshot, now: float) -> Marks:
     return Marks(last=beat, at=now, began=now, step=beat.step, bytes=beat.bytes)
 
 
-def count(metrics: Metrics, line: Line) -> None:
+def pause(step_s: float) -> float:
+    """Seconds until the next look, where the shortest step takes this long.
+
+    >>> [pause(step_s) for step_s in (0.01, 0.3, 2.0, 60.0)]
+    [0.1, 0.05, 0.1, 0.2]
+    """
+    return SHARED_S if step_s < LINE_S else min(SELDOM_S, max(LOOK_S, step_s / LOOKS))
+
+
+def count(metrics: "Metrics", line: Line) -> None:
     """A worker's steps in the node's metrics. Those that share a line count as so many of the same length, up to a number."""
     total_s = sum(line.seconds.values())
     told = [(metrics.phase_s.labels(phase=phase), seconds) for phase, seconds in line.seconds.items()]
@@ -128,8 +142,7 @@ class StepLog:
                 if lines:
                     with suppress(OSError):
                         self._write(lines)
-                    step_s = min(sum(line.seconds.values()) / line.steps for line in lines)
-                    self._pause_s = min(SELDOM_S, max(LOOK_S, step_s / LOOKS))
+                    self._pause_s = pause(min(sum(line.seconds.values()) / line.steps for line in lines))
                 for line in lines:
                     if self._tell:
                         self._tell(line)

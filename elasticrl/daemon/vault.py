@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
 from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.model import Plan, Role
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from html import escape
 from importlib.resources import files
 from typing import Any, Final
@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
 from elasticrl.config.relations import loopback
+from elasticrl.core.value import dataclass
 from elasticrl.daemon.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request

@@ -7,12 +7,13 @@ rules about pairs are functions. A clean environment gives nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose.variables import KNOWN, NCCL_NUMBERS, NEVER, OPEN_FAMILIES, REMOVED, RENAMED, WHOLE_FAMILIES
 
 

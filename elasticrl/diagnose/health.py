@@ -9,12 +9,13 @@ import os
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose.logs import Parser
 
 ROOT: Final = Path("/")
@@ -685,14 +686,12 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def look(paths: Mapping[str, Path], *, root: Path = ROOT, before: Counters | None = None, now: float) -> list[Check]:
+def look(paths: Mapping[str, Path], before: Counters, after: Counters, *, root: Path = ROOT) -> list[Check]:
     """All of it, but for the kernel log: what a daemon looks at each `health.sample`. `paths` are disks by name."""
     found: list[Check] = [*pressures(root), *memory(root), *load(root), *limits(root), *shm()]
     for name, path in paths.items():
         found += disk(path, name, root=root, write=False)
-    if before is not None:
-        found += gained(before, counters(now, root))
-    return [*found, *gpus()[0]]
+    return [*found, *gained(before, after), *gpus()[0]]
 
 
 #: What makes any process on a machine slow. It proves nothing about anybody; it belongs to the picture of a fault.

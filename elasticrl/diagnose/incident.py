@@ -9,13 +9,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
 
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 from elasticrl.diagnose.report import TITLES, WIDTH
 

@@ -9,11 +9,12 @@ the job: that is `core.judge`.
 import gzip
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose.texts import EXCEPTION, PROGRAMS_OWN, SECOND_HAND, TEXTS, Text
 from elasticrl.diagnose.transport import Ways
 

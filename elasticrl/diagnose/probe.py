@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from elasticrl.core.address import split
 from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, result_of, schedule
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose.health import offset_s
 
 PING, PONG, BYE = 1, 2, 3

@@ -4,9 +4,10 @@ The one idea: a pid alone may be somebody else's by now; with the moment of its 
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from elasticrl.core.value import dataclass
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

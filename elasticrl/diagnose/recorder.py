@@ -12,13 +12,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
 #: Collectives whose sizes may differ from rank to rank.

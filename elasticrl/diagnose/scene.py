@@ -6,10 +6,11 @@ ranks; so the facts of all nodes can be put together in any order, and only the 
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.diagnose import recorder, stacks
 from elasticrl.diagnose.process import state
 from elasticrl.diagnose.recorder import Entry

@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import rank_names
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import state

@@ -1,18 +1,23 @@
 """The workers' logs as evidence while they are written.
 
 The one idea: `look` is called now and then and never blocks: it reads what each file has gained, up to a bound, and hands it to
-that file's parser. A parser keeps the last lines back for those that may follow; after a moment of silence they are all there
-is. Log rotation renames a file: the rest of the old one is read before the new one is begun.
+that file's parser; of a file that is silent, as most are, it asks the size and nothing else. A parser keeps the last lines back
+for those that may follow; after a moment of silence they are all there is. Log rotation renames a file: the rest of the old one
+is read before the new one is begun.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.diagnose.logs import Parser
+from elasticrl.core.value import dataclass
+
+if TYPE_CHECKING:  # a daemon follows its workers' logs from its start, and has seldom anything to read that soon
+    from elasticrl.diagnose.logs import Parser
 
 SILENCE_S: Final = 0.2  # after which the last lines are not waited for any longer
 BOUND: Final = 4 << 20  # bytes of one file in one look: 40 ms of work
@@ -21,8 +26,11 @@ BOUND: Final = 4 << 20  # bytes of one file in one look: 40 ms of work
 @dataclass(slots=True)
 class _File:
     path: Path
-    parser: Parser
-    stream: BinaryIO | None = None
+    rank: int
+    parser: "Parser | None" = None  # once there is something to read
+    stream: FileIO | None = None
+    identity: tuple[int, int] = (0, 0)  # of the open file: its path may name another one by now
+    read: int = 0  # bytes of it
     grown: float = 0.0  # when it last did
     pending: bool = False  # lines are kept back
 
@@ -45,7 +53,7 @@ class Tail:
                 continue
             if known is not None:
                 self._finish(known)
-            file = _File(path, Parser(source=str(path), rank=rank, node=self._node))
+            file = _File(path, rank)
             self._open(file, begin=begin)
             self._files[rank] = file
 
@@ -56,30 +64,37 @@ class Tail:
             data = self._gained(file)
             if data:
                 file.grown, file.pending = now, True
-                found += file.parser.feed(data)
+                found += self._parser(file).feed(data)
             elif file.pending and now - file.grown >= SILENCE_S:
                 file.pending = False
-                found += file.parser.flush()
+                found += self._parser(file).flush()
         # The lines' own clocks are those of several libraries; what the core compares is when it learned of them.
         return [replace(fact, when=now, clock="core") for fact in found]
 
     @property
     def ways(self) -> frozenset[str]:
         """Which ways NCCL says it has chosen, in the files that are followed."""
-        return frozenset(way for file in self._files.values() for way in file.parser.ways.chosen)
+        return frozenset(way for file in self._files.values() if file.parser for way in file.parser.ways.chosen)
 
     def close(self) -> None:
         """Let go of the files."""
         self.follow({})
         self._rest.clear()
 
+    def _parser(self, file: _File) -> "Parser":
+        if file.parser is None:
+            from elasticrl.diagnose.logs import Parser
+
+            file.parser = Parser(source=str(file.path), rank=file.rank, node=self._node)
+        return file.parser
+
     def _open(self, file: _File, *, begin: bool) -> None:
         try:
-            file.stream = file.path.open("rb")
+            file.stream = FileIO(file.path)
         except OSError:
             return  # not there yet
-        if not begin:
-            file.stream.seek(0, os.SEEK_END)
+        file.identity = _identity(os.fstat(file.stream.fileno()))
+        file.read = 0 if begin else file.stream.seek(0, os.SEEK_END)
 
     def _gained(self, file: _File) -> bytes:
         if file.stream is None:
@@ -87,28 +102,43 @@ class Tail:
             if file.stream is None:
                 return b""
         try:
-            data = file.stream.read(BOUND)
-            if data:
-                return data
-            there, here = file.path.stat(), os.fstat(file.stream.fileno())
+            there = os.stat(file.path)  # noqa: PTH116 - five times a second for each worker
         except OSError:
+            there = None  # renamed, and there is no new one yet
+        if there is not None and there.st_size == file.read and _identity(there) == file.identity:
             return b""
-        if (there.st_ino, there.st_dev) != (here.st_ino, here.st_dev):
+        if data := self._rest_of(file):
+            return data
+        if there is not None and _identity(there) != file.identity:
             self._close(file)
             self._open(file, begin=True)
-            return file.stream.read(BOUND) if file.stream else b""
-        if there.st_size < file.stream.tell():
-            file.stream.seek(0)  # cut short in place
+            return self._rest_of(file)
+        if there is not None and there.st_size < file.read:
+            file.read = file.stream.seek(0)  # cut short in place
         return b""
+
+    def _rest_of(self, file: _File) -> bytes:
+        """What has not been read of the open file, up to the bound."""
+        try:
+            data = file.stream.read(BOUND) if file.stream else b""
+        except OSError:
+            return b""
+        file.read += len(data)
+        return data
 
     def _finish(self, file: _File) -> None:
         """A dead worker's last words are the ones that count."""
         if data := self._gained(file):
-            self._rest += file.parser.feed(data)
-        self._rest += file.parser.flush()
+            self._rest += self._parser(file).feed(data)
+        if file.parser is not None:
+            self._rest += file.parser.flush()
         self._close(file)
 
     def _close(self, file: _File) -> None:
         if file.stream is not None:
             file.stream.close()
             file.stream = None
+
+
+def _identity(of: os.stat_result) -> tuple[int, int]:
+    return of.st_ino, of.st_dev

@@ -8,10 +8,11 @@ the first of each family wins, so a precise text stands above a vague one.
 # ruff: noqa: E501, S108 -- a row of the table is one line, however long its expression; /dev/shm is somebody else's text
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.core.value import dataclass
 
 
 @dataclass(frozen=True)  # no slots: the compiled expression is kept

@@ -10,16 +10,17 @@ costs the asker a deadline and nothing else.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
+
+from elasticrl.core.value import dataclass
 
 #: A real-time signal: SIGUSR1 and SIGUSR2 belong to schedulers and to programs. Askers look whether it is caught (see
 #: `listens`), since its default is to end the process.
@@ -138,12 +139,11 @@ def stand(folder: Path) -> Witness:
 
 def signal_main(pid: int) -> None:
     """Interrupt a process's main thread. `kill` would let the kernel choose a thread, and a busy main thread may not be it."""
-    if _libc.tgkill(pid, pid, SIGNAL) != 0:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).tgkill(pid, pid, SIGNAL) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def listens(pid: int) -> bool:

@@ -6,10 +6,11 @@ repeated events and a re-listing all lead to the same picture; the view is made 
 
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, View
+from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store
 

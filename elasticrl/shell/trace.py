@@ -10,8 +10,9 @@ import dataclasses
 import json
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -20,12 +21,14 @@ from elasticrl.core.events import Action, Event, Seen
 from elasticrl.core.model import View
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import step
+from elasticrl.core.value import dataclass
 from elasticrl.shell.keys import Unreadable
 from elasticrl.store.protocol import Say
 
 TAG: Final = "~"
 FORMAT: Final = 2
 SHARED: Final = ("plan", "quarantines")  # of a view: mostly what they were, and large
+PLAIN: Final = frozenset({bool, int, float, str})
 AGAIN_S: Final = 1.0  # between attempts to write to a disk that took nothing: each begins with the whole state
 
 
@@ -43,21 +46,27 @@ def name_of(cls: type) -> str:
     return cls.__module__.rpartition(".")[2] + "." + cls.__name__
 
 
+@cache
+def fields_of(cls: type) -> tuple[str, ...]:
+    """The names of its fields."""
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
 def encode(value: Any) -> Any:
     """A value of the core as plain JSON: tuples become lists, everything else but scalars an object with a tag."""
-    if isinstance(value, Enum):
-        return {TAG: name_of(type(value)), "is": value.value}
-    if value is None or isinstance(value, bool | int | float | str):
+    kind = type(value)
+    if value is None or kind in PLAIN:  # first what there is most of
         return value
     if isinstance(value, tuple):
         return [encode(item) for item in value]
+    if dataclasses.is_dataclass(kind):
+        return {TAG: name_of(kind), **{name: encode(getattr(value, name)) for name in fields_of(kind)}}
+    if isinstance(value, Enum):
+        return {TAG: name_of(kind), "is": value.value}
     if isinstance(value, frozenset):
         return {TAG: "set", "of": [encode(item) for item in sorted(value)]}
     if isinstance(value, Mapping):
         return {TAG: "map", "of": [[encode(key), encode(item)] for key, item in value.items()]}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {TAG: name_of(type(value)), **fields}
     raise TypeError(f"a {type(value).__name__} has no place in a trace: {value!r}")
 
 

@@ -5,13 +5,14 @@ The one idea: whatever goes wrong with a try comes out as one exception, `Failed
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from elasticrl.core.value import dataclass
 from elasticrl.store.faults import Fate, Fault, judge
 from elasticrl.store.messages import message
 from elasticrl.store.protocol import StoreRefused

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
 

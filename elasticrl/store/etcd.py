@@ -16,11 +16,9 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
-import tenacity
-
+from elasticrl.core.value import dataclass
 from elasticrl.store import channel
 from elasticrl.store.channel import Endpoint, FailedError, Login, Metadata, Rpc
 from elasticrl.store.faults import Fate, Fault
@@ -240,6 +238,17 @@ class EtcdStore:
     async def _try_all(self, rpc: Rpc, request: Any, *, repeat: bool) -> _Answer:
         """Try until there is an answer or the time is over; without `repeat`, only while certainly nothing was applied."""
         until = self._clock() + self._settings.timeout_s
+        try:
+            return await self._try_once(rpc, request, until)  # nearly always all: what follows costs as much as a call
+        except FailedError as failed:
+            first = [failed]
+        import tenacity
+
+        async def once() -> _Answer:
+            if first:
+                raise first.pop()
+            return await self._try_once(rpc, request, until)
+
         again = (
             {Fate.NOT_APPLIED} | ({Fate.UNKNOWN} if repeat else set()) | ({Fate.TOKEN} if self._login.wanted else set())
         )
@@ -248,10 +257,10 @@ class EtcdStore:
                 lambda error: isinstance(error, FailedError) and error.fault.fate in again and not self._closed
             ),
             wait=lambda state: self._pause(state.attempt_number),
-            stop=tenacity.stop_before_delay(self._settings.timeout_s),
+            stop=tenacity.stop_before_delay(until - self._clock()),
             reraise=True,
         )
-        return await retrying(self._try_once, rpc, request, until)
+        return await retrying(once)
 
     async def _try_once(self, rpc: Rpc, request: Any, until: float) -> _Answer:
         endpoint = self._endpoint

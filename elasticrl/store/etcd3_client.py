@@ -13,13 +13,14 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import grpc
 
+from elasticrl.core.value import dataclass
 from elasticrl.store import channel
 from elasticrl.store.channel import Endpoint, FailedError, Metadata, Rpc
 from elasticrl.store.etcd import EtcdStore

@@ -4,8 +4,9 @@ The one idea: a failure is judged by one question, "was the request applied?". O
 without thought; a perhaps is harmless for reads and repeatable writes and must be told to the caller of a transaction.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from elasticrl.core.value import dataclass
 
 
 class Fate(Enum):

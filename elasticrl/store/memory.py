@@ -10,9 +10,10 @@ import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, Self
 
+from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import (
     Absent,
     Batch,

@@ -8,7 +8,7 @@ FileDescriptorSet is plain data: it works with every protobuf from 3.20 on, and 
 """
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -33,7 +33,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def _file() -> Any:
-    wire = files("elasticrl.store").joinpath("etcd.pb").read_bytes()
+    wire = Path(__file__).with_name("etcd.pb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(wire).file
     return file
 

@@ -9,8 +9,9 @@ under it, any other name for that one key. Keys are relative to the store's name
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, Self
+
+from elasticrl.core.value import dataclass
 
 
 class StoreError(Exception):

@@ -1,8 +1,9 @@
 """How to reach a store. `elasticrl.config` produces these values; nothing in this package reads a file but certificates."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import StoreRefused
 
 

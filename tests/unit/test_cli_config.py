@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.core.model import REFUSED
+
 ROOT = Path(__file__).parents[2]
 FIVE = """\
 job:
@@ -172,6 +174,26 @@ def test_a_misspelt_verb_is_refused_with_the_nearest() -> None:
     done = elasticrl("confg")
     assert done.returncode == 2
     assert "config" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--config", "absent.yaml"], REFUSED, "absent.yaml must be a file that can be read"),
+        (["--config", "absent.yaml", "a"], REFUSED, "absent.yaml must be a file that can be read"),
+        (["--config"], 2, "--config"),
+        (["job.name=j"], 2, "Missing option"),
+        (["--config", "absent.yaml", "--foregruond"], 2, "No such option"),
+    ],
+)
+def test_a_daemon_that_is_started_wrongly_says_so(arguments: list[str], code: int, said: str) -> None:
+    done = elasticrl("daemon", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+
+
+def test_a_daemons_help_is_typers() -> None:
+    assert "--foreground" in elasticrl("daemon", "--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--help"], ["config", "--help"]])

@@ -272,11 +272,11 @@ def test_without_gpus_it_says_so_and_the_rest_works() -> None:
 
 def test_this_machine_can_be_looked_at_and_nothing_crashes_where_nothing_is(tmp_path: Path) -> None:
     before = health.counters(0.0)
-    found = by_name(health.look({"disk": Path("/")}, before=before, now=1.0))
+    found = by_name(health.look({"disk": Path("/")}, before, health.counters(1.0)))
     assert {"memory.available", "disk.space", "shm.space", "cpu.load", "limits.files"} <= set(found)
     assert all(check.level is Level.SKIP or check.why for check in found.values())
     assert all(check.remedy for check in found.values() if check.level in {Level.WARN, Level.FAIL})
-    bare = health.look({}, root=tmp_path, before=health.counters(0.0, tmp_path), now=1.0)
+    bare = health.look({}, health.counters(0.0, tmp_path), health.counters(1.0, tmp_path), root=tmp_path)
     assert health.worst([check for check in bare if not check.name.startswith("shm")]) is not Level.FAIL
 
 

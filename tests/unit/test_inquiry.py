@@ -158,13 +158,13 @@ def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_
     )
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
     asyncio.run(node._look_at_cards())
-    facts, _ = node._machine(health.counters(0.0, tmp_path))
+    _, facts, _ = node._machine(health.counters(0.0, tmp_path))
     (broken,) = (fact for fact in facts if fact.sign is Sign.GPU_BROKEN)
     assert (broken.node, broken.source) == ("n00", dossier.HEALTH)
     (tmp_path / card / "config").write_bytes(bytes.fromhex("de103023"))
-    assert broken in node._machine(health.counters(0.0, tmp_path))[0], "it was looked at a moment ago"
+    assert broken in node._machine(health.counters(0.0, tmp_path))[1], "it was looked at a moment ago"
     asyncio.run(node._look_at_cards())
-    assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[0]}, "and is taken back"
+    assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}, "and is taken back"
 
 
 def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_another(tmp_path: Path) -> None:

@@ -450,4 +450,4 @@ def test_the_judgement_imports_only_the_standard_library_and_the_vocabulary(modu
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     ours = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    assert ours <= {f"elasticrl.core.{name}" for name in (*JUDGEMENT, "model", "reach")}
+    assert ours <= {f"elasticrl.core.{name}" for name in (*JUDGEMENT, "model", "reach", "value")}

@@ -1,0 +1,107 @@
+"""One node's daemon in this process. typer, which takes a tenth of its start, is needed for help and for mistakes only.
+
+The one idea: arguments as a unit, a script or `elasticrl run` write them are read here (`plain`); whatever else was written is
+typer's to read, to refuse and to explain.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Asked(NamedTuple):
+    """What the verb `daemon` was given."""
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+    foreground: bool = False
+    adopt: bool = False
+
+
+def plain(arguments: Sequence[str]) -> Asked | None:
+    """The arguments after the verb, if there is nothing to explain about them.
+
+    >>> plain(["--config", "job.yaml", "node.name=n0"])
+    Asked(config=PosixPath('job.yaml'), overrides=('node.name=n0',), foreground=False, adopt=False)
+    >>> plain(["--config", "job.yaml", "--foregruond"])
+    """
+    config: list[str] = []
+    overrides, flags = [], []
+    words = iter(arguments)
+    for word in words:
+        if word in {"--config", "-c"}:
+            config.append(next(words, "-"))
+        elif word in {"--foreground", "--adopt"}:
+            flags.append(word)
+        elif "=" in word and not word.startswith("-"):
+            overrides.append(word)
+        else:
+            return None
+    if len(config) != 1 or config[0].startswith("-") or len(flags) != len(set(flags)):
+        return None
+    return Asked(Path(config[0]), tuple(overrides), "--foreground" in flags, "--adopt" in flags)
+
+
+def run(asked: Asked) -> int:
+    """Run the daemon; its exit code."""
+    gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
+    from elasticrl.agent.spec import NO_PLUGINS
+    from elasticrl.core.model import REFUSED
+
+    os.environ.setdefault(*NO_PLUGINS)  # before pydantic's first model is built; the agent does not get it
+    from elasticrl.config import ConfigError, load
+
+    try:
+        tree = load(asked.config, asked.overrides)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return REFUSED
+    if asked.foreground:
+        die_with_parent()
+    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, reload=lambda: load(asked.config, asked.overrides))
+
+
+def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], Any] | None = None) -> int:
+    """Run a daemon by a configuration."""
+    from elasticrl.cli.kept import checkpoints
+    from elasticrl.core.model import REFUSED
+    from elasticrl.daemon.history import History
+    from elasticrl.daemon.life import Taken
+    from elasticrl.daemon.main import Daemon
+    from elasticrl.store import StoreError
+    from elasticrl.telemetry.log import set_up
+
+    history = History()
+    pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
+    node: Daemon | None = None
+    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
+    try:
+        made = Daemon
+        if tree.node.role == "rollout":
+            from elasticrl.daemon.rollout import RolloutDaemon as made  # noqa: N813 - one of the two
+        node = made(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
+        node.log = node.log.bind(node=node.name)
+        node.kept, node.adopt = checkpoints(tree), adopt
+        node.crew.log = node.vault.log = node.roll.log = node.log
+        gc.freeze()  # what was imported stays; collections need not look at it
+        gc.enable()
+        return asyncio.run(node.run())
+    except (Taken, StoreError, ValueError) as error:
+        log.info("daemon.refused", reason=str(error))
+        return REFUSED
+    except Exception:
+        log.exception("bug")
+        return 1
+
+
+def die_with_parent() -> None:
+    """A foreground run that is killed takes its daemons along: the kernel sends them SIGTERM."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
