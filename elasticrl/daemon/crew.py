@@ -8,6 +8,7 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.model import Commit, Member, Verb, Work
 from elasticrl.diagnose.process import started_at
 
-LOOK_S = 0.2  # between looks whether the agent that we started still runs
+LOOK_S = 0.2  # between looks whether the agent that we started still runs, while it does not speak to us
+STEADY_S = 1.0  # and while it does: we are told when it falls silent
 AGAIN_S = 1.0  # until an agent that could not be started is tried again
 
 
@@ -47,6 +49,7 @@ class Crew:
         self._vault = ""  # this node's
         self._bits = ""
         self._committed: Committed | None = None
+        self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
 
@@ -68,7 +71,13 @@ class Crew:
                             self.log.info("agent.failed", error=str(error))
                         said = str(error)
                         await asyncio.sleep(AGAIN_S)
-                await asyncio.sleep(LOOK_S)
+                if not self._link.connected:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                self._silent.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STEADY_S):
+                        await self._silent.wait()
         finally:
             linking.cancel()
             await asyncio.gather(linking, return_exceptions=True)
@@ -163,6 +172,7 @@ class Crew:
 
     def _lost(self) -> None:
         """The agent is gone, and with it, by its own construction, its workers."""
+        self._silent.set()
         self.log.info("agent.lost", reason="its socket closed")
         self.report, self._logged = None, 0
         self.reported(None)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what follows a fault no start waits for: `prepare` imports 
     from elasticrl.diagnose import health, kernel_log
 
 TAIL_S = 0.2  # between looks at the workers' logs
+IDLE_S = 1.0  # the same, while there are none
 LATER_S = 1.0  # after a recovery, until its incident is written: a dead worker's last words are read by then
 ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
@@ -255,10 +256,10 @@ class Inquiry:
         }  # fmt: skip
 
     async def _read_logs(self) -> None:
-        looked_at = time.monotonic()
+        looked_at, pause_s = time.monotonic(), TAIL_S
         while True:
             now = time.monotonic()
-            if now - looked_at > TAIL_S + self.tree.membership.suspect_s / 2:
+            if now - looked_at > pause_s + self.tree.membership.suspect_s / 2:
                 self._paused_at = now
             looked_at = now
             self._time_ways()
@@ -266,7 +267,8 @@ class Inquiry:
             self._note_sockets(self._tail.ways)
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
-            await asyncio.sleep(TAIL_S)
+            pause_s = TAIL_S if self._tail.files else IDLE_S
+            await asyncio.sleep(pause_s)
 
     def _note_sockets(self, ways: Collection[str]) -> None:
         """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""

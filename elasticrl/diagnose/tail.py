@@ -43,6 +43,11 @@ class Tail:
         self._files: dict[int, _File] = {}
         self._rest: list[Evidence] = []  # of files that are not followed any more
 
+    @property
+    def files(self) -> int:
+        """How many are followed."""
+        return len(self._files)
+
     def follow(self, paths: Mapping[int, Path], *, begin: bool = False) -> None:
         """From now on these (rank -> file), and no others. `begin`: from their beginning, as for a process just started."""
         for rank in set(self._files) - set(paths):
