@@ -81,6 +81,9 @@ def _longest(t: Tree) -> tuple[str, float]:
     return name, caps[name]
 
 
+SELDOM_S = 5.0  # between looks at GPUs, at least
+
+
 def _stall_s(t: Tree) -> float:
     """From a phase's last progress until its gang may be broken up."""
     return _longest(t)[1] + t.timeouts.confirm_s + t.timeouts.dump_s
@@ -348,6 +351,14 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Raise quarantine_max to {_s(8 * t.health.quarantine_s)}.",
     ),
     # Lanes.
+    Relation(
+        keys=("health.sample",),
+        rule="should be 5s or more: asking a GPU's driver every second has been seen to slow its collectives",
+        broken=lambda t: t.health.sample_s < SELDOM_S,
+        values=lambda t: f"it is {_s(t.health.sample_s)}",
+        remedy="Set sample: 10s; what ends a worker is known at once in any case.",
+        level="warning",
+    ),
     Relation(
         keys=("lanes.count", "membership.max_nodes", "node.workers"),
         rule="must be at least the largest world: max_nodes x node.workers",

@@ -285,6 +285,7 @@ CASES = [
         ["comm.backend=gloo"],
         "Set backend: gloo",
     ),
+    Case("health.sample", "5s or more", ["health.sample=1s"], "it is 1s", ["health.sample=5s"], "Set sample: 10s"),
     Case(
         "policy.fabric",
         "comm.fallback is none",
