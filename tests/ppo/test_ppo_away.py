@@ -23,6 +23,8 @@ from elasticrl.ppo.rollout.attend import Attendant
 from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.process import the_key
+from elasticrl.ppo.rollout.service import Unfit
 from elasticrl.ppo.rollout.wire import SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
 from elasticrl.runtime.vault.channel import Signer
 
@@ -233,6 +235,20 @@ def test_nobody_is_let_in_without_the_job_s_key(nodes):
                 frames += told.feed(data)
         assert [frame.says["op"] for frame in frames] in (["challenge"], ["challenge", "no"])
     assert node.hello()["v"] == 1
+
+
+def test_an_engine_without_a_key_of_its_own_opens_no_door(tmp_path):
+    file = tmp_path / "key"
+    with pytest.raises(Unfit, match="cannot be read"):
+        the_key(str(file))
+    file.touch(mode=0o600)
+    with pytest.raises(Unfit, match="is empty"):
+        the_key(str(file))
+    file.write_text("77" * 32)
+    assert the_key(str(file)) == b"77" * 32
+    file.chmod(0o644)
+    with pytest.raises(Unfit, match="can be read by others"):
+        the_key(str(file))
 
 
 def test_a_frame_that_was_changed_repeated_or_sent_back_ends_the_conversation(nodes):

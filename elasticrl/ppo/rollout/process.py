@@ -26,6 +26,7 @@ from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service, Unfit
 from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
 from elasticrl.runtime.vault.channel import keep_alive, load_key
+from elasticrl.runtime.vault.errors import VaultError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,6 +88,17 @@ class Visitor:
         self.out += Frame(says={"op": op, **says}, raw=raw).pack(self.inbox.signer)
 
 
+def the_key(file: str) -> bytes:
+    """By which those who come from elsewhere are known. Unfit without one: an empty key would let anybody in."""
+    try:
+        key = load_key(Path(file))
+    except (OSError, VaultError) as error:
+        raise Unfit(f"the job's key cannot be read: {error}") from None
+    if key is None:
+        raise Unfit(f"the key file {file} is empty; this node's daemon writes it when it starts")
+    return key
+
+
 class Server:
     """The loop. `run` returns when it is time to end."""
 
@@ -100,6 +112,7 @@ class Server:
         self._heard = self._alive_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._port = 0
+        self._key = the_key(service.key_file) if service.listen else b""
         self._coming: tuple[Visitor, Incoming] | None = None  # weights that somebody brings along
 
     def prove(self) -> None:
@@ -145,8 +158,7 @@ class Server:
     def _open_door(self, sock: socket.socket) -> int:
         """For those who know the job's key. The port."""
         service = self.service
-        key = load_key(Path(service.key_file)) or b""
-        self._listen(sock, lambda: Door(job=service.job, node=service.node, key=key))
+        self._listen(sock, lambda: Door(job=service.job, node=service.node, key=self._key))
         return int(sock.getsockname()[1])
 
     # ---- visitors
