@@ -8,7 +8,7 @@ bad as a broken one is, and `reach` tells what the bad ones have in common: a no
 from collections.abc import Callable, Iterable, Mapping
 from math import exp, log
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from elasticrl.core.pairs import Pair, Result
 from elasticrl.core.reach import Reach, single_out
@@ -22,6 +22,8 @@ SLOW_TIMES: Final = 2.0  # below the usual rate
 SPREADS: Final = (
     12.0  # median deviations, as ratios: where the best ways differ much among themselves, only the far is odd
 )
+Name = TypeVar("Name", str, Pair)
+Figure = TypeVar("Figure", int, float)
 LEAST: Final = 1e-3  # of ms and Mbit/s, below which a figure is no ratio
 
 
@@ -94,30 +96,24 @@ def _odd(
 
 def trips(results: Iterable[Result]) -> dict[Pair, float]:
     """Of each pair the round trip in ms: the quicker of both ends' medians, as an end may have been busy."""
-    found: dict[Pair, float] = {}
-    for result in results:
-        if result.latency_ms is not None:
-            pair = _pair(result)
-            found[pair] = min(found.get(pair, result.latency_ms), result.latency_ms)
-    return found
+    return _least((_pair(result), result.latency_ms) for result in results)
 
 
 def rates(results: Iterable[Result]) -> dict[Pair, float]:
     """Of each pair the rate in Mbit/s: that of its slower direction."""
-    found: dict[Pair, float] = {}
-    for result in results:
-        if result.mbps is not None:
-            pair = _pair(result)
-            found[pair] = min(found.get(pair, result.mbps), result.mbps)
-    return found
+    return _least((_pair(result), result.mbps) for result in results)
 
 
 def mtus(results: Iterable[Result]) -> dict[str, int]:
     """What each node's interface sends in one piece: the least, if it has several."""
-    found: dict[str, int] = {}
-    for result in results:
-        if result.mtu is not None:
-            found[result.node] = min(found.get(result.node, result.mtu), result.mtu)
+    return _least((result.node, result.mtu) for result in results)
+
+
+def _least(values: Iterable[tuple[Name, Figure | None]]) -> dict[Name, Figure]:
+    found: dict[Name, Figure] = {}
+    for name, value in values:
+        if value is not None:
+            found[name] = min(found.get(name, value), value)
     return found
 
 
