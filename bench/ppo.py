@@ -9,11 +9,11 @@ prompts, lengths, batch, micro-batch and number of updates, and whole processes 
 of each are warm-up. elasticrl's step has everything on: vaults with a copy at the neighbour, digests, the ledger.
 
 `plain` is our trainer under torchrun alone, without seats, vaults and ledger: the runtime's own cost is the difference to it.
-`daemon` is the same under real daemons, one for each worker, with their agents and an etcd, all on this machine; the state is
-kept every 8 steps. `daemon-each` keeps it after each rollout and update, as `elasticrl` does and as is the default: copied,
-summed and sent to the neighbour by processors that have nothing to spare here. Each round gives the ratio of their mean step
-to that of `plain` in the same round, which side goes first changes with the round, and shown are the ratios' median and its
-95 % interval. With fewer than six rounds there is none.
+`daemon` is the same under a real daemon, which like torchrun has all workers of its node, with its agent, vault and etcd beside
+them; the state is kept every 8 steps. `daemon-each` keeps it after each rollout and update, as is the default: copied and
+summed by processors that have nothing to spare here. Each round gives the ratio of their mean step to that of `plain` in the
+same round, which side goes first changes with the round, and shown are the ratios' median and its 95 % interval. With fewer
+than six rounds there is none.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -120,7 +120,7 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
 
 
 def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: Mapping[str, int] = SELDOM) -> Found:
-    """One daemon, agent and vault for each worker, and an etcd."""
+    """A node's daemon, agent and vault, and an etcd."""
     from chaos.live.local import Job
 
     folder.mkdir(parents=True)
@@ -130,13 +130,14 @@ def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: 
     conf |= {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
         "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
-        "membership": {"min_nodes": world, "max_nodes": world, "lease_ttl": "10s", "keepalive": "4s"},  # as by default
+        "node": {"workers": world},
+        "membership": {"min_nodes": 1, "max_nodes": 1, "lease_ttl": "10s", "keepalive": "4s"},  # as by default
         "timeouts": {"floor": "30s"},
-        "vault": {"copies": world - 1, **vault},
+        "vault": {"copies": 0, **vault},
         "checkpoint": {"every": 100_000},
     }
     with Job(etcd=1, name="bench", conf=conf) as live:
-        live.start(*(f"n{number}" for number in range(world)))
+        live.start("n0")
         ended = list(live.daemons.values())
         live.until(lambda: all(one.poll() is not None for one in ended), PATIENCE_S, "the end of the job")
         codes = [one.returncode for one in ended]

@@ -7,13 +7,15 @@ round    every member takes a lease and publishes its record; when the leader ha
 steady   nobody does anything but renew its lease (TTL 10 s, every 4 s): what etcd needs of a core.
 death    one member stops renewing: from the end of its lease until every other member has seen the plan without it.
 
-The members use the store's own client, in two processes, over shared connections; in a real cluster each has its own machine.
+Each member has a client and a connection of its own, as in a cluster; together they are two processes beside etcd. (Members
+that share connections renew one after the other and wake etcd for each, which costs it half as much again.)
 """
 
 import argparse
 import asyncio
 import multiprocessing
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -36,7 +38,8 @@ from elasticrl.store.embedded import Embedded
 TTL_S = 10.0
 KEEPALIVE_S = 4.0
 PROCESSES = 2
-CONNECTIONS = 4  # per process
+OPENING = 64  # connections that a process opens at once
+DEATHS = 3
 GOALS = {"round_s": 5.0, "requests_per_member": 5.0, "etcd_core_share": 0.15, "death_s": 1.0}
 
 
@@ -58,45 +61,46 @@ class Crowd:
             settings = StoreSettings(
                 endpoints=(self.endpoint,), namespace=keys.namespace("scale"), try_timeout_s=20.0, timeout_s=60.0
             )
-            stores = [await stack.enter_async_context(open_store(settings)) for _ in range(CONNECTIONS)]
-            for store in stores:
-                await store.get(keys.PLAN)
-            revision = (await stores[0].scan(keys.PLAN)).revision
-            watching = [asyncio.create_task(self.watch(stores[n % CONNECTIONS], revision)) for n in self.numbers]
+            stores = {n: await stack.enter_async_context(open_store(settings)) for n in self.numbers}
+            opening = asyncio.Semaphore(OPENING)
+            revision = min(await asyncio.gather(*(self.open(store, opening) for store in stores.values())))
+            watching = [asyncio.create_task(self.watch(stores[n], revision)) for n in self.numbers]
             await asyncio.sleep(0)
             loop = asyncio.get_running_loop()
             self.pipe.send("watching")
             leases: dict[int, int] = {}
-            renewing: list[asyncio.Task[None]] = []
+            renewing: dict[int, asyncio.Task[None]] = {}
             while True:
                 order, value = await loop.run_in_executor(None, self.pipe.recv)
                 if order == "join":
                     gate = asyncio.Semaphore(256)
-                    for task in renewing:
+                    for task in renewing.values():
                         task.cancel()
-                    await asyncio.gather(
-                        *(self.join(stores[n % CONNECTIONS], n, leases, gate, value) for n in self.numbers)
-                    )
-                    renewing = [
-                        asyncio.create_task(self.renew(stores[n % CONNECTIONS], n, leases)) for n in self.numbers
-                    ]
+                    await asyncio.gather(*(self.join(stores[n], n, leases, gate, value) for n in self.numbers))
+                    renewing = {n: asyncio.create_task(self.renew(stores[n], n, leases)) for n in self.numbers}
                     self.pipe.send("joined")
                 elif order == "plan":
                     await self.until(value)
                     self.pipe.send(self.seen[value])
                 elif order == "renewed":
-                    ended = [task for task in renewing if task.done() and not task.cancelled()]
+                    ended = [task for task in renewing.values() if task.done() and not task.cancelled()]
                     for task in ended:
                         task.result()
                     self.pipe.send(self.renewed)
                 elif order == "die":
                     self.dead.add(value)
+                    if value in renewing:
+                        await renewing[value]  # a last renewal may be under way
                     self.pipe.send(self.sent.get(value, 0.0))
                 else:
-                    for task in (*watching, *renewing):
+                    for task in (*watching, *renewing.values()):
                         task.cancel()
-                    await asyncio.gather(*watching, *renewing, return_exceptions=True)
+                    await asyncio.gather(*watching, *renewing.values(), return_exceptions=True)
                     return
+
+    async def open(self, store: Any, opening: asyncio.Semaphore) -> int:
+        async with opening:
+            return int((await store.scan(keys.PLAN)).revision)
 
     async def watch(self, store: Any, revision: int) -> None:
         async with aclosing(store.watch([keys.PLAN], revision + 1)) as batches:
@@ -249,15 +253,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(options.steady_s)
             steady = (cpu_s(process.pid) - used) / (time.monotonic() - begun)
             renewals = (sum(await tell("renewed")) - renewed) / (time.monotonic() - begun)
-            leader.gone.clear()
-            sent = max(await tell("die", members // 2))
-            async with asyncio.timeout(3 * TTL_S):
-                while not leader.gone:
-                    leader.changed.clear()
-                    await leader.changed.wait()
-            revision = await leader.plan(options.rounds + 1)
-            known = max(await tell("plan", revision))
-            death = known - (sent + TTL_S)
+            deaths = []
+            for number in range(1, DEATHS + 1):
+                leader.gone.clear()
+                sent = max(await tell("die", members * number // (DEATHS + 1)))
+                async with asyncio.timeout(3 * TTL_S):
+                    while not leader.gone:
+                        leader.changed.clear()
+                        await leader.changed.wait()
+                revision = await leader.plan(options.rounds + number)
+                known = max(await tell("plan", revision))
+                deaths.append(known - (sent + TTL_S))
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         for pipe in pipes:
@@ -276,7 +282,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         "etcd_core_share": steady,
         "renewals_per_s": renewals,
         "etcd_us_per_renewal": steady / renewals * 1e6,
-        "death_s": death,
+        "death_s": summary(deaths),
     }
 
 
@@ -288,6 +294,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each member
     load = os.getloadavg()[0]
     found = asyncio.run(measure(options))
     noise = noisy(load, os.getloadavg()[0])

@@ -34,6 +34,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.address import split
+from elasticrl.core.grid import until_next
 from elasticrl.core.model import Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
@@ -42,6 +43,7 @@ LOOK_S: Final = 0.1  # how often beats are looked at while anybody is seated
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
+ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
 log = logging.getLogger(__name__)
 
@@ -136,6 +138,7 @@ class Hand(LocalElasticAgent):
         self._pause_s = 0.0  # before the next start, after starts that came to nothing
         self._sent: Report | None = None
         self._sent_at = 0.0
+        self._rotated_at = 0.0
         self._began = (-1, 0)  # the newest generation that trains, and the step that it went on from
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
@@ -172,7 +175,7 @@ class Hand(LocalElasticAgent):
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S if self._seated else REPORT_S):
+            async with asyncio.timeout(until_next(LOOK_S, time.time()) if self._seated else REPORT_S):
                 await self._changed.wait()
 
     def _poke(self) -> None:
@@ -536,9 +539,7 @@ class Hand(LocalElasticAgent):
         """Look at all beats, and report what has changed."""
         if any(not p.finished for p in self._seated.values()):
             self._last = self._look_at()
-            for process in self._seated.values():
-                if self._logs.rotate(process.log):
-                    process.reopen()
+            self._rotate()
         report = self._report_now()
         now = time.monotonic()
         if report.work is Work.TRAINING and self._began[0] != report.generation:
@@ -547,6 +548,15 @@ class Hand(LocalElasticAgent):
         if self._server and (news(report, begun) != news(self._sent, begun) or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
             self._server.send(report)
+
+    def _rotate(self) -> None:
+        """A log that has grown too large, once a second."""
+        if (now := time.monotonic()) < self._rotated_at + ROTATE_S:
+            return
+        self._rotated_at = now
+        for process in self._seated.values():
+            if self._logs.rotate(process.log):
+                process.reopen()
 
     def _look_at(self) -> Look:
         now = time.monotonic()

@@ -17,6 +17,7 @@ from elasticrl.agent.link import Link, start_agent
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
+from elasticrl.core.grid import until_next
 from elasticrl.core.model import Commit, Member, Verb, Work
 from elasticrl.diagnose.process import started_at
 
@@ -76,7 +77,7 @@ class Crew:
                     continue
                 self._silent.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(STEADY_S):
+                    async with asyncio.timeout(until_next(STEADY_S, time.time())):
                         await self._silent.wait()
         finally:
             linking.cancel()

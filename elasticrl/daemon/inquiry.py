@@ -26,6 +26,7 @@ from elasticrl.core import dossier
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.grid import until_next
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
@@ -268,7 +269,7 @@ class Inquiry:
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
             pause_s = TAIL_S if self._tail.files else IDLE_S
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(until_next(pause_s, time.time()))
 
     def _note_sockets(self, ways: Collection[str]) -> None:
         """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from elasticrl.agent.datagram import BEAT, PING, TIMED, lain_of, seal, unseal
 from elasticrl.core.address import join, split
 from elasticrl.core.events import Cleared, Event, Suspected
+from elasticrl.core.grid import until_next
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
 from elasticrl.core.suspect import Detector, neighbours
@@ -71,6 +72,7 @@ class Neighbours(asyncio.DatagramProtocol):
         self._closed: set[tuple[str, int]] = set()  # addresses where, a kernel said, nobody listens any more
         self._answered: set[str] = set()  # nodes that answered the probe that is going on
         self._number = 0
+        self._beating = asyncio.Event()  # there is somebody to send to
         self.detector = Detector(settings=settings, doubt_s=doubt_s)
         self._doubt_s = doubt_s
         self.sent = self.heard = 0
@@ -94,9 +96,10 @@ class Neighbours(asyncio.DatagramProtocol):
             self._transport.close()
 
     async def beat(self) -> None:
-        """Send and judge, for ever."""
+        """Send and judge, for ever. Alone there is nobody to beat for."""
         timed = 0.0
         while True:
+            await self._beating.wait()
             now = time.monotonic()
             self._send(BEAT)
             for node in self.detector.late(now):
@@ -107,7 +110,7 @@ class Neighbours(asyncio.DatagramProtocol):
                     self._asked_at[node] = time.monotonic()
                     self._send_to(PING, address)
             self.judge(now)
-            await asyncio.sleep(self._settings.beat_s)
+            await asyncio.sleep(until_next(self._settings.beat_s, time.time()))
 
     @property
     def latency(self) -> dict[str, float]:
@@ -133,6 +136,10 @@ class Neighbours(asyncio.DatagramProtocol):
         }  # who comes back begins anew
         self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
         self.detector = self.detector.watch(self._peers, time.monotonic())
+        if self._peers:
+            self._beating.set()
+        else:
+            self._beating.clear()
 
     def doubt(self) -> None:
         """A collective broke: some neighbour may be gone. Ask all of them; who lives answers in a round trip."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.wire import Worker
+from elasticrl.core.grid import until_next
 from elasticrl.core.value import dataclass
 
 if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
 NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
 LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
-SELDOM_S: Final = 0.2  # but never less than that
+SELDOM_S: Final = 0.2  # but never less than that; halves of it, so that looks are where beats and other looks are
 LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one,
 SHARED_S: Final = 0.1  # and are looked at so often: their phases are shorter than any look
 MOST: Final = 1000  # steps of a line that are counted one by one: a line of more would hold up the daemon's beats
@@ -97,10 +98,12 @@ def _anew(beat: Snapshot, now: float) -> Marks:
 def pause(step_s: float) -> float:
     """Seconds until the next look, where the shortest step takes this long.
 
-    >>> [pause(step_s) for step_s in (0.01, 0.3, 2.0, 60.0)]
-    [0.1, 0.05, 0.1, 0.2]
+    >>> [pause(step_s) for step_s in (0.01, 0.3, 2.0, 3.9, 60.0)]
+    [0.1, 0.05, 0.1, 0.1, 0.2]
     """
-    return SHARED_S if step_s < LINE_S else min(SELDOM_S, max(LOOK_S, step_s / LOOKS))
+    if step_s < LINE_S:
+        return SHARED_S
+    return next((look_s for look_s in (SELDOM_S, SELDOM_S / 2) if look_s <= step_s / LOOKS), LOOK_S)
 
 
 def count(metrics: "Metrics", line: Line) -> None:
@@ -131,7 +134,7 @@ class StepLog:
         self._workers = workers
         self._pages: dict[str, Page] = {}
         self._marks: dict[str, Marks] = {}
-        self._pause_s = LOOK_S
+        self._pause_s = SELDOM_S  # until it is known how long a step takes
         self._file: FileIO | None = None  # kept open: there are lines five times a second
 
     async def run(self) -> None:
@@ -146,7 +149,7 @@ class StepLog:
                 for line in lines:
                     if self._tell:
                         self._tell(line)
-                await asyncio.sleep(self._pause_s if self._pages else IDLE_S)
+                await asyncio.sleep(until_next(self._pause_s if self._pages else IDLE_S, time.time()))
         finally:
             self.close()
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from elasticrl.agent.spec import OVERRIDES, write_private
 from elasticrl.core.address import SOCKET_BYTES, join
+from elasticrl.core.grid import until_next
 from elasticrl.core.model import Plan, Role
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose.process import started_at, state
@@ -30,7 +31,7 @@ LINE: Final = 64 << 20  # of an answer
 SOCKET: Final = "control.sock"
 LOOK_S: Final = 0.02  # between looks whether a vault that was started answers
 ALIVE_S: Final = 2.0  # between signs of life that are asked for
-STOPPED_S: Final = 0.5  # between looks whether it is stopped; twice in a row is no chance
+STOPPED_S: Final = 0.6  # between looks whether it is stopped; twice in a row is no chance
 PAUSE_S: Final = 0.1  # before the first new start; each further one doubles it
 PAUSE_MAX_S: Final = 10.0
 STEADY_S: Final = 30.0  # a vault that has lived for so long was started well
@@ -325,7 +326,7 @@ class Vault:
         """
         still = 0
         while still < 2:
-            await asyncio.sleep(STOPPED_S)
+            await asyncio.sleep(until_next(STOPPED_S if self._ring else ALIVE_S, time.time()))
             still = still + 1 if state(self.pid) in {"T", "t"} else 0
         raise Stuck("it is stopped, the kernel says")
 

@@ -306,6 +306,25 @@ def test_an_engine_that_does_not_start_is_tried_so_often_and_then_said(tmp_path,
     assert [s for s in trainer.said if "came to nothing" in s][-1].startswith("rollout engine: start 2 of 2")
 
 
+def test_an_engine_that_dies_slowly_is_waited_for_before_another_is_started(tmp_path, folders, actor):
+    """As one does that gives back a card's memory: its lock is free before it is over."""
+    starts, dies = tmp_path / "starts", tmp_path / "dies"
+    dies.write_text(
+        "#!/bin/bash\n"
+        'for lock; do :; done; eval "exec $lock>&-"\n'
+        f"echo $(pgrep -c -f {dies}) >> {starts}\n"
+        "sleep 0.5\n"
+        "exit 1\n"
+    )
+    dies.chmod(0o755)
+    trainer = Trainer(tmp_path / "home", service(folders["qwen2"]), limits=replace(LIMITS, starts=2), python=str(dies))
+    trainer.enter(actor)
+    trainer.engine.publish(0)
+    with pytest.raises(EngineFailed, match="exit code 1"):
+        trainer.engine.generate(requests(1), version=0)
+    assert starts.read_text().split() == ["1", "1"], "one at a time"
+
+
 def test_a_vllm_that_is_not_there_is_refused_at_once_with_what_to_do(tmp_path, folders):
     have = subprocess.run([sys.executable, "-c", "import vllm"], capture_output=True).returncode == 0
     assert not have, "this environment has vllm; run this test in the trainer's"

@@ -200,7 +200,7 @@ class Attendant:
                         f"rollout engine: process {hello['pid']} ({hello['versions']}), {'started' if started else 'adopted'}"
                     )
                     return
-                if not self._there():
+                if self._child is None and not self._there():  # one of ours that has let its lock go is still ending
                     self._spawn()
                     started = True
                 self._closing.wait(LOOK_S)
