@@ -22,9 +22,9 @@ from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
-from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
+from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.weights import buckets
 from elasticrl.ppo.trainer import Trainer, parts_of
@@ -67,7 +67,7 @@ def main(config: str | None = None) -> None:
                     {"generation": generation, "world": base.world, "made": round(time.time(), 4)},
                 )
         reporter.close(sealed=base.sealed, rank=base.rank)
-        if isinstance(trainer.engine, Served | Away):
+        if isinstance(trainer.engine, Outside):
             trainer.engine.end()  # this node is let go, or all steps are made; a worker that dies leaves it running
 
 

@@ -134,7 +134,7 @@ def test_samples_of_two_engines_are_bit_for_bit_those_of_the_worker_s_own(traine
 
 def test_new_weights_reach_both_and_old_ones_are_not_generated_by(trainer, nodes):
     trainer.engine.publish(0)
-    with pytest.raises(StaleWeights, match="version 1 were asked for, the engines were given 0"):
+    with pytest.raises(StaleWeights, match="version 1 were asked for, those published are of 0"):
         trainer.engine.generate(requests(1), version=1)
     other = models.actor(Model(), str(nodes[0].attendant.service.model), seed=0)
     moved(other)

@@ -85,7 +85,7 @@ def test_samples_are_bit_for_bit_those_of_the_worker_s_own_engine(trainer, actor
 def test_new_weights_make_new_samples_and_old_ones_are_refused(trainer, actor):
     trainer.engine.publish(0)
     before = trainer.engine.generate(requests(20), version=0)
-    with pytest.raises(StaleWeights, match="version 1 were asked for, the engine was given 0"):
+    with pytest.raises(StaleWeights, match="version 1 were asked for, those published are of 0"):
         trainer.engine.generate(requests(1), version=1)
     moved(actor)
     trainer.engine.publish(1)

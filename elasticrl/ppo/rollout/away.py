@@ -1,8 +1,8 @@
 """The trainer's end of engines on nodes of their own: samples are asked of all that live, weights brought to all of them.
 
-The idea: as with the engine beside the worker, what is finished is kept, and a request has all its chance with it. So how the
-missing samples are split over the engines decides nothing but the time: an engine that dies, with its node or alone, costs what
-it had not finished, which is asked of another; one that comes is asked from then on.
+The idea: what is finished is kept, and a request has all its chance with it. So how the missing samples are split over the
+engines decides nothing but the time: an engine that dies, with its node or alone, costs what it had not finished, which is
+asked of another; one that comes is asked from then on.
 
 Who there is says this node's daemon, in a file (`Roll`). The weights lie in the memory of the one worker that writes them, as
 they would for an engine beside it; from there they go to each engine, in a thread of its own, all at once (`Feeder`). So an
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.engine import EngineFailed, Request, Samples, Sampling, StaleWeights
-from elasticrl.ppo.rollout.served import collect, samples
+from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
+from elasticrl.ppo.rollout.outside import Outside, Source, collect
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from elasticrl.ppo.rollout.attend import Limits
     from elasticrl.ppo.rollout.process import Said
-    from elasticrl.ppo.rollout.served import Source
 
 ROLL: Final = "ELASTICRL_ROLLOUTS"  # in the environment: where the daemon writes who there is
 REST_S: Final = 0.5  # before an engine that failed is asked again; each further failure doubles it
@@ -77,37 +76,29 @@ def shares(missing: Sequence[Request], engines: Iterable[str]) -> dict[str, list
     return {name: part for i, name in enumerate(names) if (part := list(missing[i :: len(names)]))}
 
 
-class Away:
-    """An `Engine`: those of all rollout nodes. Each new generation of the gang calls `enter` before anything else.
+class Away(Outside):
+    """Those of all rollout nodes; of the whole gang one worker writes.
 
     `waits` is called now and then while there is nothing to do but wait; `outside` is entered while others generate.
     """
-
-    by_lane = False
 
     def __init__(
         self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
         wait_s: float, say: Callable[[str], None], check: Callable[[], None] = lambda: None,
         waits: Callable[[], None] = lambda: None, outside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
-        self.roll, self.home, self.sampling, self.limits = roll, home, sampling, limits
+        super().__init__(sampling)
+        self.roll, self.home, self.limits = roll, home, limits
         self.check, self.say = check, say
-        self.version = -1
-        self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
         self.rest = Rest()
         self._makes, self._wait_s = makes, wait_s
         self._waits, self._outside = waits, outside
-        self._kept = -1
-        self._life = ""
-        self._source: Source = tuple
-        self._writes, self._gathers = True, False
         self._feeder: Feeder | None = None
         self._signed = 0.0
 
     def enter(self, *, life: str, source: Source, writes: bool, gathers: bool) -> None:
-        """As Served's; but of the whole gang one worker `writes`."""
-        self._life, self._source, self._writes, self._gathers = life, source, writes, gathers
-        self.version = -1
+        """Another life of the gang. Who wrote in the last may not write in this."""
+        super().enter(life=life, source=source, writes=writes, gathers=gathers)
         if writes:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._feeder = self._feeder or Feeder(self.roll, self.home, self._makes, self.limits, self.say)
@@ -115,45 +106,31 @@ class Away:
         else:
             self._forget()
 
-    def publish(self, version: int) -> None:
-        """Writes the weights down, and waits until every engine that answers has taken them, or its time is up."""
-        tag = weights.Tag(life=self._life, version=version)
-        if version != self._kept:
-            self.found, self._kept = {}, version
-        if self._writes:
-            assert self._feeder is not None, "enter comes first"
-            self._feeder.offer(None)  # nobody reads what is written anew
-            weights.write(self.home, tag, self._source(), within_s=self.limits.sync_s, check=self._turn)
-            self._feeder.offer(tag)
-            deadline = time.monotonic() + self.limits.sync_s
-            while not self._feeder.settled(tag) and time.monotonic() < deadline:
-                self._turn()
-                time.sleep(TURN_S)
-        elif self._gathers:
-            for _ in self._source():
-                pass
-        self.version = version
+    def end(self) -> None:
+        """The engines are not ours."""
+        self._forget()
 
-    def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
-        """From whichever engines live, until all are there."""
-        if version != self.version:
-            raise StaleWeights(
-                f"weights of version {version} were asked for, the engines were given {self.version}; publish them first"
-            )
+    def _bring(self, tag: weights.Tag, buckets: Iterable[weights.Bucket]) -> None:
+        """Writes them down, and waits until every engine that answers has taken them, or its time is up."""
+        assert self._feeder is not None, "enter comes first"
+        self._feeder.offer(None)  # nobody reads what is written anew
+        weights.write(self.home, tag, buckets, within_s=self.limits.sync_s, check=self._turn)
+        self._feeder.offer(tag)
+        deadline = time.monotonic() + self.limits.sync_s
+        while not self._feeder.settled(tag) and time.monotonic() < deadline:
+            self._turn()
+            time.sleep(TURN_S)
+
+    def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         stop = threading.Event()
         asks: dict[str, Ask] = {}
         try:
             with self._outside() if here() else nullcontext():
-                self._gather(weights.Tag(life=self._life, version=version), requests, asks, stop)
+                self._ask_all(tag, requests, asks, stop)
         finally:
             stop.set()
             for ask in asks.values():
                 ask.join()
-        return samples([self.found[request] for request in requests], requests, self.sampling, version)
-
-    def end(self) -> None:
-        """This node has no more to generate. The engines are not ours."""
-        self._forget()
 
     def _forget(self) -> None:
         if self._feeder is not None:
@@ -161,11 +138,11 @@ class Away:
             self._feeder = None
             weights.forget(self.home)
 
-    def _gather(
+    def _ask_all(
         self, tag: weights.Tag, requests: Sequence[Request], asks: dict[str, Ask], stop: threading.Event
     ) -> None:
         heard, barren, why = time.monotonic(), 0, "none was there"
-        while missing := [request for request in requests if request not in self.found]:
+        while missing := self._missing(requests):
             self._turn()
             for node, ask in [(node, ask) for node, ask in asks.items() if not ask.is_alive()]:
                 del asks[node]

@@ -14,6 +14,7 @@ import torch
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.away import ROLL, Away, Roll
 from elasticrl.ppo.rollout.engine import Sampling
+from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import Service
 from elasticrl.runtime.vault.slots import word
@@ -41,7 +42,7 @@ def home_of(where: Context) -> Path:
     return Path(folder) / word(where.job) / word(where.node) if folder else by_the_vault
 
 
-def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Served | Away | None:
+def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
     """The engine that is a process of its own. Beside the worker: looked for, or started, while the models are built; or
     those of the rollout nodes. None for `torch`.
     """
