@@ -13,7 +13,7 @@ of each are warm-up. elasticrl's step has everything on: vaults with a copy at t
 them; the state is kept every 8 steps. `daemon-each` keeps it after each rollout and update, as is the default: copied and
 summed by processors that have nothing to spare here. Each round gives the ratio of their mean step to that of `plain` in the
 same round, which side goes first changes with the round, and shown are the ratios' median and its 95 % interval. With fewer
-than six rounds there is none.
+than six rounds there is none. bench/cost.py tells the same on a machine that is not quiet.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -56,6 +56,7 @@ class Found:
     steps: list[float] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)  # the mean of each: a state that is kept now and then counts too
     phases: dict[str, list[float]] = field(default_factory=dict)
+    marks: list[float] = field(default_factory=list)  # when each step of the newest round ended, by the wall clock
 
 
 def models(folder: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: 
         if any(codes):
             raise SystemExit(f"the daemons ended with {codes}: see {live.folder}")
     made = [json.loads(line)["made"] for line in history.read_text().splitlines()]
-    return Found(steps=[after - before for before, after in pairwise(made)][WARM_UP - 1 :])
+    return Found(steps=[after - before for before, after in pairwise(made)][WARM_UP - 1 :], marks=made)
 
 
 def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
@@ -169,7 +170,7 @@ def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world:
             f"{name} did not train (exit {done.returncode}):\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
         )
     ended = json.loads(lines[-1])["ended"]
-    return Found(steps=[after - before for before, after in pairwise(ended)][WARM_UP:])
+    return Found(steps=[after - before for before, after in pairwise(ended)][WARM_UP:], marks=ended[1:])
 
 
 def environment(folder: Path) -> Path:

@@ -74,10 +74,10 @@ def main() -> None:
         engine=TorchEngine(actor, sampling),
         scorer=scorer,
     )
-    ended = [time.monotonic()]
+    ended = [time.time()]
     for step in range(job["steps"]):
         trainer.step(step)
-        ended.append(time.monotonic())
+        ended.append(time.time())
     if rank == 0:
         print("\n" + json.dumps({"ended": ended}), flush=True)
     if world > 1:
