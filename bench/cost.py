@@ -4,9 +4,9 @@
 
 The job is that of bench/ppo.py, and so are the sides. Each has a cgroup of its own, so whatever else the machine does, it does
 to both, and the kernel counts what each takes: workers, daemon, agent, vault, etcd. A round is the time in which both train.
-Shown is, of all rounds the median and its 95 % interval (with fewer than six rounds there is none), the processors' time that a step
-takes the first side by what it takes the other. Steps in the same time would say less: how the kernel deals processors to two
-cgroups of equal weight favours one of them by as much as a tenth. `--sides plain,plain` shows how exact it is.
+Shown is, of all rounds the median and its 95 % interval (with fewer than six rounds there is none), the processors' time that
+a step takes the first side by what it takes the other. Steps in the same time would say less: how the kernel deals processors
+to two cgroups of equal weight favours one of them by as much as a tenth. `--sides plain,plain` shows how exact it is.
 """
 
 import argparse
