@@ -241,10 +241,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             rounds, asked = [], []
             for number in range(1, options.rounds + 1):
                 before, begun = requests(endpoint), time.monotonic()
-                joined = asyncio.create_task(tell("join", number))
-                await leader.until(members, number)
+                await asyncio.gather(tell("join", number), leader.until(members, number))  # a join that fails ends the bench
                 revision = await leader.plan(number)
-                await joined
                 seen = max(await tell("plan", revision))
                 rounds.append(seen - begun)
                 asked.append((requests(endpoint) - before) / members)
