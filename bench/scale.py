@@ -241,7 +241,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             rounds, asked = [], []
             for number in range(1, options.rounds + 1):
                 before, begun = requests(endpoint), time.monotonic()
-                await asyncio.gather(tell("join", number), leader.until(members, number))  # a join that fails ends the bench
+                # Both: a join that fails ends the bench at once.
+                await asyncio.gather(tell("join", number), leader.until(members, number))
                 revision = await leader.plan(number)
                 seen = max(await tell("plan", revision))
                 rounds.append(seen - begun)
