@@ -194,12 +194,8 @@ class Cluster:
         gang = node.gang
         if gang is not None and gang.running and not gang.broken and node.work is not Work.DONE:
             gang.halting = True
-            return
-        plan = node.state.view.plan if node.state else None
-        if plan and plan.seats and plan.seats[0].member.node == node.name:
-            seats = self._together(plan)
-            if not self.disk.active and not self.disk.save_held(seats):
-                self.world.later(0.05, self.saved, seats)
+        elif not any(node is source for save in self.disk.active for source, _ in save.sources):
+            self.world.later(0.05, self._finished, node, halt.generation)  # between gangs workers save nothing
 
     def _finished(self, node: Node, generation: int) -> None:
         if self.finishing.get(node.name) == generation:
@@ -212,11 +208,6 @@ class Cluster:
         for node in nodes:
             if node.name in self.finishing and node.name not in waiting:
                 self._finished(node, self.finishing[node.name])
-
-    def _together(self, plan: Plan) -> list[Node]:
-        """The seated nodes that rank 0's can reach: the others hear of no save."""
-        nodes = [self.nodes[seat.member.node] for seat in plan.seats]
-        return [node for node in nodes if node is nodes[0] or self.net.linked(nodes[0].name, node.name)]
 
     def watch_still(self, node: Node, phase: str, since: float) -> None:
         """A worker that stood still when its group broke: either it moves again, or its agent finds it stalled."""

@@ -43,14 +43,6 @@ class Disk:
         """Begin to write what a running gang has just sealed."""
         self._begin(gang.seats, gang.version, gang.digest)
 
-    def save_held(self, seats: "list[Node]") -> bool:
-        """Begin to write the newest version that is whole in these vaults; False if there is nothing new to write."""
-        version, generation = self.cluster.newest_whole(seats)
-        if version < 0 or version // self.cluster.updates <= self.cluster.store.shared.committed:
-            return False
-        self._begin(seats, version, self.cluster.digests[version, generation])
-        return True
-
     def _begin(self, seats: "list[Node]", version: int, digest: str) -> None:
         step = version // self.cluster.updates
         if any(save.step == step for save in self.active):

@@ -1,6 +1,6 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
-from elasticrl.core.model import Intent, Outcome, Phase, Work
+from elasticrl.core.model import Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.scene import Move, Scene
 
 
@@ -18,9 +18,33 @@ def asked_to_stop(scene: Scene) -> Move | None:
         scene.plan is None and view.plan and view.intent_generation < view.plan.generation
     ):
         return None
+    if first := _forms_to_save(scene):
+        return first
     seats = scene.kept
     plan = scene.write(Phase.STOP, seats, "stopped by an operator", exit_code=Outcome.STOPPED.value)
     return Move(plan=plan)
+
+
+def _forms_to_save(scene: Scene) -> Move | None:
+    """Only a gang can save: one that is paused forms once more, one that is forming may do so, in its time.
+
+    The simulator had believed that parked workers save. Live, a job that was paused and then stopped went on from its last
+    commit when it was started again.
+    """
+    plan = scene.plan
+    if plan is None or plan.phase not in (Phase.HOLD, Phase.TRAIN) or plan.saves or scene.trained:
+        return None
+    enough = max(len(plan.seats), scene.settings.membership.min_nodes)
+    if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):
+        return None  # what would be waited for is not there
+    if all(scene.view.committed >= record.step for record in filter(None, map(scene.record_of, plan.seats))):
+        return None
+    if plan.phase is Phase.HOLD:
+        why = "stopped by an operator; its gang forms once more, to save"
+        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+    if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
+        return None
+    return Move(wake_at=scene.deadline, why="stopped by an operator; its gang forms, to save")
 
 
 def finished(scene: Scene) -> Move | None:

@@ -9,7 +9,7 @@ import pytest
 from chaos.live.local import Job
 from elasticrl.cli.find import answers
 from elasticrl.core.adopt import AHEAD
-from elasticrl.core.model import Plan
+from elasticrl.core.model import Outcome, Phase, Plan
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.shell import keys
@@ -17,6 +17,7 @@ from elasticrl.store import Delete, StoreSettings, open_store
 
 PROGRAM = Path(__file__).parents[1] / "runtime" / "run_job.py"
 STEPS = 8
+STOPPED = Outcome.STOPPED.value
 
 
 class Adopting(Job):
@@ -88,6 +89,20 @@ def test_nodes_that_are_all_drained_at_once_leave_soon_and_with_all_saved(nodes:
             job.ask(node, "drain")
         assert job.ends() == [0] * len(nodes)
         assert time.monotonic() - begun < 20.0
+        sealed = max(line.step for line in job.sealed())
+        (step, committed), *_ = job.shelved()
+        assert committed
+        assert step >= sealed > 0
+
+
+def test_a_job_that_is_stopped_while_it_is_paused_saves_what_it_has_made() -> None:
+    with job_of(0) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, count=5, within_s=60.0)
+        job.ask("n0", "pause")
+        job.until(lambda: job.plan().phase is Phase.HOLD, 20.0, "the pause")
+        job.ask("n1", "stop")
+        assert job.ends() == [STOPPED, STOPPED]
         sealed = max(line.step for line in job.sealed())
         (step, committed), *_ = job.shelved()
         assert committed
