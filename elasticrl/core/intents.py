@@ -26,20 +26,20 @@ def asked_to_stop(scene: Scene) -> Move | None:
 
 
 def _forms_to_save(scene: Scene) -> Move | None:
-    """Only a gang can save: one that is paused forms once more, one that is forming may do so, in its time.
+    """Only a gang can save: one that is paused or probed forms once more, one that is forming may do so, in its time.
 
     The simulator had believed that parked workers save. Live, a job that was paused and then stopped went on from its last
     commit when it was started again.
     """
     plan = scene.plan
-    if plan is None or plan.phase not in (Phase.HOLD, Phase.TRAIN) or plan.saves or scene.trained:
+    if plan is None or plan.saves or scene.trained:
         return None
     enough = max(len(plan.seats), scene.settings.membership.min_nodes)
     if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):
         return None  # what would be waited for is not there
     if all(scene.view.committed >= record.step for record in filter(None, map(scene.record_of, plan.seats))):
         return None
-    if plan.phase is Phase.HOLD:
+    if plan.phase is not Phase.TRAIN:
         why = "stopped by an operator; its gang forms once more, to save"
         return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
