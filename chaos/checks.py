@@ -184,9 +184,13 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
 
 
 def a_pause_is_heeded(case: Case) -> Iterator[Complaint]:
-    """No gang is started long after operators asked for a pause."""
+    """No gang is started long after operators asked for a pause, but to save before its nodes leave."""
     for fact in case.plans:
-        if fact.plan.phase is Phase.TRAIN and fact.paused_s > WATCH_S + _store_trouble(case, fact.at):
+        if (
+            fact.plan.phase is Phase.TRAIN
+            and not fact.plan.saves
+            and fact.paused_s > WATCH_S + _store_trouble(case, fact.at)
+        ):
             yield fact.at, f"generation {fact.plan.generation} trains {fact.paused_s:.1f} s after a pause was asked"
 
 

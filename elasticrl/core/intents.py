@@ -1,5 +1,6 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
+from elasticrl.core.losses import stranding
 from elasticrl.core.model import Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.scene import Move, Scene
 
@@ -32,16 +33,16 @@ def _forms_to_save(scene: Scene) -> Move | None:
     commit when it was started again.
     """
     plan = scene.plan
-    if plan is None or plan.saves or scene.trained:
+    if plan is None or scene.trained or (plan.phase is Phase.HOLD and plan.saves):
         return None
     enough = max(len(plan.seats), scene.settings.membership.min_nodes)
     if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):
         return None  # what would be waited for is not there
-    if all(scene.view.committed >= record.step for record in filter(None, map(scene.record_of, plan.seats))):
+    if not scene.behind:
         return None
     if plan.phase is not Phase.TRAIN:
         why = "stopped by an operator; its gang forms once more, to save"
-        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike, saves=True))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
         return None
     return Move(wake_at=scene.deadline, why="stopped by an operator; its gang forms, to save")
@@ -70,6 +71,21 @@ def asked_to_pause(scene: Scene) -> Move | None:
     """An operator wants the job to wait."""
     if scene.view.intent is not Intent.PAUSE:
         return None
+    if leaving := _leave_while_paused(scene):
+        return leaving
     if scene.plan is None or scene.plan.phase is Phase.HOLD:
         return Move(why="paused by an operator")
+    if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
+        return None  # what follows is the rule for who leaves
     return Move(plan=scene.write(Phase.HOLD, scene.kept, "paused by an operator", strike=scene.plan.strike))
+
+
+def _leave_while_paused(scene: Scene) -> Move | None:
+    """Nodes that cannot be spared leave a paused job, as all do when its service is stopped everywhere."""
+    plan = scene.plan
+    if plan is None or plan.phase is not Phase.HOLD or plan.saves or not scene.behind:
+        return None
+    if (said := stranding(scene)) is None:
+        return None
+    why = f"{said}: the paused gang forms once more, to save"
+    return Move(plan=scene.train(plan.seats, why, Rung.REFORM, strike=plan.strike, saves=True))

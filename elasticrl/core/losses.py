@@ -88,18 +88,23 @@ def _leaves_too_few(scene: Scene) -> Move | None:
     A gang that is only forming has nothing in hand to save: it may form first. Found on three nodes that were stopped at one
     stroke: the first could be spared, the others held in the middle of the reform, and left a minute later without a save.
     """
+    if (said := stranding(scene)) is None:
+        return None
+    assert scene.plan is not None
+    if scene.behind and not scene.trained and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
+        return Move(wake_at=scene.deadline, why=f"{said}; its gang forms, to save")
+    why = f"{said}: holding to save"
+    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike, saves=True))
+
+
+def stranding(scene: Scene) -> str | None:
+    """Nodes leave that the others cannot spare, and nothing else is wrong: in words."""
     leaving = [fate for fate in scene.fates if fate.leaving]
     if not leaving or any(fate.seat is None and not fate.leaving for fate in scene.fates):
         return None
-    assert scene.plan is not None
     if len(scene.arrange(scene.fates, grow=False)) >= scene.settings.membership.min_nodes:
         return None
-    behind = any(scene.view.committed < record.step for record in filter(None, map(scene.record_of, scene.plan.seats)))
-    if behind and not scene.trained and scene.now < scene.deadline and not any(fate.fresh for fate in scene.fates):
-        why = f"{leaving[0].why}, and without it too few are left; its gang forms, to save"
-        return Move(wake_at=scene.deadline, why=why)
-    why = f"{leaving[0].why}, and without it too few are left: holding to save"
-    return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike, saves=True))
+    return f"{leaving[0].why}, and without it too few are left"
 
 
 def _sick(scene: Scene, fate: Fate, seat: Seat) -> str:

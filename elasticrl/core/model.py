@@ -120,7 +120,9 @@ class Plan:
         str, ...
     ] = ()  # nodes of the newest gang that trained, in rank order, where they are not those of the seats
     waited: int = -1  # the commit since which the job has held for members that were put out
-    saves: bool = False  # with HOLD: the workers end with a last save, because nodes leave that cannot be spared
+    saves: bool = (
+        False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms
+    )
 
     @cached_property
     def seat_of(self) -> Mapping[Member, Seat]:

@@ -185,6 +185,12 @@ class Scene:
         return self.records.get(seat.member.node)
 
     @property
+    def behind(self) -> bool:
+        """Have the seats made steps that are not on disk?"""
+        records = map(self.record_of, self.plan.seats if self.plan else ())
+        return any(record is not None and self.view.committed < record.step for record in records)
+
+    @property
     def spares(self) -> tuple[Record, ...]:
         """What the plan's spares say of themselves, as long as they are the same lives."""
         spares = self.plan.spares if self.plan else ()
@@ -274,7 +280,9 @@ class Scene:
             saves=saves,
         )
 
-    def train(self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None) -> Plan:
+    def train(
+        self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None, saves: bool = False
+    ) -> Plan:
         """The next plan with these seats, or a hold if they are too few."""
         need = self.settings.membership.min_nodes
         if len(seats) < need:
@@ -286,7 +294,8 @@ class Scene:
         if rung >= Rung.RESTART:
             seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
         known = max(len(self.records), len(seats))
-        return self.write(Phase.TRAIN, seats, f"{why}; {len(seats)} of {known} nodes train", rung, strike=strike)
+        why = f"{why}; {len(seats)} of {known} nodes train"
+        return self.write(Phase.TRAIN, seats, why, rung, strike=strike, saves=saves)
 
     @cached_property
     def trained(self) -> bool:

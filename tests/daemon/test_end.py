@@ -77,13 +77,18 @@ def test_a_job_that_ends_by_itself_leaves_its_last_checkpoint_committed() -> Non
         assert job.shelved() == [(STEPS, True)]
 
 
-@pytest.mark.parametrize("nodes", [("n0",), ("n0", "n1", "n2")], ids=["one", "three"])
-def test_nodes_that_are_all_drained_at_once_leave_soon_and_with_all_saved(nodes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "paused"), [(("n0",), True), (("n0", "n1", "n2"), False)], ids=["one, paused", "three"]
+)
+def test_nodes_that_are_all_drained_at_once_leave_soon_and_with_all_saved(nodes: tuple[str, ...], paused: bool) -> None:
     # Found where three were stopped at one stroke: those that could not be spared parked, which saves nothing, for a minute.
     few = {"membership": {"min_nodes": 1}, "vault": {"copies": 0}} if len(nodes) == 1 else {}
     with job_of(0, **few) as job:
         job.start(*nodes)
         job.until_steps(len(nodes), count=5, within_s=60.0)
+        if paused:
+            job.ask("n0", "pause")
+            job.until(lambda: job.plan().phase is Phase.HOLD, 20.0, "the pause")
         begun = time.monotonic()
         for node in nodes:
             job.ask(node, "drain")
