@@ -106,5 +106,5 @@ install-systemd:
 	[ -e $(DESTDIR)/etc/elasticrl/elasticrl.yaml ] || install -m 0640 configs/cluster.yaml $(DESTDIR)/etc/elasticrl/elasticrl.yaml
 	[ -e $(DESTDIR)/etc/elasticrl/environment ] || \
 	  (umask 0027; echo "PATH=$(FOUND):/usr/local/bin:/usr/bin:/bin" > $(DESTDIR)/etc/elasticrl/environment)
-	[ -n "$(DESTDIR)" ] || { systemd-sysusers && systemd-tmpfiles --create && chown -R root:elasticrl /etc/elasticrl && \
-	  chmod -R g+rX,o-rwx /etc/elasticrl && systemctl daemon-reload; }
+	[ -n "$(DESTDIR)" ] || { systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && cd /etc/elasticrl && \
+	  chown root:elasticrl . elasticrl.yaml environment && chmod g+rX,o-rwx . elasticrl.yaml environment; }

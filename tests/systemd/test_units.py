@@ -63,8 +63,9 @@ def machine() -> Iterator[Machine]:
         machine.run("systemctl", "daemon-reload")
         machine.run("systemd-sysusers")
         machine.run("systemd-tmpfiles", "--create")
-        machine.run("chown", "-R", "root:elasticrl", "/etc/elasticrl")
-        machine.run("chmod", "-R", "g+rX,o-rwx", "/etc/elasticrl")
+        ours = [f"/etc/elasticrl{name}" for name in ("", "/elasticrl.yaml", "/environment")]
+        machine.run("chown", "root:elasticrl", *ours)
+        machine.run("chmod", "g+rX,o-rwx", *ours)
         machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
         machine.until(["test", "-s", "/var/lib/elasticrl/history"], 90.0)
         yield machine
