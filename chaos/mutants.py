@@ -80,7 +80,7 @@ MUTANTS: Final = (
     _m("other bits get no seat", "scene", "record.bits == self.bits or self.settings.exact != \"require\"", "True", "alien-bits"),
     _m("the leaving lose their seat", "scene", "        if record.leaving:\n", "        if False:\n", "drain-during-save"),
     _m("who leaves may lead the others out", "step", "    if state.leaving and seat_of(state) is None:\n", "    if state.leaving:\n", "all-drained-at-once"),
-    _m("a gang forms before it holds to save", "losses", "    if behind and not scene.trained and", "    if False and", "drained-while-it-reforms"),
+    _m("a gang forms before it holds to save", "losses", "    if scene.behind and not scene.trained and", "    if False and", "drained-while-it-reforms"),
     _m("who cannot be spared ends with a save", "losses", "strike=scene.plan.strike, saves=True)", "strike=scene.plan.strike)", "a-held-node-saves-and-leaves"),
     _m("no more ranks than lanes", "scene", "if ranks + seat.slots <= self.settings.lanes:", "if True:", "no-more-ranks-than-lanes"),
     _m("no more nodes than allowed", "scene", "room = membership.max_nodes - kept", "room = 10_000", "deposed-leader-writes-late"),

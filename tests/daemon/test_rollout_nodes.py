@@ -43,8 +43,10 @@ class RolloutJob(Job):
         return {row["node"]: row for row in self.ask(node, "status")["rows"]}
 
     def engine(self, node: str) -> int:
-        """The pid of a node's engine."""
-        return int((self.vault_of(node) / ENGINE_LOCK).read_text())
+        """The pid of a node's engine, once it has begun."""
+        lock = self.vault_of(node) / ENGINE_LOCK
+        self.until(lambda: lock.stat().st_size > 0, PATIENCE_S, f"{node}'s engine")
+        return int(lock.read_text())
 
     def vault_of(self, node: str) -> Path:
         """Where a node's engine is."""

@@ -96,6 +96,7 @@ def moved(model: torch.nn.Module) -> None:
 
 
 def pid_of(home: Path) -> int:
+    until(lambda: (home / ENGINE_LOCK).stat().st_size > 0, "an engine that has begun")
     return int((home / ENGINE_LOCK).read_text())
 
 

@@ -247,6 +247,7 @@ class Attendant:
         env = {name: value for name, value in os.environ.items() if not name.startswith(KEPT_OUT)}
         with (self.home / ENGINE_LOCK).open("ab") as lock, (self.home / LOG).open("ab") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock.fileno(), 0)  # or it would name the last one, whose number may be somebody else's by now
             self._child = subprocess.Popen(
                 [self.python, "-m", "elasticrl.ppo.rollout.process", "--home", str(self.home), "--lock", str(lock.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env,

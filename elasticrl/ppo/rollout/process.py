@@ -400,7 +400,6 @@ def main() -> int:
     parser.add_argument("--lock", type=int, required=True, help="the open file whose lock says that an engine is here")
     given = parser.parse_args()
     os.set_inheritable(given.lock, False)
-    os.ftruncate(given.lock, 0)
     os.pwrite(given.lock, f"{os.getpid()}\n".encode(), 0)
     assert (given.home / ENGINE_LOCK).stat().st_ino == os.fstat(given.lock).st_ino
     service = Service.loads((given.home / SPEC).read_text(encoding="utf-8"))
