@@ -324,8 +324,9 @@ class Job:
         return found
 
     def events(self, node: str, name: str = "") -> list[dict[str, Any]]:
-        """A node's log lines, of one event if it is named."""
-        lines = self.log(node).read_text(encoding="utf-8").splitlines() if self.log(node).exists() else []
+        """A node's log lines, of one event if it is named. (The last may not be whole yet.)"""
+        whole, _, _ = self.log(node).read_bytes().rpartition(b"\n") if self.log(node).exists() else (b"", b"", b"")
+        lines = whole.decode().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [line for line in found if not name or line["event"] == name]
 

@@ -78,9 +78,9 @@ class Bed:
         return self.lab.boxes[node]
 
     def events(self, node: str) -> list[dict[str, Any]]:
-        """What its daemons have logged."""
+        """What its daemons have logged. (The last line may not be whole yet.)"""
         log = self.gang.log(node)
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def incidents(self, node: str) -> list[Incident]:
