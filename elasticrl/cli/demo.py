@@ -108,11 +108,6 @@ class Fault:
     usual: float = 0.0  # seconds of a step around then
     again: int = 0  # steps that were made before it, and had to be made again
 
-    @property
-    def lost_s(self) -> float:
-        """Beyond what the step would have taken anyway."""
-        return max(0.0, self.back - self.at - self.usual)
-
 
 @dataclass(slots=True)
 class Show:
@@ -314,7 +309,8 @@ class Show:
         typer.echo("3. What it cost")
         for fault in self.faults:
             lost = f"{fault.again} steps lost, and made again" if fault.again else "no step lost"
-            typer.echo(f"   {fault.what}: {fault.lost_s:.2f} s, {lost}")
+            took, usual = fault.back - fault.at, fault.usual
+            typer.echo(f"   {fault.what}: {took:.2f} s to the next step, where one takes {usual:.2f} s; {lost}")
         for node in NODES:
             for line in events(self.log(node), "recovery.done"):
                 stages = ", ".join(

@@ -22,9 +22,9 @@ SLOW_TIMES: Final = 2.0  # below the usual rate
 SPREADS: Final = (
     12.0  # median deviations, as ratios: where the best ways differ much among themselves, only the far is odd
 )
+LEAST: Final = 1e-3  # of ms and Mbit/s, below which a figure is no ratio
 Name = TypeVar("Name", str, Pair)
 Figure = TypeVar("Figure", int, float)
-LEAST: Final = 1e-3  # of ms and Mbit/s, below which a figure is no ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) ->
     """Nodes without which these seats cannot go on from the newest step, and which may come back: their leases stand."""
     here = {seat.member.node for seat in seats}
     missing = lost(scene.gang, here, scene.settings.copies)
-    if not missing or not _newer(scene):
+    if not missing or not scene.behind:
         return ()
     out = {*here, *scene.held, *but}
     away = {
@@ -37,12 +37,6 @@ def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) ->
     if any(not keepers & away for keepers in missing):
         return ()  # a shard is gone for good: no waiting brings the step back
     return tuple(sorted(away.intersection(frozenset[str]().union(*missing))))
-
-
-def _newer(scene: Scene) -> bool:
-    """Has anything been made since the newest commit?"""
-    seats = scene.plan.seats if scene.plan else ()
-    return any((record := scene.record_of(seat)) and record.step > scene.view.committed for seat in seats)
 
 
 def wait_for(
@@ -95,7 +89,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
 def forgone(scene: Scene, seats: tuple[Seat, ...]) -> str:
     """What these seats cannot go on from, as a part of a reason; empty if nothing is lost."""
     missing = lost(scene.gang, {seat.member.node for seat in seats}, scene.settings.copies)
-    if not missing or not _newer(scene):
+    if not missing or not scene.behind:
         return ""
     names = sorted(frozenset[str]().union(*missing))
     return f" without {_and(names)}, and so from step {scene.view.committed} again"

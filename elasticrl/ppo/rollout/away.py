@@ -119,7 +119,7 @@ class Away(Outside):
         deadline = time.monotonic() + self.limits.sync_s
         while not self._feeder.settled(tag) and time.monotonic() < deadline:
             self._turn()
-            time.sleep(TURN_S)
+            time.sleep(TURN_S)  # between looks that end with `sync_timeout`, or as soon as `check` raises
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         stop = threading.Event()
