@@ -2,7 +2,6 @@
 
 # ruff: noqa: E501 -- a line of /proc is as long as it is
 
-import doctest
 import errno
 import os
 from dataclasses import replace
@@ -278,7 +277,3 @@ def test_this_machine_can_be_looked_at_and_nothing_crashes_where_nothing_is(tmp_
     assert all(check.remedy for check in found.values() if check.level in {Level.WARN, Level.FAIL})
     bare = health.look({}, health.counters(0.0, tmp_path), health.counters(1.0, tmp_path), root=tmp_path)
     assert health.worst([check for check in bare if not check.name.startswith("shm")]) is not Level.FAIL
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(health).failed == 0

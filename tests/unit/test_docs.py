@@ -116,9 +116,9 @@ print([name for name in (*others, *later, "elasticrl.daemon.web", "elasticrl.sto
 
 SHOWN = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in ("cli", "report")
-    for path in (ROOT / "elasticrl" / package).glob("*.py")
-    if ">>>" in path.read_text(encoding="utf-8")
+    for package in ("elasticrl", "bench")
+    for path in (ROOT / package).rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
 )
 
 

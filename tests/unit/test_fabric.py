@@ -1,6 +1,5 @@
 """PCIe and RDMA: trees of sysfs as real machines have them, some of them set up badly."""
 
-import doctest
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -217,7 +216,3 @@ def test_an_index_on_infiniband_is_a_warning_and_infiniband_needs_no_roce(tree: 
 def test_where_nothing_is_nothing_is_said(tmp_path: Path) -> None:
     assert [*fabric.gone(tmp_path), *fabric.links(tmp_path), *fabric.gids({"NCCL_IB_GID_INDEX": "3"}, tmp_path)] == []
     assert [check.level for check in fabric.acs(tmp_path)] == [Level.SKIP]
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(fabric).failed == 0

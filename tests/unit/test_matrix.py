@@ -1,6 +1,5 @@
 """The odd one out of what was measured between all pairs."""
 
-import doctest
 from collections import Counter
 from itertools import combinations
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrl.core import matrix
 from elasticrl.core.matrix import late, mtus, rates, slow, trips
 from elasticrl.core.pairs import Pair, Result, everyone
 
@@ -104,7 +102,3 @@ def test_both_ends_views_of_a_way_are_one_figure() -> None:
     assert trips(views) == {("a", "b"): 0.2}, "an end may have been busy"
     assert rates(views) == {("a", "b"): 400.0}, "a collective waits for the slower direction"
     assert mtus(views) == {"a": 9000, "b": 1500}
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(matrix).failed == 0

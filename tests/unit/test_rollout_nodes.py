@@ -1,7 +1,6 @@
 """Rollout nodes without their engines: what training nodes know of them, what status shows, and that nobody counts them."""
 
 import asyncio
-import doctest
 import json
 from dataclasses import asdict
 
@@ -10,7 +9,6 @@ from test_picture import seen
 from elasticrl.cli import render
 from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work
 from elasticrl.core.straggler import slow
-from elasticrl.daemon import roll as rolls
 from elasticrl.daemon import vault
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.roll import Roll, engines_of, key_of
@@ -116,10 +114,3 @@ def test_status_shows_them_below_the_others_and_counts_them_nowhere():
 def test_who_brings_weights_to_the_engines_is_not_slow_for_it():
     history = [{0: {"sync": 5.0, "update": 1.0}, 1: {"sync": 0.0, "update": 1.0}, 2: {"update": 1.9, "sync": 0.0}}] * 5
     assert [(hit.rank, hit.phase) for hit in slow(history, z=4.0, steps=5)] == [(2, "update")]
-
-
-def test_examples_hold():
-    from elasticrl.ppo.rollout import away, made
-
-    for module in (away, made, rolls):
-        assert doctest.testmod(module).failed == 0

@@ -1,4 +1,3 @@
-import doctest
 import json
 from pathlib import Path
 
@@ -6,7 +5,6 @@ import pytest
 
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.wire import Worker
-from elasticrl.daemon import steps
 from elasticrl.daemon.steps import LIMIT, MOST, Line, StepLog, count
 from elasticrl.telemetry.metrics import Metrics
 
@@ -21,10 +19,6 @@ def of(folder: Path) -> tuple[StepLog, Beat]:
 
 def steps_of(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(steps).failed == 0
 
 
 def test_a_wait_of_many_looks_counts_whole_when_it_ends(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """What failures mean, what settings are refused, how keys are spelled: the pure parts of the store."""
 
 import dataclasses
-import doctest
 
 import pytest
 
-from elasticrl.store import StoreRefused, StoreSettings, Tls, etcd, faults, memory, settings, wire
+from elasticrl.store import StoreRefused, StoreSettings, Tls, etcd, wire
 from elasticrl.store.faults import Fate, judge
 
 
@@ -103,8 +102,3 @@ def test_a_namespace_is_put_on_and_taken_off_and_odd_keys_survive() -> None:
     assert names.span("") == (b"/elasticrl/job/", b"/elasticrl/job0")
     odd = names.relative(b"/elasticrl/job/\xff\xfe")
     assert names.span(odd)[0] == b"/elasticrl/job/\xff\xfe"
-
-
-@pytest.mark.parametrize("module", [etcd, faults, memory, settings, wire], ids=lambda module: module.__name__)
-def test_the_examples_in_the_docstrings_hold(module: object) -> None:
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """Which way NCCL says it took."""
 
-import doctest
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from typer.testing import CliRunner
 
 from elasticrl.cli import diagnose
 from elasticrl.core.evidence import Sign
-from elasticrl.diagnose import transport
 from elasticrl.diagnose.logs import Parser, parse
 from elasticrl.diagnose.tail import Tail
 from elasticrl.diagnose.transport import Ways, sockets
@@ -111,7 +109,3 @@ def test_sockets_beside_active_ports_are_told_and_nothing_else_is() -> None:
     assert "are active" in sockets({"NET/Socket+P2P"}, {"mlx5_0:1", "mlx5_1:1"})
     assert sockets({"NET/IB", "P2P"}, {"mlx5_0:1"}) == ""
     assert sockets({"NET/Socket"}, ()) == ""
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(transport).failed == 0
