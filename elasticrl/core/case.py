@@ -106,7 +106,8 @@ class Case:
     @cached_property
     def accused(self) -> frozenset[int]:
         """Ranks that hard facts speak against."""
-        hard = (f for f in self.evidence if f.kind in HARD and f.source and f.sign in MEANINGS)
+        against = {*MEANINGS, Sign.LEFT}
+        hard = (f for f in self.evidence if f.kind in HARD and f.source and f.sign in against)
         named = frozenset(rank for f in hard for rank in ((f.rank,) if f.rank is not None else f.ranks))
         return named | self.aborted | frozenset(self.away) | frozenset(self.parted.odd if self.parted else ())
 

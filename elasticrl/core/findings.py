@@ -62,7 +62,15 @@ def _derived(scene: Scene) -> tuple[Evidence, ...]:
         elif record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
             rank = plan.first_rank(seat.member) + record.exit.slot
             found.append(of_exit(record.exit, rank=rank, node=node))
-    return tuple(found)
+    return (*found, *_left(scene))
+
+
+def _left(scene: Scene) -> tuple[Evidence, ...]:
+    """Few have left a gang that the others were still forming: what kept it from forming is theirs, whatever others print."""
+    plan, gone = scene.plan, scene.doing[Work.PARKED]
+    if plan is None or scene.lead.formed == plan.generation or len(gone) > len(scene.doing[Work.JOINING]):
+        return ()
+    return tuple(dossier.left(record.member.node, plan) for record in gone)
 
 
 def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:

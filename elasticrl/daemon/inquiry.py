@@ -54,6 +54,7 @@ PAUSED_S = 10.0  # how long a node that stood still does not complain that it wa
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
 NOW_S = 5.0  # for `elasticrl diagnose --now`
+ENDED = (Work.PARKED, Work.FAILED)  # whoever says so has written all that it has to say
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
@@ -82,6 +83,7 @@ class Inquiry:
         self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
         self.tree, self.place, self.log, self._history = tree, place, log, history  # a reload sets another tree
         self._tail = Tail(node=place.node)
+        self._ended = asyncio.Event()  # its workers have: their last lines are read at once
         self._report: Report | None = None
         self._stall: tuple[object, ...] | None = None  # which one has been looked at
         self._pids: dict[int, None] = {}  # of workers, the newest last
@@ -173,10 +175,16 @@ class Inquiry:
     # ---- what workers say
 
     def heard(self, report: Report | None) -> None:
-        """The agent's newest word; None: there is none."""
-        self._report = report
+        """The agent's newest word; None: there is none.
+
+        A log that an agent names first is history: its workers may be old, and adopted. What it names later is read from its
+        beginning: a worker may have written why it cannot go on before this is called.
+        """
+        before, self._report = self._report, report
         seated = report.workers if report else ()
-        self._tail.follow({worker.rank: Path(worker.log) for worker in seated})
+        self._tail.follow({worker.rank: Path(worker.log) for worker in seated}, begin=before is not None)
+        if report and report.work in ENDED and (before is None or before.work is not report.work):
+            self._ended.set()
         for worker in seated:
             self._pids[worker.pid] = None
         for old in list(self._pids)[:-64]:
@@ -264,12 +272,14 @@ class Inquiry:
                 self._paused_at = now
             looked_at = now
             self._time_ways()
-            facts = self._tail.look(now)
+            facts = self._tail.look(now, over=self._ended.is_set())
+            self._ended.clear()
             self._note_sockets(self._tail.ways)
             if facts:
                 self.post(Found(now=time.monotonic(), evidence=tuple(map(of_its_gang, facts))))
             pause_s = TAIL_S if self._tail.files else IDLE_S
-            await asyncio.sleep(until_next(pause_s, time.time()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), until_next(pause_s, time.time()))
 
     def _note_sockets(self, ways: Collection[str]) -> None:
         """NCCL has fallen back to sockets, as its own lines say, where it need not: said once."""

@@ -36,7 +36,7 @@ class _File:
 
 
 class Tail:
-    """Some files, each one rank's. What was in them before the first look is history, and is not read."""
+    """Some files, each one rank's."""
 
     def __init__(self, *, node: str | None = None) -> None:
         self._node = node
@@ -49,7 +49,9 @@ class Tail:
         return len(self._files)
 
     def follow(self, paths: Mapping[int, Path], *, begin: bool = False) -> None:
-        """From now on these (rank -> file), and no others. `begin`: from their beginning, as for a process just started."""
+        """From now on these (rank -> file), and no others. What is in a new one already is history, and is not read, unless its
+        process was just started (`begin`).
+        """
         for rank in set(self._files) - set(paths):
             self._finish(self._files.pop(rank))
         for rank, path in paths.items():
@@ -62,15 +64,15 @@ class Tail:
             self._open(file, begin=begin)
             self._files[rank] = file
 
-    def look(self, now: float) -> list[Evidence]:
-        """What the files have gained, as evidence of the core's clock (`now`, monotonic)."""
+    def look(self, now: float, *, over: bool = False) -> list[Evidence]:
+        """What the files have gained, as evidence of the core's clock (`now`, monotonic). `over`: no more lines are awaited."""
         found, self._rest = self._rest, []
         for _, file in sorted(self._files.items()):
             data = self._gained(file)
             if data:
                 file.grown, file.pending = now, True
                 found += self._parser(file).feed(data)
-            elif file.pending and now - file.grown >= SILENCE_S:
+            if file.pending and (over or (not data and now - file.grown >= SILENCE_S)):
                 file.pending = False
                 found += self._parser(file).flush()
         # The lines' own clocks are those of several libraries; what the core compares is when it learned of them.

@@ -326,13 +326,16 @@ def test_a_way_of_which_one_end_has_told_is_not_probed_before_others_have_told_o
     assert (written.phase, written.verdict and written.verdict.nodes) == (Phase.TRAIN, ("n01",))
 
 
+@pytest.mark.parametrize("noise", [True, False])
 @pytest.mark.parametrize("said", [True, False])
-def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool) -> None:
+def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool, noise: bool) -> None:
     life = leader()
     life.seen(2.0, "written", plan=replace(plan(2, *NODES), rung=Rung.RESTART), plan_revision=20)
     why = fact(Sign.SETTING, 1, 2, kind=Kind.EXCEPTION, detail="Unable to find address for: eth9")
     left = record("n01", work=Work.PARKED, generation=2, born=2, evidence=(why,) if said else ())
-    life.told(2.5, left, *(record(n, work=Work.JOINING, generation=2, born=2) for n in ("n00", "n02")))
+    claims = (fact(Sign.GPU_MEMORY, 2, 2, kind=Kind.OOM, line_no=7, node="n02"),) if noise else ()
+    forming = (record(n, work=Work.JOINING, generation=2, born=2, evidence=claims) for n in ("n00", "n02"))
+    life.told(2.5, left, *forming)
     life.at(3.6, Tick(now=0))
     written = proposed(life)
     assert written is not None

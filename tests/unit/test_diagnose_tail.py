@@ -44,6 +44,15 @@ def test_what_is_written_from_now_on_is_evidence_and_what_was_before_is_history(
     tail.close()
 
 
+def test_the_last_lines_of_who_has_ended_are_evidence_at_once(log: Path) -> None:
+    tail = Tail()
+    tail.follow({3: log})
+    write(log, OOM)
+    assert signs(tail.look(1.0, over=True)) == [Sign.GPU_MEMORY]
+    assert settled(tail, 1.1) == [], "once"
+    tail.close()
+
+
 def test_a_fresh_process_is_read_from_its_beginning_and_a_file_may_come_later(log: Path, tmp_path: Path) -> None:
     tail = Tail()
     tail.follow({3: log, 4: tmp_path / "rank_4.log"}, begin=True)

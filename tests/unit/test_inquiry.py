@@ -17,12 +17,13 @@ from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.gather import Beating, Stride
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
+from elasticrl.agent.wire import Report, Worker
 from elasticrl.config import Tree
 from elasticrl.config.cluster import Job
 from elasticrl.core import dossier
-from elasticrl.core.events import Tick
+from elasticrl.core.events import Event, Found, Tick
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Phase
+from elasticrl.core.model import Phase, Work
 from elasticrl.core.settings import Health
 from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon import inquiry
@@ -141,6 +142,38 @@ def test_sockets_on_a_node_with_active_rdma_ports_are_said_once_and_elsewhere_no
         said = [json.loads(line) for line in screen.getvalue().splitlines()]
         assert [line["said"] for line in said if line["event"] == "transport.sockets"] == expected
         assert all(line["remedy"] for line in said)
+
+
+def test_what_a_worker_has_written_before_its_daemon_hears_of_it_is_read_and_an_adopted_ones_is_not(
+    tmp_path: Path,
+) -> None:
+    node = Inquiry(
+        Tree(job=Job(name="j")), machine_of(tmp_path, {}), log=set_up(io.StringIO(), pretty=False), history=History()
+    )
+    told: list[Event] = []
+
+    def attempt(generation: int, said: str) -> Report:
+        log = tmp_path / f"attempt_{generation}" / "rank_0.log"
+        log.parent.mkdir()
+        log.write_text(said)
+        worker = Worker(rank=0, slot=0, pid=1, started=1, beat="", log=str(log))
+        return Report(work=Work.PARKED, generation=generation, workers=(worker,), pid=1)
+
+    async def hear() -> None:
+        heard = asyncio.Event()
+        node.post = lambda event: (told.append(event), heard.set())  # type: ignore[assignment, func-returns-value]
+        reading = asyncio.create_task(node._read_logs())
+        node.heard(attempt(1, "torch.OutOfMemoryError: CUDA out of memory.\n"))
+        await asyncio.sleep(0.3)
+        node.heard(attempt(2, "RuntimeError: ifa != nullptr. Unable to find address for: eth9\n"))
+        await asyncio.wait_for(heard.wait(), 10.0)
+        reading.cancel()
+        node.heard(None)
+
+    asyncio.run(hear())
+    (found,) = told
+    assert isinstance(found, Found)
+    assert [(fact.sign, fact.generation) for fact in found.evidence] == [(Sign.SETTING, 2)]
 
 
 def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_look_at_each_sample(
