@@ -1,27 +1,28 @@
-"""What the daemon costs a step, on a machine that is never quiet: the same job twice at once, under a daemon and without.
+"""What the daemon costs a step, on a machine whose speed changes: the same job under a daemon and without, taking turns.
 
-    python bench/cost.py [--world 2] [--rounds 6] [--steps 20] [--sides daemon,plain] [--json]          (as root)
+    python bench/cost.py [--world 2] [--rounds 12] [--turn 20] [--sides daemon,plain] [--json]          (as root)
 
-The job is that of bench/ppo.py, and so are the sides. Each has a cgroup of its own, so whatever else the machine does, it does
-to both, and the kernel counts what each takes: workers, daemon, agent, vault, etcd. A round is the time in which both train.
-Shown is, of all rounds the median and its 95 % interval (with fewer than six rounds there is none), the processors' time that
-a step takes the first side by what it takes the other. Steps in the same time would say less: how the kernel deals processors
-to two cgroups of equal weight favours one of them by as much as a tenth. `--sides plain,plain` shows how exact it is.
+The job is that of bench/ppo.py, and so are the sides. Each lives in a cgroup of its own (workers, daemon, agent, vault, etcd),
+and one of the two is always frozen, so that the other has the whole machine. A turn is some seconds, a round is four turns, by
+one side, twice by the other, by the first again: what the machine does in these minutes it does to both. Counted are the time
+in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such. Shown is, of all
+rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with fewer than six
+rounds there is none). `--sides plain,plain` shows how exact that is.
 """
 
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,19 +30,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ppo
-from bench.report import dump, end_cleanly, machine, seconds, show, summary
+from bench.report import dump, end_cleanly, machine, show, summary
 
+PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
-SAMPLE_S = 0.25
+STEPS = 10_000  # more than there is time for
 CHOICE = ("daemon", "daemon-each", "plain")
+#: Who was frozen for a turn has neither died nor stalled.
+PATIENT = {"membership": {"lease_ttl": "10m", "keepalive": "4s"}, "timeouts": {"floor": "1m"}}
 
 
-class Half:
-    """A cgroup with half of the processors while there is another, and a count of what is taken."""
+class Freezer:
+    """A cgroup that can be frozen, and that counts what it takes."""
 
     def __init__(self, number: int) -> None:
         base = Path("/sys/fs/cgroup")
-        old = [base / name for name in ("cpu", "cpuacct") if (base / name).exists()]
+        old = [base / name for name in ("cpuacct", "freezer") if (base / name).exists()]
         self.groups = [one / f"elasticrl-bench-{number}" for one in old or [base]]
 
     def make(self) -> None:
@@ -55,72 +59,88 @@ class Half:
         for group in self.groups:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
+    def freeze(self, *, frozen: bool = True) -> None:
+        state, word = self.groups[-1] / "freezer.state", "FROZEN" if frozen else "THAWED"
+        if state.exists():
+            state.write_text(word)
+            done = word
+        else:
+            (self.groups[-1] / "cgroup.freeze").write_text(str(int(frozen)))
+            state, done = self.groups[-1] / "cgroup.events", f"frozen {int(frozen)}"
+        while done not in state.read_text():
+            time.sleep(0.001)  # the kernel stops each thread where it can, and tells nobody when all are
+
     def used_s(self) -> float:
         """Processor time so far, of all that were ever in it."""
-        if (usage := self.groups[-1] / "cpuacct.usage").exists():
+        if (usage := self.groups[0] / "cpuacct.usage").exists():
             return int(usage.read_text()) / 1e9
-        return int((self.groups[-1] / "cpu.stat").read_text().split()[1]) / 1e6
+        return int((self.groups[0] / "cpu.stat").read_text().split()[1]) / 1e6
 
     def remove(self) -> None:
-        """As soon as nobody is in it."""
+        """With whoever is left in it."""
         deadline = time.monotonic() + EMPTY_S
         while (left := [group for group in self.groups if group.exists()]) and time.monotonic() < deadline:
             for group in left:
+                for pid in (group / "cgroup.procs").read_text().split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
                 with suppress(OSError):
                     group.rmdir()
-            time.sleep(0.1)  # the kernel tells nobody when a cgroup is empty
+            time.sleep(0.1)  # nor when a cgroup is empty
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When one had the machine, and the processor time that it took."""
+
+    since: float
+    until: float
+    used_s: float
 
 
 @dataclass(slots=True)
-class Seen:
-    """Of one side."""
+class Side:
+    """One of the two jobs."""
 
-    marks: list[float] = field(default_factory=list)  # when each step ended
-    used: list[tuple[float, float]] = field(default_factory=list)  # processor time by then
+    name: str
+    freezer: Freezer
+    folder: Path
+    process: BaseProcess
+    turns: list[Turn] = field(default_factory=list)
 
-    def used_by(self, at: float) -> float:
-        return self.used[bisect_left(self.used, (at,))][1]
+    def turn(self, seconds: float, steps: int = 0) -> None:
+        """Let it run so long, or until it has made so many steps."""
+        since, used = time.time(), self.freezer.used_s()
+        until = since + (PATIENCE_S if steps else seconds)
+        self.freezer.freeze(frozen=False)
+        while (now := time.time()) < until and not 0 < steps <= len(ppo.made(self.folder)):
+            if self.process.exitcode is not None:
+                raise SystemExit(f"{self.name} ended (exit {self.process.exitcode})")
+            time.sleep(min(0.2, until - now))
+        self.freezer.freeze()
+        self.turns.append(Turn(since, time.time(), self.freezer.used_s() - used))
+        if steps > len(ppo.made(self.folder)):
+            raise SystemExit(f"{self.name} has not made {steps} steps within {PATIENCE_S:.0f} s")
 
 
-def run(number: int, side: str, job: Mapping[str, Any], folder: Path, world: int, steps: int, told: Connection) -> None:
-    """One side, in a process of its own: when its steps ended."""
+def run(name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int) -> None:
+    """A side, in a process of its own, until it is ended."""
     end_cleanly()
-    Half(number).join()
-    if side == "plain":
-        found = ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, steps)
+    freezer.join()
+    if name == "plain":
+        ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, STEPS)
     else:
-        found = ppo.daemon(job, folder, world, steps, vault={} if side == "daemon-each" else ppo.SELDOM)
-    told.send(found.marks)
+        vault = {} if name == "daemon-each" else ppo.SELDOM
+        ppo.daemon(job, folder, world, STEPS, vault=vault, waits=PATIENT)
 
 
-def both(sides: Sequence[str], job: Mapping[str, Any], folder: Path, world: int, steps: int) -> list[Seen]:
-    """At once. The one that is done first leaves the other all that there is, which counts no more."""
-    context = multiprocessing.get_context("spawn")
-    halves, seen = [Half(number) for number in range(len(sides))], [Seen() for _ in sides]
-    ends, processes = [], []
-    for half in halves:
-        half.make()
-    for number, side in enumerate(sides):
-        ours, theirs = context.Pipe()
-        ends.append(ours)
-        given = (number, side, job, folder / str(number), world, steps, theirs)
-        processes.append(context.Process(target=run, args=given))
-        processes[-1].start()
-        theirs.close()
-    try:
-        while waited := [(end, one) for end, one in zip(ends, seen, strict=True) if not one.marks]:
-            for half, one in zip(halves, seen, strict=True):
-                one.used.append((time.time(), half.used_s()))
-            for end, one in waited:
-                if end.poll(SAMPLE_S / len(waited)):
-                    one.marks = end.recv()  # EOFError if a side ended without a word; it has said why
-        return seen
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-        for half in halves:
-            half.remove()
+def own(turns: Sequence[Turn], at: float) -> float:
+    """A moment by the clock of somebody who had only these turns.
+
+    >>> [own([Turn(10.0, 12.0, 0.0), Turn(20.0, 25.0, 0.0)], at) for at in (10.0, 11.0, 12.0, 15.0, 20.0, 24.0)]
+    [0.0, 1.0, 2.0, 2.0, 2.0, 6.0]
+    """
+    return sum(min(at, turn.until) - turn.since for turn in turns if turn.since < at)
 
 
 def made(marks: Sequence[float], at: float) -> float:
@@ -135,61 +155,95 @@ def made(marks: Sequence[float], at: float) -> float:
     return whole + (at - marks[whole - 1]) / (marks[whole] - marks[whole - 1])
 
 
-def ratio(first: Seen, second: Seen) -> float:
-    """What a step took the first by what it took the second, of the processors' time, while both trained."""
-    start = max(one.marks[ppo.WARM_UP] for one in (first, second))
-    end = min(one.marks[-1] for one in (first, second))
-    took = [
-        (one.used_by(end) - one.used_by(start)) / (made(one.marks, end) - made(one.marks, start))
-        for one in (first, second)
-    ]
-    return took[0] / took[1]
+def steps(side: Side) -> list[float]:
+    """How many it made in each turn but the first, in which it began, and the last, which ended a step."""
+    marks = [own(side.turns, at) for at in ppo.made(side.folder)]
+    begun = [made(marks, own(side.turns, turn.since)) for turn in side.turns[1:]]
+    return [after - before for before, after in pairwise(begun)]
+
+
+def costs(side: Side) -> list[tuple[float, float]]:
+    """Of each round: seconds of a step, and seconds of the processors for it."""
+    turns, counts = side.turns[1:-1], steps(side)
+    halves = [(turn.until - turn.since, turn.used_s, count) for turn, count in zip(turns, counts, strict=True)]
+    rounds = [list(map(sum, zip(*pair, strict=True))) for pair in zip(halves[::2], halves[1::2], strict=True)]
+    return [(took / count, used / count) for took, used, count in rounds]
+
+
+def measure(
+    names: Sequence[str], base: Path, world: int, rounds: int, turn_s: float
+) -> list[list[tuple[float, float]]]:
+    """The costs of both."""
+    context = multiprocessing.get_context("spawn")
+    job = ppo.models(base)
+    with ExitStack() as stack:
+        sides = []
+        for number, name in enumerate(names):
+            freezer, folder = Freezer(number), base / f"{number}-{name}"
+            freezer.make()
+            stack.callback(freezer.remove)
+            process = context.Process(target=run, args=(name, freezer, job, folder, world))
+            process.start()
+            stack.callback(process.join, 60.0)
+            stack.callback(process.terminate)
+            stack.callback(freezer.freeze, frozen=False)
+            sides.append(Side(name, freezer, folder, process))
+            sides[-1].turn(0.0, steps=ppo.WARM_UP + 1)
+        for number in range(rounds):
+            first, second = sides if number % 2 == 0 else sides[::-1]
+            for side in (first, second, second, first):
+                side.turn(turn_s)
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+        for side in sides:
+            side.turn(0.0, steps=len(ppo.made(side.folder)) + 1)
+        return [costs(side) for side in sides]
+
+
+def told(ratios: Sequence[float]) -> dict[str, Any]:
+    """The ratios of all rounds, and whether they meet the goal."""
+    between = ppo.interval(ratios)
+    verdict = "too few rounds to tell"
+    if between is not None:
+        verdict = "met" if between[1] <= ppo.GOAL else "missed" if between[0] > ppo.GOAL else "too noisy to tell"
+    return {"ratio": summary(ratios), "ratio_95": between, "ratios": ratios, "goal": ppo.GOAL, "verdict": verdict}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--turn", type=float, default=20.0)
     parser.add_argument("--sides", default="daemon,plain")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
-    sides = options.sides.split(",")
-    if len(sides) != 2 or not set(sides) <= set(CHOICE):
+    names = options.sides.split(",")
+    if len(names) != 2 or not set(names) <= set(CHOICE):
         raise SystemExit(f"--sides wants two of {', '.join(CHOICE)}")
-    found: list[float] = []
-    steps: list[list[float]] = [[], []]
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
-        job = ppo.models(Path(base))
-        one_round = partial(both, job=job, world=options.world, steps=options.steps)
-        for number in range(options.rounds):
-            turned = number % 2 == 1
-            seen = one_round(sides[::-1] if turned else sides, folder=Path(base) / str(number))
-            seen = seen[::-1] if turned else seen
-            found.append(ratio(*seen))
-            for took, one in zip(steps, seen, strict=True):
-                took.extend([after - before for before, after in pairwise(one.marks)][ppo.WARM_UP :])
-            print(f"round {number + 1}: {found[-1]:.4f}", file=sys.stderr)
-    between = ppo.interval(found)
-    verdict = "too few rounds to tell"
-    if between is not None:
-        verdict = "met" if between[1] <= ppo.GOAL else "missed" if between[0] > ppo.GOAL else "too noisy to tell"
+        found = measure(names, Path(base), options.world, options.rounds, options.turn)
+    pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
+    results = {
+        what: told([ours / theirs for ours, theirs in (pair[i] for pair in pairs)])
+        for i, what in enumerate(("time", "processors' time"))
+    }
     if options.json:
-        told = {"ratio": summary(found), "ratio_95": between, "ratios": found, "goal": ppo.GOAL, "verdict": verdict}
-        dump({"bench": "cost", "results": told, "sides": sides, "world": options.world, "machine": machine()})
+        dump({"bench": "cost", "results": results, "sides": names, "world": options.world, "machine": machine()})
         return 0
-    sure = f"; 95 % {between[0]:.4f}-{between[1]:.4f}" if between else ""
-    note = (
-        f"processors' time of a step, {sides[0]} by {sides[1]}: {median(found):.4f} "
-        f"({min(found):.4f}-{max(found):.4f}, n={len(found)}{sure}); goal at most {ppo.GOAL:.2f}: {verdict}"
-    )
-    show(
-        f"{options.world} workers, both sides at once on {os.cpu_count()} processors",
-        ("side", "a step"),
-        [(side, seconds(summary(row))) for side, row in zip(sides, steps, strict=True)],
-        [note],
-    )
+    notes = []
+    for what, result in results.items():
+        sure = "; 95 % {:.4f}-{:.4f}".format(*result["ratio_95"]) if result["ratio_95"] else ""
+        ratio = result["ratio"]
+        notes.append(
+            f"{what} of a step, {names[0]} by {names[1]}: {ratio['median']:.4f} ({ratio['min']:.4f}-{ratio['max']:.4f}, "
+            f"n={ratio['count']}{sure}); goal at most {ppo.GOAL:.2f}: {result['verdict']}"
+        )
+    rows = [
+        (name, *(f"{median(one[i] for one in costs):.3f} s" for i in range(2)))
+        for name, costs in zip(names, found, strict=True)
+    ]
+    title = f"{options.world} workers on {os.cpu_count()} processors, each side in turn for {options.turn:.0f} s"
+    show(title, ("side", "a step", "processors' time"), rows, notes)
     return 0
 
 

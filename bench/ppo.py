@@ -13,7 +13,7 @@ of each are warm-up. elasticrl's step has everything on: vaults with a copy at t
 them; the state is kept every 8 steps. `daemon-each` keeps it after each rollout and update, as is the default: copied and
 summed by processors that have nothing to spare here. Each round gives the ratio of their mean step to that of `plain` in the
 same round, which side goes first changes with the round, and shown are the ratios' median and its 95 % interval. With fewer
-than six rounds there is none. bench/cost.py tells the same on a machine that is not quiet.
+than six rounds there is none. bench/cost.py tells the same on a machine whose speed changes.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -42,10 +42,12 @@ ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
 PROMPT, ANSWER, BATCH, MICRO, EPOCHS, LANES = 32, 32, 32, 8, 2, 2
 WARM_UP = 2
-PATIENCE_S = 900.0
+STEP_S = 90.0  # a step is not waited for any longer
+HISTORY = "history"
 SIDES = ("elasticrl", "daemon", "daemon-each", "plain", "trl")
 DAEMONS = ("daemon", "daemon-each")
 SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; none inside of a step
+WAITS = {"membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}}  # as by default
 GOAL = 1.02  # a step under daemons, by one without
 
 
@@ -56,7 +58,6 @@ class Found:
     steps: list[float] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)  # the mean of each: a state that is kept now and then counts too
     phases: dict[str, list[float]] = field(default_factory=dict)
-    marks: list[float] = field(default_factory=list)  # when each step of the newest round ended, by the wall clock
 
 
 def models(folder: Path) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
     with Nodes(folder, steps=steps, lanes=LANES, program="elasticrl.ppo.__main__", conf=conf, copies=world - 1) as gang:
         gang.plan(*(f"n{number}" for number in range(world)))
         log = gang.workers["n0"].log
-        gang.until_done(within_s=PATIENCE_S)
+        gang.until_done(within_s=steps * STEP_S)
         told = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"ts"')]
     made = [event for event in told if event["event"] == "ppo.step"]
     # A step is told when the next one has sealed it, so what lies between two is one whole step.
@@ -120,38 +121,53 @@ def elasticrl(job: Mapping[str, Any], folder: Path, world: int, steps: int) -> F
     return found
 
 
-def daemon(job: Mapping[str, Any], folder: Path, world: int, steps: int, vault: Mapping[str, int] = SELDOM) -> Found:
+def made(folder: Path) -> list[float]:
+    """When the steps of whatever runs there were made, as far as it has got."""
+    history = folder / HISTORY
+    lines = history.read_text().split("\n")[:-1] if history.exists() else []
+    return [json.loads(line)["made"] for line in lines]
+
+
+def daemon(
+    job: Mapping[str, Any],
+    folder: Path,
+    world: int,
+    steps: int,
+    *,
+    vault: Mapping[str, int] = SELDOM,
+    waits: Mapping[str, Mapping[str, str]] = WAITS,
+) -> Found:
     """A node's daemon, agent and vault, and an etcd."""
     from chaos.live.local import Job
 
     folder.mkdir(parents=True)
-    history = folder / "history"
+    history = folder / HISTORY
     conf = configuration(job)
     conf["lanes"]["count"] = LANES
     conf |= {
         "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": steps},
         "agent": {"env": {"ELASTICRL_HISTORY": str(history)}},
         "node": {"workers": world},
-        "membership": {"min_nodes": 1, "max_nodes": 1, "lease_ttl": "10s", "keepalive": "4s"},  # as by default
-        "timeouts": {"floor": "30s"},
+        "membership": {"min_nodes": 1, "max_nodes": 1, **waits["membership"]},
+        "timeouts": waits["timeouts"],
         "vault": {"copies": 0, **vault},
         "checkpoint": {"every": 100_000},
     }
     with Job(etcd=1, name="bench", conf=conf) as live:
         live.start("n0")
         ended = list(live.daemons.values())
-        live.until(lambda: all(one.poll() is not None for one in ended), PATIENCE_S, "the end of the job")
+        live.until(lambda: all(one.poll() is not None for one in ended), steps * STEP_S, "the end of the job")
         codes = [one.returncode for one in ended]
         if any(codes):
             raise SystemExit(f"the daemons ended with {codes}: see {live.folder}")
-    made = [json.loads(line)["made"] for line in history.read_text().splitlines()]
-    return Found(steps=[after - before for before, after in pairwise(made)][WARM_UP - 1 :], marks=made)
+    return Found(steps=[after - before for before, after in pairwise(made(folder))][WARM_UP - 1 :])
 
 
 def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world: int, steps: int) -> Found:
     """A trainer that is a script of its own, under torchrun where there are several workers."""
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({**job, "steps": steps, "folder": str(folder / "out")}))
+    where = {"folder": str(folder / "out"), "history": str(folder / HISTORY)}
+    (folder / "job.json").write_text(json.dumps({**job, **where, "steps": steps}))
     command = [str(ROOT / "bench" / name), str(folder / "job.json")]
     many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"] if world > 1 else []
     env = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")}
@@ -162,15 +178,13 @@ def script(name: str, python: Path, job: Mapping[str, Any], folder: Path, world:
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     done = subprocess.run(
-        [str(python), *many, *command], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [str(python), *many, *command], env=env, capture_output=True, text=True, timeout=steps * STEP_S, check=False
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"ended"')]
-    if not lines:
+    if len(made(folder)) < steps:
         raise SystemExit(
             f"{name} did not train (exit {done.returncode}):\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
         )
-    ended = json.loads(lines[-1])["ended"]
-    return Found(steps=[after - before for before, after in pairwise(ended)][WARM_UP:], marks=ended[1:])
+    return Found(steps=[after - before for before, after in pairwise(made(folder))][WARM_UP - 1 :])
 
 
 def environment(folder: Path) -> Path:

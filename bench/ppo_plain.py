@@ -2,13 +2,14 @@
 
     python bench/ppo_plain.py JOB.json          (or under torchrun, for several workers)
 
-What the elastic runtime costs is the difference to this. Prints one JSON line: the times at which its steps ended.
+What the elastic runtime costs is the difference to this. Writes a JSON line for each step: when it was made.
 """
 
 import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -74,12 +75,12 @@ def main() -> None:
         engine=TorchEngine(actor, sampling),
         scorer=scorer,
     )
-    ended = [time.time()]
-    for step in range(job["steps"]):
-        trainer.step(step)
-        ended.append(time.time())
-    if rank == 0:
-        print("\n" + json.dumps({"ended": ended}), flush=True)
+    with Path(job["history"]).open("a") if rank == 0 else nullcontext() as history:
+        for step in range(job["steps"]):
+            trainer.step(step)
+            if history:
+                history.write(json.dumps({"made": time.time()}) + "\n")
+                history.flush()
     if world > 1:
         dist.destroy_process_group()
 

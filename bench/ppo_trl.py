@@ -2,7 +2,7 @@
 
     python bench/ppo_trl.py JOB.json          (or under torchrun, for several workers)
 
-Prints one JSON line: the wall-clock times at which its steps ended.
+Writes a JSON line for each step: when it was made.
 """
 
 import json
@@ -28,11 +28,11 @@ def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    ended = [time.monotonic()]
+    made: list[float] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, args, state, control, **more):  # noqa: ARG002 - transformers' signature
-            ended.append(time.monotonic())
+            made.append(time.time())
 
     def scoring(path: str) -> torch.nn.Module:
         return AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
@@ -61,7 +61,7 @@ def main() -> None:
     )
     trainer.train()
     if rank == 0:
-        print("\n" + json.dumps({"ended": ended}), flush=True)
+        Path(job["history"]).write_text("".join(json.dumps({"made": at}) + "\n" for at in made))
 
 
 if __name__ == "__main__":
