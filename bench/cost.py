@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import fsum
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,11 @@ EMPTY_S = 10.0
 STEPS = 10_000  # more than there is time for
 CHOICE = ("daemon", "daemon-each", "plain")
 #: Who was frozen for a turn has neither died nor stalled.
-PATIENT = {"membership": {"lease_ttl": "10m", "keepalive": "4s"}, "timeouts": {"floor": "1m"}}
+PATIENT = {
+    "membership": {"lease_ttl": "10m", "keepalive": "4s"},
+    "timeouts": {"floor": "1m"},
+    "vault": {"timeout": "4m"},
+}
 
 
 class Freezer:
@@ -140,7 +145,7 @@ def own(turns: Sequence[Turn], at: float) -> float:
     >>> [own([Turn(10.0, 12.0, 0.0), Turn(20.0, 25.0, 0.0)], at) for at in (10.0, 11.0, 12.0, 15.0, 20.0, 24.0)]
     [0.0, 1.0, 2.0, 2.0, 2.0, 6.0]
     """
-    return sum(min(at, turn.until) - turn.since for turn in turns if turn.since < at)
+    return fsum(min(at, turn.until) - turn.since for turn in turns if turn.since < at)
 
 
 def made(marks: Sequence[float], at: float) -> float:
@@ -193,7 +198,8 @@ def measure(
             first, second = sides if number % 2 == 0 else sides[::-1]
             for side in (first, second, second, first):
                 side.turn(turn_s)
-            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+            row = [f"{side.name} {[round(count, 2) for count in steps(side)[-2:]]}" for side in sides]
+            print(f"round {number + 1} of {rounds}: {'; '.join(row)}", file=sys.stderr)
         for side in sides:
             side.turn(0.0, steps=len(ppo.made(side.folder)) + 1)
         return [costs(side) for side in sides]

@@ -47,7 +47,13 @@ HISTORY = "history"
 SIDES = ("elasticrl", "daemon", "daemon-each", "plain", "trl")
 DAEMONS = ("daemon", "daemon-each")
 SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; none inside of a step
-WAITS = {"membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}}  # as by default
+WAITS: Mapping[str, Mapping[str, str]] = {  # as by default
+    "membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}, "vault": {},
+}  # fmt: skip
+    "membership": {"lease_ttl": "10s", "keepalive": "4s"},
+    "timeouts": {"floor": "30s"},
+    "vault": {},
+}  # as by default
 GOAL = 1.02  # a step under daemons, by one without
 
 
@@ -150,7 +156,7 @@ def daemon(
         "node": {"workers": world},
         "membership": {"min_nodes": 1, "max_nodes": 1, **waits["membership"]},
         "timeouts": waits["timeouts"],
-        "vault": {"copies": 0, **vault},
+        "vault": {"copies": 0, **vault, **waits["vault"]},
         "checkpoint": {"every": 100_000},
     }
     with Job(etcd=1, name="bench", conf=conf) as live:

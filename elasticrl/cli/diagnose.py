@@ -17,7 +17,7 @@ World = Annotated[
     int | None, typer.Option("--world", min=1, help="The number of ranks, if known: then a silent rank can be named.")
 ]
 Now = Annotated[
-    bool, typer.Option("--now", help="Ask this node's workers where they are, and judge what is known of the job.")
+    bool, typer.Option("--now", help="Ask all of the job's workers where they are, and judge what is known of it.")
 ]
 Job = Annotated[
     str | None, typer.Option("--job", help="With --now: which job, if several run here.", show_default=False)
@@ -71,9 +71,10 @@ def diagnose(
 
 
 def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
-    """The daemon of this machine asks its workers, and judges that together with what it knows of the others."""
+    """The daemon of this machine asks all of them, and judges that together with what it knows."""
     from elasticrl.cli import find
     from elasticrl.cli.main import Exit
+    from elasticrl.core.verdict import rank_names
     from elasticrl.daemon.client import Unanswered, ask
 
     try:
@@ -86,6 +87,8 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
         return
     verdict = told["verdict"]
     typer.echo(f"NOW      {told['said']}")
+    if moved := told["moved"]:
+        typer.echo(f"MOVING   {rank_names(moved)} went on while this was asked")
     typer.echo(f"PLAN     {told['reason']}")
     who = [*(f"rank {rank}" for rank in verdict["culprit"]["ranks"]), *verdict["culprit"]["nodes"]]
     if verdict["class"] == "unknown":
@@ -96,5 +99,7 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
         typer.echo(f"DO       {verdict['remedy']}")
     for fact in verdict["because"]:
         typer.echo(f"  - {fact}")
+    if lasting := told["if_it_lasts"]:
+        typer.echo(f"IF IT STAYS SO  {lasting['class']}: {lasting['cause']}")
     if before := told["before"]:
         typer.echo(f"BEFORE   {before['class']}: {before['cause']}")

@@ -53,7 +53,6 @@ CARDS_S = 120.0  # between looks at cards that take a program to look at, which 
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
-NOW_S = 5.0  # for `elasticrl diagnose --now`
 ENDED = (Work.PARKED, Work.FAILED)  # whoever says so has written all that it has to say
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
@@ -161,7 +160,8 @@ class Inquiry:
             if self._port is not None:
                 self._port.close()
 
-    def _spawn(self, work: Any, name: str) -> None:
+    def spawn(self, work: Any, name: str) -> None:
+        """Let it find out something beside the loop."""
         task = asyncio.create_task(self._guarded(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -192,7 +192,7 @@ class Inquiry:
         stall = report.stall if report else None
         which = None if stall is None or report is None else (report.generation, stall.slot, stall.phase, stall.step)
         if which is not None and which != self._stall and report is not None and stall is not None:
-            self._spawn(self._look(report, stall, 0), "scene")
+            self.spawn(self._look(report, stall, 0), "scene")
         self._stall = which
 
     async def perform(self, action: Action) -> bool:
@@ -240,30 +240,6 @@ class Inquiry:
                 Found(now=time.monotonic(), evidence=tuple(replace(fact, generation=generation) for fact in facts))
             )
 
-    async def now(self, state: State) -> dict[str, Any]:
-        """Where everybody is at this moment, and what that says, for an operator. Nothing is disturbed."""
-        from elasticrl.diagnose import scene
-
-        report = self._report
-        workers = {worker.rank: worker.pid for worker in report.workers} if report else {}
-        found = await asyncio.to_thread(
-            scene.collect, witness.folder_of(self.place.runtime), workers,
-            within_s=min(NOW_S, self.tree.timeouts.dump_s), node_of=lambda _: self.place.node,
-        )  # fmt: skip
-        plan = state.view.plan
-        known = state.lead.facts if state.lead else state.evidence
-        generation = plan.generation if plan else 0
-        nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
-        passed = state.lead.passed if state.lead else None
-        kept = dossier.concerning(known, range(generation, generation + 1), frozenset(nodes.values()), passed)
-        facts = (*kept, *(replace(fact, generation=generation) for fact in found.evidence))
-        verdict = judge(facts, Facts(world=plan.world if plan else None, nodes=nodes))
-        return {
-            "said": found.said or "no workers run on this node", "reason": plan.reason if plan else "",
-            "verdict": verdict.plain(), "evidence": [fact.plain() for fact in facts],
-            "before": plan.verdict.plain() if plan and plan.verdict else None,
-        }  # fmt: skip
-
     async def _read_logs(self) -> None:
         looked_at, pause_s = time.monotonic(), TAIL_S
         while True:
@@ -309,7 +285,7 @@ class Inquiry:
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + CARDS_S
-                self._spawn(self._look_at_cards(), "cards")
+                self.spawn(self._look_at_cards(), "cards")
             with suppress(OSError):
                 before, facts, starving = await asyncio.to_thread(self._machine, before)
                 if facts:
@@ -382,7 +358,7 @@ class Inquiry:
         self.post(Probed(now=time.monotonic(), generation=action.generation, unreachable=unreachable, more=deep))
         if deep and self._probing != action.generation:
             self._probing = action.generation
-            self._spawn(self._test(action), "probe")
+            self.spawn(self._test(action), "probe")
 
     @property
     def _on_gpus(self) -> bool:
@@ -410,7 +386,7 @@ class Inquiry:
             env={**os.environ, **self._env},
         )  # fmt: skip
         said: list[bytes] = []
-        self._spawn(self._end(process, within_s + 2.0), "probe's end")
+        self.spawn(self._end(process, within_s + 2.0), "probe's end")
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(task).encode())
@@ -467,7 +443,7 @@ class Inquiry:
         if done is not None:
             newest, before = self._well
             broken = before if done.generation == newest else newest
-            self._spawn(self._later(broken, done), "incident")
+            self.spawn(self._later(broken, done), "incident")
 
     def _compare_later(self, plan: Plan) -> None:
         """Where a rank ended as gloo ends who was sent more than it expects, the others' recorders say who differed.
@@ -476,7 +452,7 @@ class Inquiry:
         """
         broken, report = max((number for number in self._plans if number < plan.generation), default=0), self._report
         if dossier.parted(plan) and broken and report is not None:
-            self._spawn(self._look_back(report, broken, time.time_ns()), "look back")
+            self.spawn(self._look_back(report, broken, time.time_ns()), "look back")
 
     def _compare_versions(self, state: State) -> None:
         """The leader sees what every node computes with. Who runs another torch is named, seated or not."""
@@ -521,7 +497,7 @@ class Inquiry:
             return
         self._capped = capped
         if capped:
-            self._spawn(self._keep_capped(plan.generation, ago(EARLIER_S)), "incident")
+            self.spawn(self._keep_capped(plan.generation, ago(EARLIER_S)), "incident")
 
     async def _keep_capped(self, generation: int, since: datetime) -> None:
         await asyncio.sleep(LATER_S)

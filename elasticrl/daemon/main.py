@@ -30,8 +30,9 @@ from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, 
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import control
+from elasticrl.daemon import asking, control
 from elasticrl.daemon.adopt import Look, Lost, settle
+from elasticrl.daemon.asking import Where
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
@@ -394,6 +395,7 @@ class Daemon:
         self.crew.broken = self.neighbours.doubt
         self.crew.reported = self.inquiry.heard
         self.inquiry.post = node.post
+        node.sight.asked = lambda to: self.inquiry.spawn(self._say_where(to), "where")
         self.inquiry.state = lambda: node.loop.state
         neighbours = self.neighbours
         self.inquiry.latency = lambda: neighbours.latency
@@ -608,8 +610,7 @@ class Daemon:
         if verb == "status":
             return asdict(await self.picture())
         if verb == "diagnose":
-            assert self.node is not None
-            return await self.inquiry.now(self.node.loop.state)
+            return await self._diagnose()
         report = self.crew.report
         if verb == "crew":
             return (
@@ -635,6 +636,32 @@ class Daemon:
         else:
             await self._write_down(asked, node)
         return promise(asked, node or self.name)
+
+    async def _diagnose(self) -> dict[str, Any]:
+        """Where all workers of the job are; if the store is silent, those of this node."""
+        assert self.node is not None
+        state = self.node.loop.state
+        seats = state.view.plan.seats if state.view.plan else ()
+        nodes = {seat.member.node for seat in seats} or {self.name}
+        try:
+            answers = await asking.ask(self.node.store, nodes, asking.LOOK_S + self.tree.store.try_timeout_s)
+        except (StoreError, TimeoutError):
+            answers = {self.name: await self._where(0)}
+        return asking.told(self.node.loop.state, answers, nodes - answers.keys())
+
+    async def _where(self, to: int) -> Where:
+        assert self.node is not None
+        me, within_s = self.node.loop.state.me, self.tree.timeouts.dump_s
+        return await asking.look(self.crew.report, witness.folder_of(self.home.folder), me, to, within_s)
+
+    async def _say_where(self, to: int) -> None:
+        """Somebody wants to know where all workers are."""
+        assert self.node is not None
+        said, lease = await self._where(to), self.node.office.lease
+        try:
+            await asking.answer(self.node.store, said, lease.id if lease else 0)
+        except StoreError as error:
+            self.log.info("store.failed", action="answer", error=str(error))
 
     async def _write_down(self, verb: Verb, node: str | None) -> None:
         """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""

@@ -49,9 +49,10 @@ def collect(
         dumps = other.submit(recorder.collect, folder, able, within_s=within_s if recorders_s is None else recorders_s)
         seen = stacks.collect(folder, workers, within_s=within_s)
         recorders = dumps.result()
+    places = stacks.evidence(seen, node_of=node_of)
     return Scene(
-        stacks=seen, recorders=recorders, said=stacks.summary(seen),
-        evidence=(*stacks.evidence(seen, node_of=node_of), *positions(recorders, seen, node_of)),
+        stacks=seen, recorders=recorders, said=stacks.summary(places),
+        evidence=(*places, *positions(recorders, seen, node_of)),
     )  # fmt: skip
 
 

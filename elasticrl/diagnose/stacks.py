@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -284,30 +284,30 @@ def evidence(
 
 
 def _sign(stack: Stack) -> tuple[Sign, str, str | None]:
-    if stack.state in {"T", "t"}:
-        return Sign.STOPPED, stack.absent or "the process is stopped", None
+    stopped = stack.state in {"T", "t"}
     if not stack.frames:
-        return (Sign.HOST_STUCK if stack.state == "D" else Sign.TOLD), stack.absent, None
+        return Sign.STOPPED if stopped else Sign.HOST_STUCK if stack.state == "D" else Sign.TOLD, stack.absent, None
     at = place(stack.frames)
+    if stopped:
+        return Sign.STOPPED, f"{at.words}: {at.frame}, stopped", None
     if at.waits:
         return (Sign.SETUP_WAITED if at.what == "setup" else Sign.WAITED), at.words, at.op
     return Sign.ELSEWHERE, f"{at.words}: {at.frame}", None
 
 
-def summary(stacks: Mapping[int, Stack]) -> str:
-    """One sentence, the fewest first.
+def summary(facts: Iterable[Evidence]) -> str:
+    """Where ranks were seen, in one sentence, the fewest first.
 
-    >>> summary({0: Stack(pid=1, absent="the process is stopped"), 1: Stack(pid=2, absent="the process is gone")})
+    >>> summary(evidence({0: Stack(pid=1, absent="the process is stopped"), 1: Stack(pid=2, absent="the process is gone")}))
     'rank 0 gave no stack (the process is stopped); rank 1 gave no stack (the process is gone)'
     """
     alike: dict[str, list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        at = place(stack.frames)
-        where = f" {at.frame}" if at.frame and not at.waits else ""
-        words = (f"in {at.op}" if at.op else f"{at.words}{where}") + (", stopped" if stack.state == "T" else "")
-        alike.setdefault(f"gave no stack ({stack.absent})" if not stack.frames else words, []).append(rank)
+    for fact in facts:
+        if fact.kind is Kind.STACK and fact.rank is not None:
+            words = f"in {fact.op}" if fact.op else fact.detail
+            alike.setdefault(words if fact.line else f"gave no stack ({words})", []).append(fact.rank)
     parts = []
     for words, ranks in sorted(alike.items(), key=lambda item: (len(item[1]), item[1])):
         verb = "" if words.startswith("gave") else "is " if len(ranks) == 1 else "are "
-        parts.append(f"{rank_names(ranks)} {verb}{words}")
+        parts.append(f"{rank_names(sorted(ranks))} {verb}{words}")
     return "; ".join(parts)

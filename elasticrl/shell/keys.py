@@ -7,6 +7,8 @@ Everything of a job is under `/elasticrl/<job>/`:
     leader               who leads, under its lease
     intent               what the operators want of the whole job
     look                 the generation whose workers shall say where they are
+    where                a number that changes when an operator asks where all workers are
+    answers/<node>       what that node answered, under its lease
     members/<node>       what a member says of itself, under its lease
     quarantine/<node>    who is kept out, and why
     rollout/<node>       what a rollout node says of itself, under its lease
@@ -27,6 +29,8 @@ COMMIT = "commit"
 LEADER = "leader"
 INTENT = "intent"
 LOOK = "look"
+WHERE = "where"
+ANSWERS = "answers/"
 MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"
@@ -46,6 +50,11 @@ T = TypeVar("T")
 def member_key(node: str) -> str:
     """Where a node's record lies."""
     return MEMBERS + node
+
+
+def answer_key(node: str) -> str:
+    """Where a node says where its workers are."""
+    return ANSWERS + node
 
 
 def quarantine_key(node: str) -> str:

@@ -38,6 +38,9 @@ class Sight:
         self._me = me
         self._changed = changed
         self._complain = complain
+        self.asked: Callable[[int], None] = lambda _: (
+            None
+        )  # told the revision at which somebody asked where all workers are
         self._everyone = False
         self._revisions: dict[str, int] = {}  # of each key's newest event, deletions too
         self._records: dict[str, Record] = {}
@@ -48,7 +51,7 @@ class Sight:
     def scopes(self) -> tuple[str, ...]:
         """What this node watches: the few keys that all need, and its own; the leader and its deputies also everybody's."""
         node = self._me.node
-        shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.LOOK, keys.drain_key(node))
+        shared = (keys.PLAN, keys.COMMIT, keys.LEADER, keys.INTENT, keys.LOOK, keys.WHERE, keys.drain_key(node))
         return (*shared, keys.MEMBERS, keys.QUARANTINES) if self._everyone else (*shared, keys.member_key(node))
 
     async def watch(self, *, everyone: bool) -> None:
@@ -82,6 +85,9 @@ class Sight:
         return revision
 
     def _apply(self, batch: Batch) -> None:
+        for event in batch.events:
+            if event.key == keys.WHERE:
+                self.asked(event.revision)
         self._take(batch.events)
         if batch.events:
             self._tell(batch.revision)

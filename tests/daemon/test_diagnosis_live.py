@@ -110,6 +110,7 @@ def test_who_asks_is_told_where_all_are_and_nothing_is_disturbed(job: Job) -> No
     told = json.loads(said.stdout)
     assert "rank " in told["said"]
     assert {fact["kind"] for fact in told["evidence"]} >= {"stack", "recorder"}
+    assert {fact["rank"] for fact in told["evidence"] if fact["kind"] == "stack"} == {0, 1, 2}, "those of all nodes"
     assert told["before"]["class"] == "dead_rank"
     assert any("dead_rank" in text for text in job.ask("n1", "status")["advice"])
     job.until_steps(3, within_s=30.0)

@@ -8,7 +8,7 @@ from diagnose_gang import gang, until
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Facts, Fault
-from elasticrl.diagnose import scene, stacks
+from elasticrl.diagnose import scene
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_who_is_gone_leaves_no_facts_against_anybody(tmp_path: Path) -> None:
     found = scene.collect(tmp_path, {0: 2**22 - 1}, within_s=1.0)
     assert (found.recorders, found.stacks[0].absent) == ({}, "the process is gone")
     assert judge(found.evidence).ranks == ()
-    assert stacks.summary(found.stacks) == "rank 0 gave no stack (the process is gone)"
+    assert found.said == "rank 0 gave no stack (the process is gone)"

@@ -40,8 +40,8 @@ def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_th
         took_s = time.monotonic() - began
     assert took_s < 2.0, "a process that cannot run costs no more than those that can"
     assert (seen[2].frames, seen[2].absent) == ((), "the process is stopped")
-    text = summary(seen)
-    assert "rank 1 is in its dataloader __next__ (diagnose_job.py:" in text
+    text = summary(evidence(seen))
+    assert "rank 1 is in its dataloader: __next__ (diagnose_job.py:" in text
     assert "ranks 0, 3 are in all_reduce" in text
     assert "rank 2 gave no stack (the process is stopped)" in text
     signs = {fact.rank: fact.sign for fact in evidence(seen)}
@@ -219,5 +219,6 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
         stopped.kill()
         stopped.wait()
     assert (seen.how, place(seen.frames).what) == ("py-spy", "data")
-    assert summary({5: seen}) == "rank 5 is in its dataloader __next__ (loader.py:7), stopped"
-    assert evidence({5: seen})[0].sign is Sign.STOPPED, "where it was stopped matters less than that it was"
+    (fact,) = evidence({5: seen})
+    assert summary([fact]) == "rank 5 is in its dataloader: __next__ (loader.py:7), stopped"
+    assert fact.sign is Sign.STOPPED, "where it was stopped matters less than that it was"

@@ -1,0 +1,90 @@
+"""Where all workers are, asked of the whole job by an operator: on the memory store."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from test_core_diagnosis import fact
+from test_core_step import plan
+
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.model import Member, Record, View
+from elasticrl.core.settings import Settings
+from elasticrl.core.state import State
+from elasticrl.daemon.asking import Where, answer, ask, told
+from elasticrl.shell.sight import Sight
+from elasticrl.store.memory import MemoryServer, MemoryStore
+
+ME = Member(node="n00", incarnation=1)
+
+
+def test_all_who_answer_in_time_are_heard_and_an_old_question_is_not_answered_again() -> None:
+    async def questions() -> None:
+        server = MemoryServer()
+        heard: dict[str, list[int]] = {}
+
+        async def member(name: str, *, dumb: bool = False) -> None:
+            store, me = MemoryStore(server), Member(node=name, incarnation=1)
+            said = heard.setdefault(name, [])
+            sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None)
+
+            def asked(to: int) -> None:
+                said.append(to)
+                if not dumb:
+                    task = asyncio.create_task(answer(store, Where(to=to, member=me, evidence=(away(1),)), 0))
+                    tasks.append(task)
+
+            sight.asked = asked
+            await sight.watch(everyone=False)
+
+        tasks = [asyncio.create_task(member("n00")), asyncio.create_task(member("n01", dumb=True))]
+        await asyncio.sleep(0.05)
+        first = await ask(MemoryStore(server), {"n00", "n01"}, within_s=0.3)
+        assert set(first) == {"n00"}
+        assert [each.detail for each in first["n00"].evidence] == [away(1).detail]
+        tasks.append(asyncio.create_task(member("n02")))
+        await asyncio.sleep(0.05)
+        assert heard["n02"] == [], "it was asked before its time"
+        second = await ask(MemoryStore(server), {"n00", "n02"}, within_s=5.0)
+        assert set(second) == {"n00", "n02"}
+        assert len(heard["n00"]) == 2
+        assert second["n00"].to > first["n00"].to
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(questions())
+
+
+def away(rank: int) -> Evidence:
+    return fact(Sign.ELSEWHERE, rank, 3, kind=Kind.STACK, detail="in its dataloader: __next__ (loader.py:7)", line="x")
+
+
+def there(rank: int) -> Evidence:
+    return fact(Sign.WAITED, rank, 3, kind=Kind.STACK, op="all_reduce", line="x")
+
+
+@pytest.mark.parametrize(("moved", "stalled"), [((), False), ((1,), False), ((), True)])
+def test_that_somebody_is_elsewhere_is_no_verdict_on_a_job_that_goes_on(moved: tuple[int, ...], stalled: bool) -> None:
+    state = State(
+        settings=Settings(job="j"), me=ME, card=Record(member=ME), view=View(plan=plan(3, "n00", "n01", "n02", "n03"))
+    )
+    answers = {
+        f"n0{rank}": Where(
+            to=7, member=Member(node=f"n0{rank}", incarnation=1), evidence=(away(1) if rank == 1 else there(rank),),
+            moved=tuple({rank} & set(moved)), stalled=stalled and rank == 0,
+        )
+        for rank in range(3)
+    }  # fmt: skip
+    found = told(state, answers, {"n03"})
+    assert found["said"] == (
+        "rank 1 is in its dataloader: __next__ (loader.py:7); ranks 0, 2 are in all_reduce; n03 has not answered"
+    )
+    assert found["moved"] == list(moved)
+    lasting = found["if_it_lasts"]
+    if stalled:
+        assert (found["verdict"]["class"], found["verdict"]["culprit"]["ranks"], lasting) == ("host_hang", [1], None)
+    else:
+        assert found["verdict"]["class"] == "unknown"
+        assert (lasting and lasting["culprit"]["ranks"]) == (None if moved else [1])
