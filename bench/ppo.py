@@ -50,10 +50,6 @@ SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; n
 WAITS: Mapping[str, Mapping[str, str]] = {  # as by default
     "membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}, "vault": {},
 }  # fmt: skip
-    "membership": {"lease_ttl": "10s", "keepalive": "4s"},
-    "timeouts": {"floor": "30s"},
-    "vault": {},
-}  # as by default
 GOAL = 1.02  # a step under daemons, by one without
 
 
