@@ -198,8 +198,7 @@ def measure(
             first, second = sides if number % 2 == 0 else sides[::-1]
             for side in (first, second, second, first):
                 side.turn(turn_s)
-            row = [f"{side.name} {[round(count, 2) for count in steps(side)[-2:]]}" for side in sides]
-            print(f"round {number + 1} of {rounds}: {'; '.join(row)}", file=sys.stderr)
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for side in sides:
             side.turn(0.0, steps=len(ppo.made(side.folder)) + 1)
         return [costs(side) for side in sides]

@@ -103,6 +103,7 @@ class Sign(StrEnum):
     # What people wrote.
     PROGRAM = "program"
     DIVERGED = "diverged"  # a replica's bits are not the others'
+    UNKEPT = "unkept"  # its node's vault has not taken its state
     BAD_ACCESS = "bad_access"
     RAISED = "raised"  # an exception that could be anybody's fault
     SETTING = "setting"
@@ -229,6 +230,9 @@ NOT_ITS_OWN = frozenset({
     "ConnectionAbortedError", "EOFError", "ChildFailedError", "SignalException", "CollectiveAborted",
 })  # fmt: skip
 
+#: Exceptions of the runtime's own, which are not the program's.
+OURS: Mapping[str, Sign] = {"Diverged": Sign.DIVERGED, "VaultError": Sign.UNKEPT}
+
 #: What our own agent says of an end that it saw to, or that the kernel told it why. (`model.Stall` words the first two.)
 SAID: Mapping[str, Sign] = {
     "stopped in ": Sign.STOPPED, "stalled in ": Sign.HOST_STUCK, "out of memory": Sign.OOM_KILLED,
@@ -247,6 +251,7 @@ def _sign_of_exit(ended: "Exit") -> Sign:
             # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
             sign = SIGNALS.get(int(number[0]), Sign.KILLED)
             return Sign.KILLED if sign is Sign.TOLD else sign
-    if not ended.own or any(word.rsplit(".", 1)[-1] in NOT_ITS_OWN for word in words):
+    names = {word.rsplit(".", 1)[-1] for word in words}
+    if not ended.own or names & NOT_ITS_OWN:
         return Sign.PEER_GONE
-    return Sign.DIVERGED if any(word.rsplit(".", 1)[-1] == "Diverged" for word in words) else Sign.PROGRAM
+    return next((sign for name, sign in OURS.items() if name in names), Sign.PROGRAM)

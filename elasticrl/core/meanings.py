@@ -107,6 +107,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",
         "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
+    Sign.UNKEPT: Meaning(
+        Fault.HOST_HANG, _MEDIUM, "had to end, as its node's vault did not keep its state",
+        "See vault.log of that node, what the node is short of (/dev/shm, memory, processor time) and who holds its vault; "
+        "vault.timeout says how long a vault is waited for.",
+        "the vault's log shows that it took that state in time", depth=1,
+    ),
     Sign.BAD_ACCESS: Meaning(
         Fault.USER_ERROR, _LOW, "had a kernel access memory that is not its own",
         "Run the step under compute-sanitizer or CUDA_LAUNCH_BLOCKING=1; if only one GPU ever does it, look for its Xid "
@@ -273,7 +279,7 @@ WAITS = frozenset({Sign.WAITED, Sign.WATCHDOG_STUCK, Sign.SETUP_WAITED})
 WATCHDOGS = frozenset({
     Kind.WATCHDOG_TIMEOUT, Kind.WATCHDOG_STATUS, Kind.WATCHDOG_ERROR, Kind.HEARTBEAT_MONITOR, Kind.TEAR_DOWN,
 })  # fmt: skip
-_ENDS = frozenset({Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED})
+_ENDS = frozenset({Sign.UNKEPT, Sign.PROGRAM, Sign.RAISED, Sign.CRASHED, Sign.ABORTED})
 _STARVED = _ENDS | {Sign.KILLED, Sign.OOM_KILLED, Sign.NODE_GONE, Sign.UNHEARD}
 #: What the state of a machine explains of what befell its node and its ranks, and nothing else: no disk stops a dataloader.
 EXPLAINS: Mapping[Sign, frozenset[Sign]] = {

@@ -6,6 +6,7 @@ reward model its sequence-classification model, so `from_pretrained`, `save_pret
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -178,17 +179,26 @@ def silence(head: nn.Linear) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' progress bars and tables, which no log can read."""
-    logging: Any = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Without transformers' progress bars and tables, which no log can read, and without what DeepSpeed says of cards: where it
+    is installed a model that is saved imports it.
+    """
+    told: Any = transformers.utils.logging
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    deepspeed = logging.getLogger("DeepSpeed")
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    deepspeed.addFilter(_is_error)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        deepspeed.removeFilter(_is_error)
+        told.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            told.enable_progress_bar()
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _inputs(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
         ("out of memory: Killed process 7 (python)", False, Sign.OOM_KILLED),
         ("its workers are gone", False, Sign.KILLED),
         ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
+        ("exit code 1: VaultError: The snapshot of step 16.0 was not copied within 20 s.", True, Sign.UNKEPT),
         ("exit code 1: ValueError: bad prompt", True, Sign.PROGRAM),
         ("exit code 1: Broken: connection closed by peer", False, Sign.PEER_GONE),
     ],
