@@ -130,6 +130,11 @@ def _away(t: Tree) -> list[str]:
     return [role for role, placement in roles.items() if placement.where == "rollout"]
 
 
+def _spread_away(t: Tree) -> list[str]:
+    roles = {"ref": t.placement.ref, "reward": t.placement.reward}
+    return [role for role in _away(t) if (roles[role].strategy, roles[role].offload) != ("replicated", "none")]
+
+
 def _way(t: Tree) -> str:
     """The only way that weights can take to the engine."""
     return "gloo" if t.rollout.nodes else "ipc"
@@ -603,11 +608,30 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set sync_transport: auto.",
     ),
     Relation(
-        keys=("placement.ref.where", "placement.reward.where"),
-        rule="must be train (placement.reward.where likewise): rollout nodes generate and nothing else",
-        broken=lambda t: bool(_away(t)),
-        values=lambda t: f"{' and '.join(_away(t))} would live where no worker is",
+        keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),
+        rule="must be train without rollout nodes (placement.reward.where likewise)",
+        broken=lambda t: bool(_away(t)) and not (t.rollout.nodes and _generates(t)),
+        values=lambda t: f"{' and '.join(_away(t))} would live where no node is",
+        remedy="Set rollout.nodes, or where: train.",
+    ),
+    Relation(
+        keys=("placement.reward.where", "reward.model"),
+        rule="must be train unless reward.model names a model: functions and endpoints are asked by the trainer",
+        broken=lambda t: t.placement.reward.where == "rollout" and t.reward.model is None,
+        values=lambda _: "there is no reward.model",
         remedy="Set where: train.",
+    ),
+    Relation(
+        keys=(
+            "placement.ref.strategy",
+            "placement.ref.offload",
+            "placement.reward.strategy",
+            "placement.reward.offload",
+        ),
+        rule="must be at its default for a role on rollout nodes, where it is whole and stays on its device",
+        broken=lambda t: bool(_spread_away(t)),
+        values=lambda t: f"{' and '.join(_spread_away(t))} is to live on rollout nodes",
+        remedy="Remove strategy and offload, or set where: train.",
     ),
 )
 

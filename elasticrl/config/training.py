@@ -163,8 +163,8 @@ class FrozenPlacement(Section):
     offload: Literal["none", "cpu"] = "none"
     """cpu: the weights wait in host memory while the role is idle. Frees GPU memory, costs copying."""
     where: Literal["train", "rollout"] = "train"
-    """train: on every training node, beside the others. rollout, on the nodes with node.role rollout, is refused: those
-    generate and nothing else."""
+    """train: on every training node, beside the others. rollout: on the nodes with node.role rollout, whose engines answer for
+    it; trainers keep no copy."""
 
 
 class Placement(Section):

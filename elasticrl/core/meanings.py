@@ -109,8 +109,8 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.UNKEPT: Meaning(
         Fault.HOST_HANG, _MEDIUM, "had to end, as its node's vault did not keep its state",
-        "See vault.log of that node, what the node is short of (/dev/shm, memory, processor time) and who holds its vault; "
-        "vault.timeout says how long a vault is waited for.",
+        "See the vault's log on that node, what the node is short of (/dev/shm, memory, processor time) and who holds its "
+        "vault; vault.timeout says how long a vault is waited for.",
         "the vault's log shows that it took that state in time", depth=1,
     ),
     Sign.BAD_ACCESS: Meaning(

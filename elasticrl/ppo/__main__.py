@@ -22,6 +22,7 @@ from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
 from elasticrl.ppo.roles import Roles
+from elasticrl.ppo.rollout.away import Away
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.made import not_here, outside, sampling_of, sent_as
 from elasticrl.ppo.rollout.outside import Outside
@@ -91,7 +92,12 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     built = {name: given_as(strategy_of(tree, name), make, device) for name, make in makers.items()}
     base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
     frozen = Frozen(tree, device)
-    reference = frozen.model("ref", lambda: reference_of(tree)) if ppo.kl.where != "off" else None
+    sampling = sampling_of(tree, tokenizer)
+    away = outside(tree, run, sampling)
+    judge = away.judge if isinstance(away, Away) else None
+    ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
+    needed = ppo.kl.where != "off" and not ref_away
+    reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer)
     cursor = Cursor(
         Walk(
@@ -103,20 +109,23 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         tree.reward,
         deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
         load=lambda name: rewards.RewardModel(
-            model=frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
+            model=nn.Module()
+            if reward_away
+            else frozen.model("reward", lambda: models.reward_model(tree.model, name)) or nn.Module(),
             width=tree.data.max_prompt + tree.rollout.max_tokens,
             rows=ppo.micro_batch,
             pad=tokenizer.pad_token_id,
-            collective=tree.placement.reward.strategy == "fsdp",
+            collective=collective(tree, "reward"),
+            judge=judge if reward_away else None,
         ),
     )
-    sampling = sampling_of(tree, tokenizer)
     roles = Roles(
         model=tree.model, actor=at_first(built["actor"]), critic=at_first(built["critic"]) if "critic" in built else None,
-        ref=reference, tokenizer=tokenizer, device=device, temperature=tree.rollout.temperature,
+        ref=reference, judge=judge if ref_away else None, tokenizer=tokenizer, device=device,
+        temperature=tree.rollout.temperature,
     )  # fmt: skip
     gathers = collective(tree, "actor")
-    engine = outside(tree, run, sampling) or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
+    engine = away or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
     trainer = Trainer(
         run,
         roles,
@@ -319,7 +328,7 @@ def idle_of(tree: Tree, trainer: Trainer) -> Idle:
             if model is not None and asked[role] == "cpu" and role not in inexact
         },
         frozen=("ref", "reward"),
-        stands_for={"ref": "actor"} if roles.ref is None else {},
+        stands_for={"ref": "actor"} if roles.ref is None and roles.judge is None else {},
     )
 
 

@@ -182,7 +182,7 @@ def collective(tree: Tree, role: str) -> bool:
     """Whether a forward pass of this role needs all ranks, because its weights are sharded."""
     if role in ("ref", "reward"):
         frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
-        return frozen[role].strategy == "fsdp"
+        return frozen[role].strategy == "fsdp" and frozen[role].where == "train"
     strategy = strategy_of(tree, role)
     return strategy == "fsdp" or (strategy == "deepspeed" and tree.model.zero_stage == 3)
 

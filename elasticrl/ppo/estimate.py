@@ -182,9 +182,10 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
                 strategy=tree.placement.critic.strategy or model.strategy,
             )
         )
-    if "ref" in flow.of(ppo, tied=bool(value)) and not (model.lora.rank and model.ref_path is None):
+    adapted = model.lora.rank and model.ref_path is None
+    if "ref" in flow.of(ppo, tied=bool(value)) and not adapted and tree.placement.ref.where == "train":
         found.append(Role(name="ref", shape=models["ref"], count=models["ref"].count, trained=0))
-    if tree.reward.model is not None and "reward" in flow.of(ppo):
+    if tree.reward.model is not None and "reward" in flow.of(ppo) and tree.placement.reward.where == "train":
         found.append(Role(name="reward", shape=models["reward"], count=models["reward"].reward, trained=0, head=False))
     return found
 

@@ -22,7 +22,7 @@ import tenacity
 import torch
 
 from elasticrl.ppo import models
-from elasticrl.ppo.batches import blocks
+from elasticrl.ppo.batches import Rows, blocks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_REPLY = 64 << 20
 Score = float | list[float]
+Judge = Callable[[str, Sequence[Rows]], list[torch.Tensor]]  # a role elsewhere, asked about blocks
 
 
 class RewardError(RuntimeError):
@@ -123,21 +124,29 @@ class RewardModel:
     rows: int
     pad: int
     collective: bool = False  # its layers are sharded, so no rank may leave a lane out
+    judge: Judge | None = None  # whoever has the model in our place
 
     @torch.no_grad()
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         """At each answer's last token."""
-        device = next(self.model.parameters()).device
         tokens = torch.full((len(answers), self.width), self.pad)
         attention = torch.zeros(len(answers), self.width, dtype=torch.bool)
         for i, answer in enumerate(answers):
             tokens[i, : len(answer.tokens)] = torch.tensor(answer.tokens)
             attention[i, : len(answer.tokens)] = True
-        found: list[float] = []
-        for index, real in blocks(torch.arange(len(answers)), self.rows) if answers else ():
-            scores = models.whole_scores(self.model, tokens[index].to(device), attention[index].to(device)).cpu()
-            found += scores[real].tolist()
+        cut = blocks(torch.arange(len(answers)), self.rows) if answers else []
+        said = self._said([{"tokens": tokens[index], "attention": attention[index]} for index, _ in cut])
+        found = [score for (_, real), scores in zip(cut, said, strict=True) for score in scores[real].tolist()]
         return checked("the reward model", found, answers)
+
+    def _said(self, cut: Sequence[Rows]) -> list[torch.Tensor]:
+        if self.judge is not None:
+            return self.judge("reward", [{**rows, "mask": rows["attention"]} for rows in cut])
+        device = next(self.model.parameters()).device
+        return [
+            models.whole_scores(self.model, rows["tokens"].to(device), rows["attention"].to(device)).cpu()
+            for rows in cut
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from elasticrl.config.training import Model
     from elasticrl.ppo.batches import Rows
+    from elasticrl.ppo.rewards import Judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Without `ref` the reference is the actor without its adapters.
+    """Without `ref` and `judge` the reference is the actor without its adapters.
 
     Example: Roles(model=config.model, actor=actor, critic=critic, ref=reference, tokenizer=tokenizer)
     """
@@ -32,6 +33,7 @@ class Roles:
     actor: nn.Module
     critic: nn.Module | None = None
     ref: nn.Module | None = None
+    judge: Judge | None = None  # where the reference lives elsewhere
     tokenizer: Any = None
     device: str = "cpu"
     temperature: float = 1.0

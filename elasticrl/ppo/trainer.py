@@ -108,8 +108,17 @@ class Trainer:
 
     def ref(self, stage: flow.Stage) -> None:
         """The reference's log-probabilities of the samples."""
-        for lane in self._todo(stage):
-            self.run.buffer.put(lane, ref_logprobs=self._forward(lane, self.roles.reference)[0])
+        todo = self._todo(stage)
+        if self.roles.judge is None:
+            for lane in todo:
+                self.run.buffer.put(lane, ref_logprobs=self._forward(lane, self.roles.reference)[0])
+            return
+        rows = {lane: self.run.buffer.rows[lane] for lane in todo}
+        cut = {lane: self._blocks(its, torch.arange(len(its["mask"]))) for lane, its in rows.items()}
+        said = iter(self.roles.judge("ref", [block for its in cut.values() for block in its]))
+        for lane, its in cut.items():
+            whole = torch.cat([next(said) for _ in its])
+            self.run.buffer.put(lane, ref_logprobs=whole[: len(rows[lane]["mask"])])
 
     def values(self, stage: flow.Stage) -> None:
         """The critic's values of the samples."""

@@ -113,6 +113,7 @@ def alone(job: RolloutJob, folder: Path, steps: int) -> Path:
     plain = "reward.function=elasticrl.ppo.tasks:reverse"
     own = [plain, f"job.steps={steps}", f"checkpoint.dir={folder}/saves", f"vault.dir={folder}/vault"]
     inside = ["rollout.engine=torch", "rollout.nodes=0", "membership.min_nodes=1", "vault.copies=0"]
+    inside.append("placement.ref.where=train")
     (folder / "config.json").write_text(dumps(load(job.folder / "job.yaml", [*own, *inside])))
     env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
@@ -130,6 +131,7 @@ def job(conf: dict[str, Any]) -> Iterator[RolloutJob]:
         "rollout": {
             **conf["rollout"], "engine": "served", "nodes": 2, "health_timeout": "5s", "wait": "200s", "sync_timeout": "10s",
         },
+        "placement": {"ref": {"where": "rollout"}},  # what it says decides the bits, too
         "checkpoint": {"every": 1000},
     }  # fmt: skip
     with RolloutJob(etcd=1, conf={**conf, **more}) as job:

@@ -18,6 +18,7 @@ from served_kit import LIMITS, SAMPLING, end, moved, pid_of, requests, same, ser
 
 from elasticrl.config.training import Model
 from elasticrl.ppo import models
+from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant
 from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
@@ -39,12 +40,12 @@ def actor(folders):
 class Node:
     """A rollout node, as far as trainers know it: an engine behind a door."""
 
-    def __init__(self, folder, name, path):
+    def __init__(self, folder, name, path, **more):
         self.name, self.home = name, folder / name
         key = folder / "key"
         key.write_text(KEY)
         key.chmod(0o600)
-        page = service(path, listen="127.0.0.1:0", job="job", node=name, key_file=str(key))
+        page = service(path, listen="127.0.0.1:0", job="job", node=name, key_file=str(key), **more)
         self.said = []
         self.attendant = Attendant(self.home, page, LIMITS, python=None, say=self.said.append)
 
@@ -75,11 +76,11 @@ def nodes(tmp_path_factory, folders):
 class Trainer:
     """One worker's end, and the list that its daemon would keep."""
 
-    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS):
+    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS, judges=()):
         self.folder, self.said, self.on_turn = folder, [], lambda: None
         self.list = folder / "rollouts.json"
         self.know(*nodes)
-        makes = service("anywhere", device="cpu").makes
+        makes = service("anywhere", device="cpu", judges=dict.fromkeys(judges, "")).makes
         roll = Roll(self.list, job="job", node="n0")
         self.engine = Away(
             roll,
@@ -116,6 +117,71 @@ def trainer(tmp_path, nodes, actor):
 
 def inline(actor, asked):
     return TorchEngine(actor, SAMPLING).generate(asked, version=0)
+
+
+# ---- roles that live there
+
+
+@pytest.fixture
+def judging(tmp_path, folders):
+    """Two engines with a reference and a reward model."""
+    judges = {"ref": folders["qwen2"], "reward": folders["reward"]}
+    both = [Node(tmp_path, name, folders["qwen2"], judges=judges) for name in ("r0", "r1")]
+    yield both
+    for node in both:
+        node.hello()
+        node.attendant.close()
+        end(node.home)
+
+
+def block(seed):
+    """Rows as a trainer cuts them: prompts padded on the left, answers on the right."""
+    chance = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 10, (4, 13), generator=chance)
+    attention = torch.ones(4, 13, dtype=torch.bool)
+    attention[0, :3] = attention[1, 11:] = False
+    return {"tokens": tokens, "attention": attention, "mask": attention[:, 7:].clone()}
+
+
+def test_what_roles_elsewhere_say_is_bit_for_bit_what_the_worker_s_own_would_though_an_engine_dies(
+    tmp_path, judging, actor, folders
+):
+    trainer = Trainer(tmp_path, judging, actor, judges=("ref", "reward"))
+    struck = []
+
+    def turn():  # between two blocks of its share, or before the first
+        if not struck:
+            os.killpg(pid_of(judging[1].home), signal.SIGKILL)
+            struck.append(True)
+            judging[1].attendant.lost("killed by the test")
+
+    cut = [block(seed) for seed in range(40)]
+    ref = models.reference(Model(), folders["qwen2"])
+    roles = Roles(model=Model(), actor=ref, ref=ref)
+    reward = models.reward_model(Model(), folders["reward"])
+    trainer.on_turn = turn
+    said = trainer.engine.judge("ref", cut)  # no weights have been published: none are needed
+    trainer.on_turn = lambda: None
+    assert struck
+    with torch.no_grad():
+        assert all(torch.equal(a, roles.reference(rows)[0]) for a, rows in zip(said, cut, strict=True))
+        scores = trainer.engine.judge("reward", cut)
+        whole = (models.whole_scores(reward, rows["tokens"], rows["attention"]) for rows in cut)
+        assert all(torch.equal(a, b) for a, b in zip(scores, whole, strict=True))
+    trainer.engine.end()
+
+
+def test_an_engine_is_not_asked_for_a_role_that_it_has_not_and_survives_nonsense(nodes, judging):
+    with Talk(nodes[0].remote(), within_s=20.0) as talk:
+        talk.send("judge", b"", role="ref", id=0, shape=[1, 1, 1])
+        with pytest.raises(Refused, match="does not know 'judge'"):
+            talk.receive()
+    for shape in ([4, 13, 6], [0, 13, 6], [1, 2], "x"):
+        with Talk(judging[0].remote(), within_s=20.0) as talk:
+            talk.send("judge", b"too short", role="ref", id=0, shape=shape)
+            with pytest.raises(Lost, match="hung up"):
+                talk.receive()
+    assert judging[0].hello()["pid"] == pid_of(judging[0].home)
 
 
 # ---- samples
@@ -199,9 +265,7 @@ def test_who_does_not_write_asks_until_the_weights_are_there(tmp_path, nodes, ac
 def test_with_no_engine_a_trainer_waits_so_long_and_then_says_so(tmp_path, actor):
     trainer = Trainer(tmp_path, [], actor, wait_s=0.3)
     trainer.engine.publish(0)
-    with pytest.raises(
-        EngineFailed, match=r"no rollout node has generated anything for 0.3 s \(rollout.wait\); 4 samples"
-    ):
+    with pytest.raises(EngineFailed, match=r"no rollout node has said anything for 0.3 s \(rollout.wait\); 4 samples"):
         trainer.engine.generate(requests(4), version=0)
     trainer.engine.end()
 

@@ -36,6 +36,15 @@ def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
     assert found["peak"] > found["fixed"] == sum(line["bytes"] for line in found["memory"])
 
 
+def test_a_role_on_rollout_nodes_takes_no_memory_of_a_worker(large: str) -> None:
+    away = ("placement.ref.where=rollout", "rollout.nodes=2", "rollout.engine=served", "store.embedded=true")
+    roles = [
+        {line["role"] for line in json.loads(plan(large, "--json", *more).stdout)["memory"]} for more in ((), away)
+    ]
+    assert roles[0] - roles[1] == {"ref"}
+    assert "@ rollout nodes" in plan("--graph", *away).stdout
+
+
 def test_what_does_not_fit_is_said_with_what_to_do(large: str) -> None:
     done = plan(large, "--memory", "80GiB", "data.max_prompt=1024", "rollout.max_tokens=1024")
     assert done.returncode == 0

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
+from elasticrl.ppo.rollout.judges import Case, verdicts
 from elasticrl.ppo.rollout.outside import Outside, Source, collect
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from elasticrl.ppo.rollout.attend import Limits
-    from elasticrl.ppo.rollout.process import Said
+    import torch
 
+    from elasticrl.ppo.batches import Rows
+    from elasticrl.ppo.rollout.attend import Limits
+
+K = TypeVar("K")  # what is wanted: a request, a case
 ROLL: Final = "ELASTICRL_ROLLOUTS"  # in the environment: where the daemon writes who there is
 REST_S: Final = 0.5  # before an engine that failed is asked again; each further failure doubles it
 REST_MAX_S: Final = 30.0
@@ -65,7 +69,7 @@ class Roll:
         return self._found
 
 
-def shares(missing: Sequence[Request], engines: Iterable[str]) -> dict[str, list[Request]]:
+def shares(missing: Sequence[K], engines: Iterable[str]) -> dict[str, list[K]]:
     """Who is asked for which: in turn, so that long and short prompts are spread alike.
 
     >>> asked = shares([Request(id=str(i), prompt=(1,), seed=i) for i in range(5)], ["r0", "r1"])
@@ -122,11 +126,23 @@ class Away(Outside):
             time.sleep(TURN_S)  # between looks that end with `sync_timeout`, or as soon as `check` raises
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
+        self._have_all(
+            Question("samples", lambda talk, part: collect(talk, tag, part, self.found), self.found, tag), requests
+        )
+
+    def judge(self, role: str, blocks: Sequence[Rows]) -> list[torch.Tensor]:
+        """What the rollout nodes' model in that role says of each block."""
+        cases = [Case(role, rows) for rows in blocks]
+        found: dict[Case, torch.Tensor] = {}
+        self._have_all(Question("blocks", lambda talk, part: verdicts(talk, part, found), found), cases)
+        return [found[case] for case in cases]
+
+    def _have_all(self, question: Question[K], wanted: Sequence[K]) -> None:
         stop = threading.Event()
-        asks: dict[str, Ask] = {}
+        asks: dict[str, Ask[K]] = {}
         try:
             with self._outside() if here() else nullcontext():
-                self._ask_all(tag, requests, asks, stop)
+                self._ask_all(question, wanted, asks, stop)
         finally:
             stop.set()
             for ask in asks.values():
@@ -139,10 +155,10 @@ class Away(Outside):
             weights.forget(self.home)
 
     def _ask_all(
-        self, tag: weights.Tag, requests: Sequence[Request], asks: dict[str, Ask], stop: threading.Event
+        self, question: Question[K], wanted: Sequence[K], asks: dict[str, Ask[K]], stop: threading.Event
     ) -> None:
         heard, barren, why = time.monotonic(), 0, "none was there"
-        while missing := self._missing(requests):
+        while missing := [one for one in wanted if one not in question.found]:
             self._turn()
             for node, ask in [(node, ask) for node, ask in asks.items() if not ask.is_alive()]:
                 del asks[node]
@@ -153,26 +169,28 @@ class Away(Outside):
             heard = max(heard, *(ask.heard for ask in asks.values()), 0.0)
             engines = self.roll()
             if barren >= self.limits.starts * max(1, len(engines)):
-                raise EngineFailed(f"{barren} times in a row a rollout engine ended without a sample, lastly {why}")
+                raise EngineFailed(
+                    f"{barren} times in a row a rollout engine ended without any of the {question.what}, lastly {why}"
+                )
             if time.monotonic() > heard + self._wait_s:
                 raise EngineFailed(
-                    f"no rollout node has generated anything for {self._wait_s:g} s (rollout.wait); {len(missing)} samples are "
-                    f"missing; of {len(engines)} nodes with an engine, lastly {why}"
+                    f"no rollout node has said anything for {self._wait_s:g} s (rollout.wait); {len(missing)} "
+                    f"{question.what} are missing; of {len(engines)} nodes with an engine, lastly {why}"
                 )
-            taken = {request for ask in asks.values() for request in ask.part}
+            taken = {one for ask in asks.values() for one in ask.part}
             idle = [node for node, at in engines.items() if node not in asks and self.rest.over(node, at.address)]
-            for node, part in shares([request for request in missing if request not in taken], idle).items():
-                asks[node] = Ask(engines[node], tag, self._makes, part, self.found, self.limits, stop)
+            for node, part in shares([one for one in missing if one not in taken], idle).items():
+                asks[node] = Ask(engines[node], question, self._makes, part, self.limits, stop)
                 asks[node].start()
             time.sleep(TURN_S)
 
-    def _failed(self, node: str, ask: Ask) -> None:
+    def _failed(self, node: str, ask: Ask[K]) -> None:
         if isinstance(ask.failure, Refused) and ask.failure.kind == "stale":
             self.rest.shortly(node)  # they are on their way to it
             return
         self.rest.begin(node, ask.remote.address)
-        left = sum(request not in self.found for request in ask.part)
-        self.say(f"rollout engine of {node} at {ask.remote}: {ask.failure}; {left} samples are asked of whoever lives")
+        left, what = len(ask.part) - ask.finished, ask.question.what
+        self.say(f"rollout engine of {node} at {ask.remote}: {ask.failure}; {left} {what} are asked of whoever lives")
 
     def _turn(self) -> None:
         """Once in every turn of waiting."""
@@ -214,18 +232,27 @@ class Rest:
         return time.monotonic() >= self.until.get(node, 0.0)
 
 
-class Ask(threading.Thread):
-    """One conversation with one engine about a share of the samples."""
+@dataclass(frozen=True)
+class Question(Generic[K]):
+    """What engines are asked for, and where the answers are put. With a `tag`: by those weights."""
+
+    what: str  # in words
+    ask: Callable[[Talk, Sequence[K]], None]
+    found: Mapping[K, object]
+    tag: weights.Tag | None = None
+
+
+class Ask(threading.Thread, Generic[K]):
+    """One conversation with one engine about a share of what is wanted."""
 
     def __init__(
-        self, remote: Remote, tag: weights.Tag, makes: str, part: list[Request], found: dict[Request, Said], limits: Limits,
-        stop: threading.Event,
-    ) -> None:  # fmt: skip
+        self, remote: Remote, question: Question[K], makes: str, part: list[K], limits: Limits, stop: threading.Event
+    ) -> None:
         super().__init__(name=f"asks {remote}", daemon=True)
-        self.remote, self.part = remote, part
+        self.remote, self.question, self.part = remote, question, part
         self.failure: Exception | None = None
         self.asked = False  # it got as far as that
-        self._tag, self._makes, self._found, self._limits, self._given_up = tag, makes, found, limits, stop
+        self._makes, self._limits, self._given_up = makes, limits, stop
         self._talk: Talk | None = None
 
     def run(self) -> None:
@@ -234,10 +261,11 @@ class Ask(threading.Thread):
             with Talk(self.remote, within_s=self._limits.health_s, check=self._check) as talk:
                 self._talk = talk
                 hello = hello_of(talk, self._makes)
-                if hello["tag"] != asdict(self._tag):
-                    raise Refused(f"it has other weights than version {self._tag.version}", "stale")
+                tag = self.question.tag
+                if tag is not None and hello["tag"] != asdict(tag):
+                    raise Refused(f"it has other weights than version {tag.version}", "stale")
                 self.asked = True
-                collect(talk, self._tag, self.part, self._found)
+                self.question.ask(talk, self.part)
         except (Lost, Refused) as failure:
             self.failure = failure
         except Exception as failure:  # noqa: BLE001 - what it said makes no sense; whoever asked is told, as of any other end
@@ -250,8 +278,8 @@ class Ask(threading.Thread):
 
     @property
     def finished(self) -> int:
-        """How many of its samples are there."""
-        return sum(request in self._found for request in self.part)
+        """How much of its share is there."""
+        return sum(one in self.question.found for one in self.part)
 
     def _check(self) -> None:
         if self._given_up.is_set():

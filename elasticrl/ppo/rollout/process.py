@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from elasticrl.ppo.rollout.engine import Request
+    from elasticrl.ppo.rollout.judges import Case, Judges
     from elasticrl.ppo.rollout.weights import Incoming, Tag
 
 ALIVE_S: Final = 0.2  # between signs of life while something is generated
@@ -102,10 +103,11 @@ def the_key(file: str) -> bytes:
 class Server:
     """The loop. `run` returns when it is time to end."""
 
-    def __init__(self, program: Program, service: Service, home: Path) -> None:
-        self.program, self.service, self.home = program, service, home
+    def __init__(self, program: Program, service: Service, home: Path, judges: Judges | None = None) -> None:
+        self.program, self.service, self.home, self.judges = program, service, home, judges
         self.tag: Tag | None = None
         self._visitors: dict[str, Visitor] = {}  # by key of what they wait for
+        self._cases: list[tuple[Visitor, int, Case]] = []  # to be judged, with the visitor's own id of each
         self._all: set[Visitor] = set()
         self._count = self._made = 0
         self._over = ""
@@ -141,7 +143,7 @@ class Server:
             self._heard = time.monotonic()
             while not self._over:
                 self._look()
-                if self._visitors:
+                if self._busy:
                     self._step()
                 elif time.monotonic() - self._heard > self.service.idle_s:
                     self._over = f"no trainer has spoken for {self.service.idle_s:g} s"
@@ -149,6 +151,11 @@ class Server:
                     return "its folder was taken away"
         path.unlink(missing_ok=True)
         return self._over
+
+    @property
+    def _busy(self) -> bool:
+        """Somebody waits for something."""
+        return bool(self._visitors or self._cases)
 
     def _listen(self, sock: socket.socket, door: Callable[[], Door | None]) -> None:
         sock.listen(64)
@@ -169,7 +176,7 @@ class Server:
             self._selector.modify(visitor.sock, wanted, visitor)
             late = time.monotonic() - visitor.came > HELLO_S
             visitor.gone |= late and (visitor.door is not None or visitor.parting)
-        for key, events in self._selector.select(0.0 if self._visitors else LOOK_S):
+        for key, events in self._selector.select(0.0 if self._busy else LOOK_S):
             if not isinstance(key.data, Visitor):
                 self._let_in(key.fileobj, key.data())  # type: ignore[arg-type] # what was registered is a socket
             elif events & selectors.EVENT_READ:
@@ -237,6 +244,7 @@ class Server:
         self.program.drop(visitor.waits)
         for key in visitor.waits:
             del self._visitors[key]
+        self._cases = [each for each in self._cases if each[0] is not visitor]
         if self._coming is not None and self._coming[0] is visitor:
             self._give_up_coming()
         self._all.discard(visitor)
@@ -262,6 +270,8 @@ class Server:
             self._take(visitor, says["tag"])
         elif says["op"] == "generate":
             self._generate(visitor, frame)
+        elif says["op"] == "judge" and self.judges is not None:
+            self._cases.append((visitor, says["id"], self.judges.case(says["role"], frame.raw, says["shape"])))
         elif says["op"] == "check":
             self._add_check(visitor)
         elif says["op"] == "end":
@@ -360,6 +370,21 @@ class Server:
     # ---- generating
 
     def _step(self) -> None:
+        if self._cases:
+            self._judge()
+        if self._visitors:
+            self._go_on()
+        self._alive()
+
+    def _judge(self) -> None:
+        """The oldest case."""
+        assert self.judges is not None, "who has none takes no cases"
+        visitor, name, case = self._cases[0]  # it stays there meanwhile: its visitor waits
+        found = self.judges.judge(case, self._alive)
+        del self._cases[0]
+        visitor.tell("judged", found.contiguous().numpy().tobytes(), id=name, shape=list(found.shape))
+
+    def _go_on(self) -> None:
         for said in self.program.step(self._alive):
             visitor = self._visitors.pop(said.key, None)
             if visitor is None:
@@ -368,7 +393,6 @@ class Server:
             count = len(said.tokens)
             raw = struct.pack(f"<{count}i{count}f", *said.tokens, *said.logprobs)
             visitor.tell("sample", raw, id=visitor.waits.pop(said.key), ended=said.ended)
-        self._alive()
 
     def _alive(self) -> None:
         """Whoever waits is told that it is not in vain."""
@@ -376,7 +400,7 @@ class Server:
         if now - self._alive_at < ALIVE_S:
             return
         self._alive_at = self._heard = now
-        for visitor in set(self._visitors.values()):
+        for visitor in {*self._visitors.values(), *(case[0] for case in self._cases)}:
             if len(visitor.out) < 1 << 20:
                 visitor.tell("alive")
                 with suppress(OSError):
@@ -405,7 +429,7 @@ def main() -> int:
     service = Service.loads((given.home / SPEC).read_text(encoding="utf-8"))
     start = time.monotonic()
     try:
-        server = Server(program_of(service), service, given.home)
+        server = Server(program_of(service), service, given.home, judges_of(service))
     except Unfit as error:
         print(error, flush=True)
         return REFUSED
@@ -428,6 +452,15 @@ def program_of(service: Service) -> Program:
     from elasticrl.ppo.rollout.torch_process import TorchProgram
 
     return TorchProgram(service)
+
+
+def judges_of(service: Service) -> Judges | None:
+    """The roles that live here, if there are any."""
+    if not service.judges:
+        return None
+    from elasticrl.ppo.rollout.judges import Judges
+
+    return Judges(service)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from elasticrl.ppo.rollout.engine import Sampling
@@ -46,6 +47,9 @@ class Service:
     chunked_prefill: bool
     prefix_caching: bool
     batch_invariant: bool
+    # Roles that live with it, by where their models are, and the type that those compute in.
+    judges: Mapping[str, str] = field(default_factory=dict)
+    judges_dtype: str = "float32"
     # On a rollout node, where trainers come from elsewhere.
     listen: str = ""  # host:port; "": nobody else is let in
     job: str = ""
@@ -74,6 +78,8 @@ class Service:
             chunked_prefill=vllm.chunked_prefill,
             prefix_caching=vllm.prefix_caching,
             batch_invariant=vllm.batch_invariant,
+            judges=judges_of(tree),
+            judges_dtype=tree.model.dtype,
         )
 
     @classmethod
@@ -96,7 +102,19 @@ class Service:
     def makes(self) -> str:
         """What tells apart those that make other samples of the same weights: the rest is each node's own affair."""
         s = self
-        return _digest(json.dumps([s.program, asdict(s.sampling), s.dtype, s.attention, s.threads, s.batch_invariant]))
+        judges = (sorted(s.judges), s.judges_dtype)
+        return _digest(
+            json.dumps([s.program, asdict(s.sampling), s.dtype, s.attention, s.threads, s.batch_invariant, judges])
+        )
+
+
+def judges_of(tree: Tree) -> dict[str, str]:
+    """Which roles live on rollout nodes, by where their models are."""
+    roles = {
+        "ref": (tree.placement.ref.where, tree.model.ref_path or tree.model.path),
+        "reward": (tree.placement.reward.where, tree.reward.model),
+    }
+    return {role: str(path) for role, (where, path) in roles.items() if where == "rollout"}
 
 
 def _digest(text: str) -> str:
