@@ -6,9 +6,11 @@ lab's own in the bridge family; the driver, which is not behind the bridge, alwa
 
 import json
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 from chaos.live.box import Box, BoxError, host
 
@@ -93,6 +95,37 @@ def fast(box: Box) -> None:
     """No limit any more."""
     if box.on:
         box.run("tc", "qdisc", "delete", "dev", "eth0", "root", check=False)
+
+
+def late(box: Box, bridge: str, delay_ms: float) -> Callable[[], None]:
+    """Each frame to and from it takes so long; what takes the delay out."""
+    script = Path(__file__).with_name("delay.py")
+    command = [sys.executable, str(script), str(box.pid), box.wire, bridge, f"{delay_ms:g}"]
+    carrier = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert carrier.stdout is not None
+    with carrier.stdout as pipe:
+        said = pipe.readline()
+
+    def back() -> None:
+        carrier.kill()
+        carrier.wait(10.0)
+        host(
+            "ip", "link", "set", box.wire, "promisc", "off", "master", bridge, check=False
+        )  # a power cut takes the wire
+
+    if said != "ready\n":
+        back()
+        raise BoxError(f"{box.name}'s cable could not be replaced")
+    return back
+
+
+def round_trip(box: Box, address: str, port: int) -> float:
+    """Milliseconds until a connection from there stands."""
+    code = (
+        "import socket,sys,time\nt=time.monotonic()\n"
+        "socket.create_connection((sys.argv[1],int(sys.argv[2])),10).close()\nprint((time.monotonic()-t)*1000)\n"
+    )
+    return float(box.run(sys.executable, "-I", "-S", "-c", code, address, str(port)).stdout)
 
 
 def wire(box: Box, *, up: bool) -> None:

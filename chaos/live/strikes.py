@@ -5,16 +5,19 @@ lost when the rule has counted it, a disk is full when a write has failed; a str
 """
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chaos.faults import Fault
 from chaos.live import net
@@ -26,12 +29,12 @@ from elasticrl.daemon.client import Unanswered
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings
 from elasticrl.store.etcd import EtcdStore
-from elasticrl.store.protocol import StoreRefused
+from elasticrl.store.protocol import StoreError, StoreRefused
 
 #: What needs namespaces, cables, cgroups or a disk of the lab's own.
 LACKS_BOXES = (
     "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "store_alone", "lossy_node",
-    "mtu_hole", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
+    "mtu_hole", "late_node", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
 )  # fmt: skip
 Undo = Callable[[], object]
 Proof = Callable[[], str]  # empty, or why the fault did not strike
@@ -424,7 +427,60 @@ class Hands:
             raise NotStruck(f"{box.name} has no rate: {said}")
         return Done(nodes=(box.name,), detail=f"{fault.value or 1.0:g} Mbit/s", undo=lambda: net.fast(box))
 
+    def _late_node(self, fault: Fault) -> Done | None:
+        box = self._powered(fault)
+        up = next((member.box for member in self.lab.members.values() if not member.down), None)
+        if box is None or box.frozen or up is None:
+            return None
+        delay = fault.value or 20.0
+        back = net.late(box, self.lab.name, delay)
+        try:
+            took = net.round_trip(box, up.address, 2379)
+        except BoxError:
+            took = delay  # something else has cut it off from the store meanwhile
+        if took < delay:
+            back()
+            raise NotStruck(f"a round trip from {box.name} takes {took:.1f} ms, with {delay:g} ms each way")
+        return Done(nodes=(box.name,), detail=f"{delay:g} ms each way", undo=back)
+
     # ---- the store
+
+    def _alarm(self, action: str) -> None:
+        """As etcd raises it when its quota is used up, and an operator takes it back."""
+        asked = {"memberID": "0", "alarm": "NOSPACE", "action": action}
+        why: Exception | None = None
+        for name, endpoint in zip(self.lab.members, self.lab.endpoints, strict=True):
+            if self.lab.members[name].down:
+                continue
+            try:
+                asked["memberID"] = posted(f"{endpoint}/v3/maintenance/status", {})["header"]["member_id"]
+                if action == "DEACTIVATE":
+                    for alarm in posted(f"{endpoint}/v3/maintenance/alarm", {"action": "GET"}).get("alarms", ()):
+                        posted(f"{endpoint}/v3/maintenance/alarm", {**alarm, "action": action})
+                else:
+                    posted(f"{endpoint}/v3/maintenance/alarm", asked)
+            except OSError as error:
+                why = error
+                continue
+            return
+        raise BoxError(f"no member of the store takes {action} of an alarm: {why}")
+
+    def _store_full(self, _: Fault) -> Done | None:
+        self._alarm("ACTIVATE")
+
+        async def refused() -> str:
+            settings = StoreSettings(endpoints=self.lab.endpoints, namespace="/full/", timeout_s=3.0)
+            async with EtcdStore(settings) as store:
+                try:
+                    await store.put("probe", b"x")
+                except StoreError as error:
+                    return str(error)
+            return ""
+
+        if not (said := asyncio.run(refused())):
+            self._alarm("DEACTIVATE")
+            raise NotStruck("the store still takes writes")
+        return Done(nodes=(), detail=said[:200], undo=lambda: self._alarm("DEACTIVATE"))
 
     def _member(self, *, leading: bool) -> str:
         up = [name for name, member in self.lab.members.items() if not member.down and member.pid()]
@@ -668,6 +724,14 @@ class Hands:
             back()
             raise NotStruck(f"the vault of {node} was back on port {port} before it could be taken")
         return Done(nodes=(node,), detail=f"port {port}", undo=back)
+
+
+def posted(url: str, body: Mapping[str, object]) -> dict[str, Any]:
+    """What etcd's gateway answers; OSError if it does not."""
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=5.0) as reply:
+        found: dict[str, Any] = json.load(reply)
+    return found
 
 
 def listening(box: Box, pid: int) -> int:

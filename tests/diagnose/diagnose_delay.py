@@ -5,22 +5,17 @@ whose other end is DEVICE on the bridge; it says "ready" and runs until it is ki
 """
 
 import ctypes
-import fcntl
 import heapq
 import os
 import select
-import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-TUNSETIFF, TAP, NO_HEADER, NEW_NET = 0x400454CA, 0x0002, 0x1000, 0x40000000
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-
-def tap(name: str) -> int:
-    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH22x", name.encode(), TAP | NO_HEADER))
-    return handle
+from chaos.live.delay import NEW_NET, tap
 
 
 def tap_in(namespace: str, name: str) -> int:

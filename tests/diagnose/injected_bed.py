@@ -6,7 +6,6 @@ What is judged is what was written: each daemon's log, and the incidents beside 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from chaos.live.box import Box, alive, host
+from chaos.live.box import Box, alive
 from chaos.live.gang import Gang, send
 from chaos.live.lab import Lab
 from chaos.live.net import Rule, between
@@ -206,26 +205,6 @@ class Bed:
     def between(self, node: str, way: str = "both") -> list[str]:
         """Matches for what passes between it and its peers; the store stays in reach."""
         return between([self.box(node)], [self.box(other) for other in self.nodes if other != node], way)
-
-    def delay(self, node: str, delay_ms: float) -> Callable[[], None]:
-        """Each frame to and from it takes so long; what takes the delay out."""
-        box, bridge = self.box(node), self.lab.name
-        script = Path(__file__).with_name("injected_delay.py")
-        command = [sys.executable, str(script), str(box.pid), box.wire, bridge, f"{delay_ms:g}"]
-        carrier = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert carrier.stdout is not None
-        with carrier.stdout as pipe:
-            said = pipe.readline()
-
-        def back() -> None:
-            carrier.kill()
-            carrier.wait(10.0)
-            host("ip", "link", "set", box.wire, "promisc", "off", "master", bridge)
-
-        if said != "ready\n":
-            back()
-            raise AssertionError(f"{node}'s cable could not be replaced")
-        return back
 
     def connections(self, a: str, b: str) -> list[str]:
         """Matches for the connections that the workers of two nodes have now, and for no later ones."""

@@ -74,7 +74,7 @@ def cable_out(job: Bed, node: str) -> Undo:
 
 
 def delay(job: Bed, node: str) -> Undo:
-    return job.delay(node, 200.0)
+    return net.late(job.box(node), job.lab.name, 200.0)
 
 
 def no_room(job: Bed, node: str) -> Undo:

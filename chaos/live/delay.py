@@ -1,4 +1,4 @@
-"""A slow cable, put in while a node of the lab runs: `python injected_delay.py PID WIRE BRIDGE DELAY_MS`, until it is killed.
+"""A slow cable, put in while a node of the lab runs: `python delay.py PID WIRE BRIDGE DELAY_MS`, until it is killed.
 
 Not every kernel has netem. The node's wire leaves the bridge, a TAP device takes its place there, and this program carries the
 frames between the two, each after a while. PID is a process of the node.
@@ -15,10 +15,16 @@ import subprocess
 import sys
 import time
 
-from diagnose_delay import NEW_NET, tap
-
+TUNSETIFF, TAP, NO_HEADER, NEW_NET = 0x400454CA, 0x0002, 0x1000, 0x40000000
 SIOCETHTOOL, OUTGOING = 0x8946, 4
 CHECKSUMS, SEGMENTS, MORE_SEGMENTS = 0x17, 0x1F, 0x24  # to be made by the kernel, not by a device that is none
+
+
+def tap(name: str) -> int:
+    """A TAP device of this name, as long as it is open."""
+    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH22x", name.encode(), TAP | NO_HEADER))
+    return handle
 
 
 def plain_frames(pid: str, device: str) -> None:
@@ -37,6 +43,7 @@ def plain_frames(pid: str, device: str) -> None:
 
 
 def main(pid: str, wire: str, bridge: str, delay_ms: str) -> None:
+    """Until it is killed."""
     plain_frames(pid, "eth0")
     device = f"{wire}d"
     far = tap(device)
