@@ -12,13 +12,13 @@ from elasticrl.core.model import Member
 
 MAGIC: Final = b"eRL1"
 HEAD: Final = struct.Struct("!4sBQQH")  # magic, kind, incarnation, number, length of the node's name
-LAIN: Final = struct.Struct("!I")  # microseconds; behind the name, in a TIMED only
+ANSWERED: Final = struct.Struct("!IQ")  # microseconds, the question's number; behind the name, in a TIMED only
 MAC_BYTES: Final = 16
 BEAT, PING, PONG = 1, 2, 3
-TIMED = 4  # an answer, as PONG, that says how long the question had lain on the machine that answers
+TIMED = 4  # an answer, as PONG, that says to which question, and how long that had lain on the machine that answers
 
 
-def seal(secret: bytes, kind: int, member: Member, number: int, *, lain_s: float = 0.0) -> bytes:
+def seal(secret: bytes, kind: int, member: Member, number: int, *, lain_s: float = 0.0, to: int = 0) -> bytes:
     """A datagram.
 
     Example: seal(secret, BEAT, Member(node="n03", incarnation=2), 1041)
@@ -26,7 +26,7 @@ def seal(secret: bytes, kind: int, member: Member, number: int, *, lain_s: float
     name = member.node.encode()
     body = HEAD.pack(MAGIC, kind, member.incarnation, number, len(name)) + name
     if kind == TIMED:
-        body += LAIN.pack(max(0, min(int(lain_s * 1e6), 0xFFFFFFFF)))
+        body += ANSWERED.pack(max(0, min(int(lain_s * 1e6), 0xFFFFFFFF)), to)
     return body + hmac.digest(secret, body, "sha256")[:MAC_BYTES]
 
 
@@ -38,13 +38,13 @@ def unseal(secret: bytes, data: bytes) -> tuple[int, Member, int] | str:
     if not hmac.compare_digest(hmac.digest(secret, body, "sha256")[:MAC_BYTES], mac):
         return "signed with another key: another job, or a stranger"
     _, kind, incarnation, number, length = HEAD.unpack_from(body)
-    if len(body) != HEAD.size + length + (LAIN.size if kind == TIMED else 0):
+    if len(body) != HEAD.size + length + (ANSWERED.size if kind == TIMED else 0):
         return "cut short"
     name = body[HEAD.size : HEAD.size + length].decode(errors="replace")
     return kind, Member(node=name, incarnation=incarnation), number
 
 
-def lain_of(data: bytes) -> float:
-    """Seconds, of a TIMED that was unsealed."""
-    (microseconds,) = LAIN.unpack_from(data, len(data) - MAC_BYTES - LAIN.size)
-    return float(microseconds) / 1e6
+def answered(data: bytes) -> tuple[float, int]:
+    """Of a TIMED that was unsealed: how many seconds the question had lain, and its number."""
+    microseconds, to = ANSWERED.unpack_from(data, len(data) - MAC_BYTES - ANSWERED.size)
+    return float(microseconds) / 1e6, int(to)

@@ -25,6 +25,8 @@ def stuck(scene: Scene) -> Move | None:
     ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked
     if scene.now < due:
         return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame", inspect=ask)
+    if scene.now < due + WORD_S and _moved_on(scene):
+        return Move(wake_at=due + WORD_S, why="some members have gone on; waiting whether all do", inspect=ask)
     patience = due + scene.settings.timeouts.dump_s
     if scene.now < patience and not said(scene) and (why := _looked_at(scene)):
         return Move(wake_at=patience, why=why, inspect=ask)
@@ -38,6 +40,12 @@ def stuck(scene: Scene) -> Move | None:
     verdict = finding.verdict if finding else None
     why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
     return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
+
+
+def _moved_on(scene: Scene) -> bool:
+    """Is somebody past what others say they wait in? Then it was slow, and their word of it is on its way."""
+    steps = [record.step for record in scene.doing[Work.TRAINING]]
+    return any(record.step < max(steps, default=0) for record in scene.doing[Work.STALLED])
 
 
 def _half_told(finding: Finding) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from fcntl import ioctl
 from typing import Any, Protocol
 
-from elasticrl.agent.datagram import BEAT, PING, TIMED, lain_of, seal, unseal
+from elasticrl.agent.datagram import BEAT, PING, TIMED, answered, seal, unseal
 from elasticrl.core.address import join, split
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.grid import until_next
@@ -25,7 +25,7 @@ from elasticrl.core.suspect import Detector, neighbours
 
 NOISE_S = 60.0  # between two lines on what one sender sends that cannot be read
 SENDERS = 64  # that are told apart in that
-TIMED_S = 0.5  # between questions whose answers are timed
+TIMED_S = 0.35  # between questions whose answers are timed: every second beat
 ROUND_TRIPS = 4  # to each neighbour, of which the quickest counts
 
 
@@ -77,7 +77,6 @@ class Neighbours(asyncio.DatagramProtocol):
         self._doubt_s = doubt_s
         self.sent = self.heard = 0
         self.address = ""
-        self._asked_at: dict[str, float] = {}  # when a neighbour was asked whose answer is to be timed
         self._took: dict[str, deque[float]] = {}  # the newest round trips
 
     async def open(self, host: str, port: int = 0) -> None:
@@ -106,8 +105,7 @@ class Neighbours(asyncio.DatagramProtocol):
                 self._ask(node)
             if now >= timed + TIMED_S:
                 timed = now
-                for node, address in self._peers.items():
-                    self._asked_at[node] = time.monotonic()
+                for address in self._peers.values():
                     self._send_to(PING, address)
             self.judge(now)
             await asyncio.sleep(until_next(self._settings.beat_s, time.time()))
@@ -188,14 +186,14 @@ class Neighbours(asyncio.DatagramProtocol):
             if address is not None:
                 self._send_to(PING, address)
 
-    def _send_to(self, kind: int, address: tuple[str, int], *, lain_s: float = 0.0) -> None:
+    def _send_to(self, kind: int, address: tuple[str, int], *, lain_s: float = 0.0, to: int = 0) -> None:
         if self._transport is not None:
             # From a clock that this node's agent and its next daemon share, and that nobody can set back.
             self._number = max(self._number + 1, time.monotonic_ns())
             # A refusal of an earlier datagram would otherwise be told in place of sending this one.
             if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._hear_refusals()
-            self._transport.sendto(seal(self._secret, kind, self._me, self._number, lain_s=lain_s), address)
+            self._transport.sendto(seal(self._secret, kind, self._me, self._number, lain_s=lain_s, to=to), address)
 
     def _send(self, kind: int) -> None:
         for address in self._peers.values():
@@ -221,15 +219,14 @@ class Neighbours(asyncio.DatagramProtocol):
             return
         lain = self._lain_s()
         if kind == PING:
-            self._send_to(TIMED, addr, lain_s=lain)
+            self._send_to(TIMED, addr, lain_s=lain, to=number)
             return
         self._answered.add(member.node)
         if kind != TIMED or addr != self._peers.get(member.node):
             return  # its agent's answer
-        asked = self._asked_at.pop(member.node, None)
-        if asked is not None:
-            took = time.monotonic() - asked - lain - lain_of(data)
-            self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
+        lain_there, asked_ns = answered(data)  # a question's number is when it was asked
+        took = time.monotonic() - asked_ns / 1e9 - lain - lain_there
+        self._took.setdefault(member.node, deque(maxlen=ROUND_TRIPS)).append(max(0.0, took))
 
     def _refuse(self, sender: str, problem: str) -> None:
         """Say it once a minute of each sender: anybody can send us anything, and a log has an end."""

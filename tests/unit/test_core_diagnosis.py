@@ -313,6 +313,23 @@ def test_a_stall_is_not_probed_before_all_were_looked_at_nor_later_than_that_may
     assert found.phase is Phase.PROBE
 
 
+@pytest.mark.parametrize("all_do", [True, False])
+def test_a_gang_that_has_moved_on_is_not_probed_before_the_last_can_have_said_so(all_do: bool) -> None:
+    life = leader()
+    life.told(2.0, stalled("n00"), stalled("n02"))  # type: ignore[arg-type]
+    life.seen(2.0, "asked", look=1, look_revision=90)
+    life.at(2.1, Found(now=0, scene=90))
+    on = [record(n, work=Work.TRAINING, generation=1, born=1, step=8, looked=90) for n in ("n00", "n01")]
+    life.told(2.1, *on, stalled("n02", looked=90))  # type: ignore[arg-type]
+    life.at(3.1, Tick(now=0))
+    assert proposed(life) is None, "two are a step further: the third was slow, and is about to say so"
+    if all_do:
+        life.told(3.2, record("n02", work=Work.TRAINING, generation=1, born=1, step=8, looked=90))
+    life.at(4.1, Tick(now=0))
+    written = proposed(life)
+    assert (written and written.phase) == (None if all_do else Phase.PROBE)
+
+
 def test_a_way_of_which_one_end_has_told_is_not_probed_before_others_have_told_of_theirs() -> None:
     life = leader({"network": "quarantine"})
     ways = {"kind": Kind.PROBE, "source": dossier.WAYS}

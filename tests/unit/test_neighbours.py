@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticrl.agent.datagram import BEAT, PING, TIMED, lain_of, seal, unseal
+from elasticrl.agent.datagram import BEAT, PING, TIMED, answered, seal, unseal
 from elasticrl.agent.echo import Echo, leave_note
+from elasticrl.core.address import join, split
 from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.settings import Membership
@@ -186,8 +187,8 @@ def test_a_datagram_that_was_changed_cut_or_lengthened_is_refused() -> None:
         assert isinstance(unseal(SECRET, whole[:at]), str)
         assert isinstance(unseal(SECRET, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]), str)
     assert isinstance(unseal(SECRET, whole + b"!"), str)
-    timed = seal(SECRET, TIMED, A, 8, lain_s=0.25)
-    assert (unseal(SECRET, timed), lain_of(timed)) == ((TIMED, A, 8), 0.25)
+    timed = seal(SECRET, TIMED, A, 8, lain_s=0.25, to=7)
+    assert (unseal(SECRET, timed), answered(timed)) == ((TIMED, A, 8), (0.25, 7))
 
 
 def test_a_doubted_neighbour_whose_daemon_and_agent_are_both_refused_is_suspected_at_once() -> None:
@@ -241,7 +242,6 @@ def test_a_busy_machine_at_either_end_is_no_long_way() -> None:
         await asyncio.sleep(0.05)
         a.it._took.clear()
         for _ in range(ROUND_TRIPS):
-            a.it._asked_at["b"] = time.monotonic()
             a.it._send_to(PING, a.it._peers["b"])
             while here and not select.select([b.it._transport.get_extra_info("socket")], [], [], 1.0)[0]:  # type: ignore[union-attr]
                 pass
@@ -256,3 +256,43 @@ def test_a_busy_machine_at_either_end_is_no_long_way() -> None:
 
     asyncio.run(script(here=True))
     asyncio.run(script(here=False))
+
+
+class Slow(asyncio.DatagramProtocol):
+    """One end of a slow way: what comes in here goes out at the other, later."""
+
+    def __init__(self, to: str, delay_s: float) -> None:
+        self.to, self.delay_s = split(to), delay_s
+        self.other: Slow
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:  # noqa: ARG002 - asyncio's name
+        asyncio.get_running_loop().call_later(self.delay_s, self.other.transport.sendto, data, self.other.to)
+
+
+def test_a_way_that_takes_longer_than_the_time_between_two_questions_is_not_taken_for_a_short_one() -> None:
+    async def script() -> None:
+        a, b = await End(A).open(), await End(B).open()
+        loop = asyncio.get_running_loop()
+        near, far = (Slow(end.it.address, 0.4) for end in (a, b))
+        near.other, far.other = far, near
+        for end in (near, far):
+            await loop.create_datagram_endpoint(lambda end=end: end, local_addr=("127.0.0.1", 0))  # type: ignore[misc]
+        at_a, at_b = (join(*end.transport.get_extra_info("sockname")) for end in (near, far))
+        a.it.follow(Plan(generation=1, phase=Phase.TRAIN, seats=(
+            Seat(member=A, born=1, beat=a.it.address), Seat(member=B, born=1, beat=at_a),
+        )))  # fmt: skip
+        b.it.follow(Plan(generation=1, phase=Phase.TRAIN, seats=(
+            Seat(member=A, born=1, beat=at_b), Seat(member=B, born=1, beat=b.it.address),
+        )))  # fmt: skip
+        await until(lambda: "b" in a.it.latency)
+        assert 0.8 <= a.it.latency["b"] < 2.0
+        for slow in (near, far):
+            slow.transport.close()
+        await a.close()
+        await b.close()
+
+    asyncio.run(script())
