@@ -91,7 +91,7 @@ class Freezer:
                         os.kill(int(pid), signal.SIGKILL)
                 with suppress(OSError):
                     group.rmdir()
-            time.sleep(0.1)  # nor when a cgroup is empty
+            time.sleep(0.1)  # the kernel tells nobody when a cgroup is empty either
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Side:
         while (now := time.time()) < until and not 0 < steps <= len(ppo.made(self.folder)):
             if self.process.exitcode is not None:
                 raise SystemExit(f"{self.name} ended (exit {self.process.exitcode})")
-            time.sleep(min(0.2, until - now))
+            time.sleep(min(0.2, until - now))  # between looks whether it lives, or has made its steps
         self.freezer.freeze()
         self.turns.append(Turn(since, time.time(), self.freezer.used_s() - used))
         if steps > len(ppo.made(self.folder)):

@@ -658,8 +658,10 @@ class Daemon:
         """Somebody wants to know where all workers are."""
         assert self.node is not None
         said, lease = await self._where(to), self.node.office.lease
+        if lease is None:
+            return  # without one the answer would outlive this node
         try:
-            await asking.answer(self.node.store, said, lease.id if lease else 0)
+            await asking.answer(self.node.store, said, lease.id)
         except StoreError as error:
             self.log.info("store.failed", action="answer", error=str(error))
 

@@ -7,7 +7,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     leader               who leads, under its lease
     intent               what the operators want of the whole job
     look                 the generation whose workers shall say where they are
-    where                a number that changes when an operator asks where all workers are
+    where                a number, written whenever an operator asks where all workers are
     answers/<node>       what that node answered, under its lease
     members/<node>       what a member says of itself, under its lease
     quarantine/<node>    who is kept out, and why

@@ -149,13 +149,16 @@ def test_what_roles_elsewhere_say_is_bit_for_bit_what_the_worker_s_own_would_tho
     trainer = Trainer(tmp_path, judging, actor, judges=("ref", "reward"))
     struck = []
 
-    def turn():  # between two blocks of its share, or before the first
-        if not struck:
+    turns = []
+
+    def turn():  # in the middle of its share: asks begin in the first turn, and a turn is 20 ms
+        turns.append(True)
+        if not struck and len(turns) > 4:
             os.killpg(pid_of(judging[1].home), signal.SIGKILL)
             struck.append(True)
             judging[1].attendant.lost("killed by the test")
 
-    cut = [block(seed) for seed in range(40)]
+    cut = [block(seed) for seed in range(600)]
     ref = models.reference(Model(), folders["qwen2"])
     roles = Roles(model=Model(), actor=ref, ref=ref)
     reward = models.reward_model(Model(), folders["reward"])
@@ -163,6 +166,9 @@ def test_what_roles_elsewhere_say_is_bit_for_bit_what_the_worker_s_own_would_tho
     said = trainer.engine.judge("ref", cut)  # no weights have been published: none are needed
     trainer.on_turn = lambda: None
     assert struck
+    assert any(sentence.startswith("rollout engine of r1 at") for sentence in trainer.said), (
+        "it was asked, and died of it"
+    )
     with torch.no_grad():
         assert all(torch.equal(a, roles.reference(rows)[0]) for a, rows in zip(said, cut, strict=True))
         scores = trainer.engine.judge("reward", cut)
