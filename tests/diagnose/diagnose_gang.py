@@ -1,11 +1,15 @@
 """Real ranks for the tests of stacks and recorders: they start, say where they are, and always end."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from elasticrl.diagnose.process import state
 
 JOB = Path(__file__).with_name("diagnose_job.py")
 
@@ -31,6 +35,15 @@ def gang(folder: Path, *whats: str, within_s: float = 90.0) -> Iterator[dict[int
             process.wait(timeout=within_s)
             assert process.stdout is not None
             process.stdout.close()
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and all of its threads stand: the kernel stops each one when it next looks, which may be after the call."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    until(
+        lambda: all(state(int(thread.name)) == "T" for thread in threads.iterdir()), 20.0, f"process {pid} stands still"
+    )
 
 
 def until(true: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:

@@ -1,15 +1,13 @@
 """Flight recorders of real gloo ranks, asked for while the ranks are stuck, and compared."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from diagnose_gang import gang, until
+from diagnose_gang import gang, stop, until
 
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
@@ -64,7 +62,7 @@ def test_a_rank_with_another_shape_is_named_by_its_own_last_words_and_its_missin
 def test_a_stopped_rank_costs_the_deadline_and_is_the_one_that_is_named(tmp_path: Path) -> None:
     with gang(tmp_path, "wait", "wait", "skip") as workers:
         when_stuck(tmp_path, workers, {0: 4, 1: 4, 2: 3})
-        os.kill(workers[2], signal.SIGSTOP)
+        stop(workers[2])
         began = time.monotonic()
         dumps = collect(tmp_path, workers, within_s=1.0)
         assert time.monotonic() - began < 2.0

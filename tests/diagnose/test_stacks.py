@@ -1,20 +1,17 @@
 """Stacks of real processes: one in a `__next__`, others in a collective, one that is stopped."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from diagnose_gang import gang, until
+from diagnose_gang import gang, stop, until
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import recorder, witness
-from elasticrl.diagnose.process import state
 from elasticrl.diagnose.stacks import Frame, Stack, collect, evidence, parse, place, summary
 
 
@@ -33,8 +30,7 @@ def where(folder: Path, workers: dict[int, int], expected: dict[int, str]) -> di
 def test_the_rank_in_its_dataloader_is_told_from_those_that_wait_and_from_one_that_is_stopped(tmp_path: Path) -> None:
     with gang(tmp_path, "wait", "loader", "wait", "wait") as workers:
         where(tmp_path, workers, {0: "collective", 1: "data", 2: "collective", 3: "collective"})
-        os.kill(workers[2], signal.SIGSTOP)
-        until(lambda: state(workers[2]) == "T", 5.0, "rank 2 is stopped")
+        stop(workers[2])
         began = time.monotonic()
         seen = collect(tmp_path, workers, within_s=5.0, spy="")
         took_s = time.monotonic() - began
@@ -212,8 +208,7 @@ def test_py_spy_is_asked_where_a_process_cannot_answer(tmp_path: Path) -> None:
     spy.chmod(0o755)
     stopped = subprocess.Popen(["sleep", "60"])
     try:
-        os.kill(stopped.pid, signal.SIGSTOP)
-        until(lambda: state(stopped.pid) == "T", 5.0, "it is stopped")
+        stop(stopped.pid)
         (seen,) = collect(tmp_path, {5: stopped.pid}, within_s=5.0, spy=str(spy)).values()
     finally:
         stopped.kill()
