@@ -135,11 +135,6 @@ def _spread_away(t: Tree) -> list[str]:
     return [role for role in _away(t) if (roles[role].strategy, roles[role].offload) != ("replicated", "none")]
 
 
-def _way(t: Tree) -> str:
-    """The only way that weights can take to the engine."""
-    return "gloo" if t.rollout.nodes else "ipc"
-
-
 def _socket(t: Tree, folder: str) -> str:
     """Where a process of this node would listen."""
     return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{SOCKET}"
@@ -598,13 +593,11 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("rollout.sync_transport", "rollout.nodes"),
-        rule="must be auto or ipc beside the workers, auto or gloo with rollout.nodes",
-        broken=lambda t: t.rollout.sync_transport not in {"auto", _way(t)},
-        values=lambda t: (
-            "it is nccl, which is not built for weights"
-            if t.rollout.sync_transport == "nccl"
-            else f"it is {t.rollout.sync_transport}, with {t.rollout.nodes} rollout nodes"
+        rule="must be auto or ipc beside the workers, and with rollout.nodes anything but ipc",
+        broken=lambda t: (
+            t.rollout.sync_transport != "auto" and (t.rollout.sync_transport == "ipc") == (t.rollout.nodes > 0)
         ),
+        values=lambda t: f"it is {t.rollout.sync_transport}, with {t.rollout.nodes} rollout nodes",
         remedy="Set sync_transport: auto.",
     ),
     Relation(

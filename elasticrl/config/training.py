@@ -245,9 +245,10 @@ class Rollout(Section):
     overlap: bool = False
     """true generates half of the next batch while this one is scored and judged: shorter steps where the engine is a process
     of its own, with half of each batch one step off-policy (set ppo.importance_limit)."""
-    sync_transport: Literal["auto", "ipc", "nccl", "gloo"] = "auto"
-    """How weights reach the engine. ipc: through shared memory, beside the trainer; gloo: over TCP from host memory, to
-    rollout nodes; auto: whichever of the two it takes. nccl is refused: it is not built."""
+    sync_transport: Literal["auto", "ipc", "nccl", "gloo", "tcp"] = "auto"
+    """How weights reach the engine. ipc: through shared memory, beside the trainer. To rollout nodes: nccl or gloo, a group
+    with all engines (unsigned, as the gang's own traffic; gloo where nccl does not work); tcp, to each engine by itself
+    (signed), which also stays where no group holds; auto: what a probe finds quickest."""
     sync_bucket_bytes: Bytes = 256 * MiB
     """Bytes of weights moved at once. More is faster; less needs less memory on either side."""
     sync_timeout_s: Seconds = 30.0

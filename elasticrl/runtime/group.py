@@ -172,7 +172,7 @@ def form(
     _live = gang.flag
     doing = f"forming generation {generation} ({world} ranks)"
     gang.flag.check(doing)
-    asking = _Asking(store, gang.flag, timedelta(seconds=form_s))
+    asking = Asking(store, gang.flag, timedelta(seconds=form_s))
     _asking.append(asking)  # torch keeps only the C++ half of a store written in Python
     # torch numbers its groups, the number is part of the keys in the store, and forming that fails uses one up: who has tried
     # once more than the others would wait for them under another key.
@@ -209,10 +209,10 @@ def reach(host: str, port: int, flag: Interrupt, timeout_s: float) -> Store:
 
 
 _live = Interrupt()
-_asking: deque[_Asking] = deque(maxlen=2)
+_asking: deque[Asking] = deque(maxlen=2)
 
 
-class _Asking(Store):
+class Asking(Store):
     """A store on which no wait blocks: it asks until the key is there, or the flag says to stop asking.
 
     A TCPStore's own wait holds its one connection for all of its timeout, so a wait for a peer that died would bar the next
@@ -378,16 +378,21 @@ class StreamWait(Wait):
 class ElasticGroup(dist.ProcessGroup):
     """Gloo behind interruptible waits; c10d, FSDP2, DTensor and DCP use it like any other group."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt, *, host: str = ""
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg] # the stubs know only one of its constructors
         self._flag = flag
         self._pending: list[Wait] = []
         self._number, self._op = 0, "none"
         self._name = self._desc = ""
+        self._at = (
+            host  # which of this machine's addresses gloo takes; "": as GLOO_SOCKET_IFNAME or the host's name has it
+        )
         self._inner: dist.ProcessGroup | None = self._connect(store, rank, size, timeout)
 
     def _connect(self, store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-        return _bounded(lambda: _gloo(store, rank, size, timeout), "connecting", self._flag)
+        return _bounded(lambda: _gloo(store, rank, size, timeout, self._at), "connecting", self._flag)
 
     @property
     def collective(self) -> Collective:
@@ -624,9 +629,15 @@ for _op in COLLECTIVES:
     setattr(ElasticGroup, _op, _forward(_op))
 
 
-def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> dist.ProcessGroup:
     """A plain group over gloo, connected to every peer. Wrapped once more, since only a ProcessGroup has all collectives."""
-    backend = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    if host:
+        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # the stubs lack it
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timeout
+        backend = c10d.ProcessGroupGloo(store, rank, size, options)
+    else:
+        backend = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
     backend._set_sequence_number_for_group()
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

@@ -26,7 +26,7 @@ from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.process import the_key
 from elasticrl.ppo.rollout.service import Unfit
-from elasticrl.ppo.rollout.wire import SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
 from elasticrl.runtime.vault.channel import Signer
 
 KEY = "5f" * 32
@@ -76,7 +76,7 @@ def nodes(tmp_path_factory, folders):
 class Trainer:
     """One worker's end, and the list that its daemon would keep."""
 
-    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS, judges=()):
+    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS, judges=(), transport="tcp"):
         self.folder, self.said, self.on_turn = folder, [], lambda: None
         self.list = folder / "rollouts.json"
         self.know(*nodes)
@@ -89,6 +89,7 @@ class Trainer:
             makes,
             limits,
             wait_s=wait_s,
+            transport=transport,
             say=self.said.append,
             check=self.turn,
         )
@@ -293,10 +294,14 @@ def test_nobody_is_let_in_without_the_job_s_key(nodes):
     with pytest.raises(Refused, match="r0 says: the caller does not know the job's key") as refused:
         Talk(node.remote(key="77" * 32), within_s=20.0)
     assert refused.value.kind == "key"
-    with pytest.raises(Refused, match="for job 'job', not 1 for 'other'"):
+    with pytest.raises(Refused, match="for job 'job', not 2 for 'other'"):
         Talk(node.remote(job="other"), within_s=20.0)
     host, _, port = node.address.rpartition(":")
-    for nonsense in (b"\xff" * 64, Frame(says={"v": 1, "op": "hello"}).pack(), Frame(says={}, raw=b"x" * 8192).pack()):
+    for nonsense in (
+        b"\xff" * 64,
+        Frame(says={"v": PROTOCOL, "op": "hello"}).pack(),
+        Frame(says={}, raw=b"x" * 8192).pack(),
+    ):
         with socket.create_connection((host, int(port)), timeout=20.0) as sock:
             sock.sendall(nonsense)
             told = Inbox()
@@ -304,7 +309,7 @@ def test_nobody_is_let_in_without_the_job_s_key(nodes):
             while data := sock.recv(1 << 16):
                 frames += told.feed(data)
         assert [frame.says["op"] for frame in frames] in (["challenge"], ["challenge", "no"])
-    assert node.hello()["v"] == 1
+    assert node.hello()["v"] == PROTOCOL
 
 
 def test_an_engine_without_a_key_of_its_own_opens_no_door(tmp_path):
@@ -323,13 +328,13 @@ def test_an_engine_without_a_key_of_its_own_opens_no_door(tmp_path):
 
 def test_a_frame_that_was_changed_repeated_or_sent_back_ends_the_conversation(nodes):
     with Talk(nodes[0].remote(), within_s=20.0) as talk:
-        whole = bytearray(Frame(says={"v": 1, "op": "hello"}).pack(talk._inbox.signer))
+        whole = bytearray(Frame(says={"v": PROTOCOL, "op": "hello"}).pack(talk._inbox.signer))
         whole[-3] ^= 1
         talk._sock.sendall(whole)
         with pytest.raises(Lost):
             talk.receive()
     with Talk(nodes[0].remote(), within_s=20.0) as talk:
-        again = Frame(says={"v": 1, "op": "hello"}).pack(talk._inbox.signer)
+        again = Frame(says={"v": PROTOCOL, "op": "hello"}).pack(talk._inbox.signer)
         talk._sock.sendall(again)
         assert talk.receive().says["op"] == "hello"
         talk._sock.sendall(again)
@@ -442,7 +447,7 @@ def test_who_never_proves_anything_is_sent_away(nodes):
         begun = time.monotonic()
         assert sock.recv(1) == b""
         assert time.monotonic() - begun < 10.0
-    until(lambda: nodes[0].hello()["v"] == 1, "the engine goes on")
+    until(lambda: nodes[0].hello()["v"] == PROTOCOL, "the engine goes on")
     assert (nodes[0].home / SOCKET).exists()
 
 

@@ -39,7 +39,7 @@ from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.service import Unfit
 from elasticrl.ppo.rollout.vllm_process import fit
-from elasticrl.ppo.rollout.wire import SOCKET, Frame, Inbox, Lost, Refused, Talk
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Talk
 
 
 @pytest.fixture
@@ -436,11 +436,15 @@ def test_what_is_no_frame_is_refused():
 
 def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer, home):
     pid = trainer.ready()
-    for nonsense in (b"\xff" * 64, Frame(says={"v": 1, "op": "generate"}).pack(), Frame(says={"v": 1}).pack()):
+    for nonsense in (
+        b"\xff" * 64,
+        Frame(says={"v": PROTOCOL, "op": "generate"}).pack(),
+        Frame(says={"v": PROTOCOL}).pack(),
+    ):
         with Talk(home / SOCKET, within_s=20.0) as talk:
             talk._sock.sendall(nonsense)
             with pytest.raises(Lost, match=r"hung up|cut short"):
                 talk.receive()
-    with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 1, not 7"):
+    with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 2, not 7"):
         talk.ask("hello", v=7)
     assert trainer.ready() == pid

@@ -413,9 +413,9 @@ CASES = [
     ),
     Case(
         "rollout.sync_transport",
-        "auto or gloo with rollout.nodes",
+        "auto or ipc beside the workers",
         ["rollout.sync_transport=nccl"],
-        "it is nccl, which is not built for weights",
+        "it is nccl, with 0 rollout nodes",
         ["rollout.sync_transport=auto"],
         "Set sync_transport: auto",
     ),

@@ -5,8 +5,7 @@ engines decides nothing but the time: an engine that dies, with its node or alon
 asked of another; one that comes is asked from then on.
 
 Who there is says this node's daemon, in a file (`Roll`). The weights lie in the memory of the one worker that writes them, as
-they would for an engine beside it; from there they go to each engine, in a thread of its own, all at once (`Feeder`). So an
-engine that comes late, or comes back empty, is fed without a collective.
+they would for an engine beside it; from there they go to the engines (`feeder`).
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
+from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of
 from elasticrl.ppo.rollout.judges import Case, verdicts
 from elasticrl.ppo.rollout.outside import Outside, Source, collect
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
@@ -36,12 +36,9 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")  # what is wanted: a request, a case
 ROLL: Final = "ELASTICRL_ROLLOUTS"  # in the environment: where the daemon writes who there is
-REST_S: Final = 0.5  # before an engine that failed is asked again; each further failure doubles it
-REST_MAX_S: Final = 30.0
+REST_MAX_S: Final = 30.0  # before an engine that failed again and again is asked once more: each failure doubles REST_S
 AGAIN_S: Final = 0.1  # before an engine is asked again that has no weights yet
-LOOK_S: Final = 0.1
 SIGN_S: Final = 1.0  # between signs that this worker waits, and does not hang
-PROBE: Final = 1 << 20  # bytes by which a way is timed
 
 
 class Roll:
@@ -88,7 +85,7 @@ class Away(Outside):
 
     def __init__(
         self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
-        wait_s: float, say: Callable[[str], None], check: Callable[[], None] = lambda: None,
+        wait_s: float, say: Callable[[str], None], transport: str = "auto", check: Callable[[], None] = lambda: None,
         waits: Callable[[], None] = lambda: None, outside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
         super().__init__(sampling)
@@ -96,7 +93,7 @@ class Away(Outside):
         self.check, self.say = check, say
         self.rest = Rest()
         self._makes, self._wait_s = makes, wait_s
-        self._waits, self._outside = waits, outside
+        self._waits, self._outside, self._transport = waits, outside, transport
         self._feeder: Feeder | None = None
         self._signed = 0.0
 
@@ -105,7 +102,9 @@ class Away(Outside):
         super().enter(life=life, source=source, writes=writes, gathers=gathers)
         if writes:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._feeder = self._feeder or Feeder(self.roll, self.home, self._makes, self.limits, self.say)
+            self._feeder = self._feeder or Feeder(
+                self.roll, self.home, self._makes, self.limits, self.say, transport=self._transport
+            )
             self._feeder.offer(None)
         else:
             self._forget()
@@ -284,113 +283,3 @@ class Ask(threading.Thread, Generic[K]):
     def _check(self) -> None:
         if self._given_up.is_set():
             raise Lost("it is not waited for any more")
-
-
-def hello_of(talk: Talk, makes: str) -> dict[str, Any]:
-    """What an engine says of itself. Refused if its samples would be others than those of this configuration."""
-    hello = talk.ask("hello")
-    if hello.get("makes") != makes:
-        raise Refused(
-            "its samples would not be those of this configuration: model.dtype, model.attention, lanes, data.max_prompt or "
-            "rollout.* differ; give all nodes one file"
-        )
-    return hello
-
-
-class Feeder:
-    """Keeps every engine's weights those that lie in `home` under the tag that was offered: one thread for each engine."""
-
-    def __init__(
-        self, roll: Callable[[], Mapping[str, Remote]], home: Path, makes: str, limits: Limits, say: Callable[[str], None]
-    ) -> None:  # fmt: skip
-        self._roll, self._home, self._makes, self._limits, self._say = roll, home, makes, limits, say
-        self._tag: weights.Tag | None = None
-        self._fed: dict[str, weights.Tag | None] = {}  # by node, while there is a connection
-        self._failed: dict[str, str] = {}  # why there is none
-        self._threads: dict[str, threading.Thread] = {}
-        self._closing = threading.Event()
-        self._looking = threading.Thread(target=self._look, name="feeds engines", daemon=True)
-        self._looking.start()
-
-    def offer(self, tag: weights.Tag | None) -> None:
-        """These lie there now; None: nothing does that anybody should read."""
-        self._tag = tag
-
-    def settled(self, tag: weights.Tag) -> bool:
-        """Every engine has them, or is known not to answer."""
-        return all(self._fed.get(node) == tag or node in self._failed for node in self._roll())
-
-    def close(self) -> None:
-        """Whatever is under way ends within a turn."""
-        self._closing.set()
-        self._looking.join()
-
-    def _look(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            for node, remote in self._roll().items():
-                thread = self._threads.get(node)
-                if thread is None or not thread.is_alive():
-                    self._threads[node] = threading.Thread(
-                        target=self._feed, args=(node, remote), name=f"feeds {node}", daemon=True
-                    )
-                    self._threads[node].start()
-        for thread in self._threads.values():
-            thread.join()
-
-    def _feed(self, node: str, remote: Remote) -> None:
-        """One connection, for as long as it holds and the engine is where it was."""
-        try:
-            with Talk(remote, within_s=self._limits.health_s, check=self._check) as talk:
-                hello = hello_of(talk, self._makes)
-                has = weights.Tag(**hello["tag"]) if hello["tag"] else None
-                start = time.monotonic()
-                talk.send("probe", bytes(PROBE))
-                talk.receive()
-                rate = PROBE / max(time.monotonic() - start, 1e-6)
-                while self._roll().get(node) == remote:
-                    tag = self._tag
-                    if tag is not None and has != tag:
-                        has = tag if self._push(node, talk, tag, rate) else None
-                    if has == tag:
-                        self._failed.pop(node, None)
-                    self._fed[node] = has
-                    talk.wait(LOOK_S)
-        except (Lost, Refused, weights.Torn, OSError) as error:
-            why = f"weights do not reach the engine of {node} at {remote}: {error}"
-            if not self._closing.is_set() and self._failed.get(node) != why:
-                self._say(why)
-            self._failed[node] = why
-            self._closing.wait(REST_S)
-        finally:
-            self._fed.pop(node, None)
-
-    def _push(self, node: str, talk: Talk, tag: weights.Tag, rate: float) -> bool:
-        """These weights there, and taken. False: others have come meanwhile."""
-        limit_s = self._limits.sync_s
-        start, sent = time.monotonic(), 0
-        try:
-            with weights.outgoing(self._home, tag, within_s=limit_s) as (page, pieces):
-                talk.send("put", page=page)
-                for piece in pieces:
-                    if self._tag != tag:
-                        return False
-                    if time.monotonic() > start + limit_s:
-                        raise Lost(f"version {tag.version} had not arrived after {limit_s:g} s (rollout.sync_timeout)")
-                    talk.send("piece", piece)
-                    sent += len(piece)
-        except weights.Torn:
-            if self._tag == tag:
-                raise
-            return False
-        talk.ask("whole", within_s=limit_s)
-        moved = time.monotonic()
-        talk.ask("load", within_s=limit_s, tag=asdict(tag))
-        self._say(
-            f"weights of version {tag.version} to {node}: {sent / 1e6:.1f} MB over TCP in {moved - start:.3f} s "
-            f"({sent / rate:.3f} s by the probe), taken in {time.monotonic() - moved:.3f} s"
-        )
-        return True
-
-    def _check(self) -> None:
-        if self._closing.is_set():
-            raise Lost("this worker has nothing to bring any more")

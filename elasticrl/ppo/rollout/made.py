@@ -55,7 +55,8 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
         roll = Roll(Path(os.environ[ROLL]), job=where.job, node=where.node)
         return Away(
             roll, home_of(where), sampling, makes, Limits.of(tree),
-            wait_s=rollout.wait_s, check=run.check, waits=run.base.waits, outside=run.base.outside, say=say,
+            wait_s=rollout.wait_s, transport=rollout.sync_transport, check=run.check, waits=run.base.waits,
+            outside=run.base.outside, say=say,
         )  # fmt: skip
     attendant = Attendant(
         home_of(where),
@@ -70,18 +71,19 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
 def way(asked: str, nodes: int) -> str:
     """How weights reach the engines, in words.
 
-    A gloo group with them would be formed anew at each of their deaths; a connection to each breaks alone.
-
     >>> way("auto", 0)
     'through shared memory (ipc)'
     >>> way("auto", 2)
-    'over TCP from host memory, a connection to each engine (gloo); nccl is not built'
+    'over nccl, gloo or TCP, whichever is quicker'
     """
-    chosen = {"auto": "gloo" if nodes else "ipc"}.get(asked, asked)
+    if not nodes:
+        return "through shared memory (ipc)"
     return {
-        "ipc": "through shared memory (ipc)",
-        "gloo": "over TCP from host memory, a connection to each engine (gloo); nccl is not built",
-    }[chosen]
+        "auto": "over nccl, gloo or TCP, whichever is quicker",
+        "nccl": "over nccl to all engines at once, or gloo or TCP where that does not work",
+        "gloo": "over gloo to all engines at once, or TCP where that does not work",
+        "tcp": "over TCP, to each engine by itself",
+    }[asked]
 
 
 def say(sentence: str) -> None:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from elasticrl.ppo.rollout.engine import Request
+    from elasticrl.ppo.rollout.intake import Intake
     from elasticrl.ppo.rollout.judges import Case, Judges
-    from elasticrl.ppo.rollout.weights import Incoming, Tag
+    from elasticrl.ppo.rollout.weights import Tag
 
 ALIVE_S: Final = 0.2  # between signs of life while something is generated
 LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
@@ -115,7 +116,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._port = 0
         self._key = the_key(service.key_file) if service.listen else b""
-        self._coming: tuple[Visitor, Incoming] | None = None  # weights that somebody brings along
+        self._intake = intake(home)  # of weights that somebody brings along
 
     def prove(self) -> None:
         """A real generation, before anybody is answered; and the weights that lie there, if they are whole."""
@@ -245,8 +246,7 @@ class Server:
         for key in visitor.waits:
             del self._visitors[key]
         self._cases = [each for each in self._cases if each[0] is not visitor]
-        if self._coming is not None and self._coming[0] is visitor:
-            self._give_up_coming()
+        self._intake.left(visitor.number)
         self._all.discard(visitor)
         self._selector.unregister(visitor.sock)
         visitor.sock.close()
@@ -261,10 +261,11 @@ class Server:
             visitor.tell(
                 "hello", v=PROTOCOL, pid=os.getpid(), service=self.service.digest, makes=self.service.makes,
                 tag=self.tag and asdict(self.tag), versions=dict(self.program.versions), port=self._port,
+                card=self.service.device.startswith("cuda"),
             )  # fmt: skip
         elif says["op"] == "probe":
             visitor.tell("probed")
-        elif says["op"] in ("put", "piece", "whole"):
+        elif says["op"] in self._intake.ops:
             self._come(visitor, frame)
         elif says["op"] == "load":
             self._take(visitor, says["tag"])
@@ -307,29 +308,14 @@ class Server:
         visitor.tell("loaded", tag=told)
 
     def _come(self, visitor: Visitor, frame: Frame) -> None:
-        """Weights from another node. Who begins anew is believed: the one before was cut off, or is of a gang that is gone."""
-        from elasticrl.ppo.rollout import weights
+        """Weights from another node."""
+        from elasticrl.ppo.rollout.weights import Torn
 
         try:
-            if frame.says["op"] == "put":
-                self._give_up_coming()
-                self._coming = (visitor, weights.Incoming(self.home, frame.says["page"]))
-            elif self._coming is None or self._coming[0] is not visitor:
-                visitor.tell("no", kind="torn", why="somebody else has begun to bring weights since")
-            elif frame.says["op"] == "piece":
-                self._coming[1].take(frame.raw)
-            else:
-                self._coming[1].done()
-                self._give_up_coming()
+            if self._intake.take(visitor.number, visitor.sock.getsockname()[0], frame):
                 visitor.tell("stored")
-        except (weights.Torn, Lost) as error:
-            self._give_up_coming()
+        except (Torn, Lost) as error:
             visitor.tell("no", kind="torn", why=str(error))
-
-    def _give_up_coming(self) -> None:
-        if self._coming is not None:
-            self._coming[1].close()
-            self._coming = None
 
     def _load(self, tag: Tag) -> None:
         self.tag = None  # half of two sets, until all of it is here
@@ -441,6 +427,13 @@ def main() -> int:
 
     weights.forget(given.home)
     return 0
+
+
+def intake(home: Path) -> Intake:
+    """Where weights from elsewhere come in."""
+    from elasticrl.ppo.rollout.intake import Intake
+
+    return Intake(home)
 
 
 def program_of(service: Service) -> Program:

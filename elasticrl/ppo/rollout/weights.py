@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import time
-import zlib
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from zlib_ng.zlib_ng import crc32
 
 from elasticrl.ppo.rollout.wire import TURN_S, Lost
 from elasticrl.runtime.group import settle
@@ -77,7 +77,7 @@ def write(
                 for name, tensor in bucket:
                     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
                     file.write(data)
-                    crc = zlib.crc32(data, crc)
+                    crc = crc32(data, crc)
                     tensors.append([name, name_of(tensor.dtype), list(tensor.shape), data.nbytes])
                     at += data.nbytes
                 listed.append({"bytes": at - start, "crc": crc, "tensors": tensors})
@@ -102,7 +102,7 @@ def read(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[str, torch.
         with (home / FILE).open("rb") as file:
             for number, bucket in enumerate(page["buckets"]):
                 data = bytearray(bucket["bytes"])
-                if file.readinto(data) != len(data) or zlib.crc32(data) != bucket["crc"]:
+                if file.readinto(data) != len(data) or crc32(data) != bucket["crc"]:
                     raise Torn(f"bucket {number} of the weights in {home} does not have its checksum")
                 at = 0
                 for name, dtype, shape, nbytes in bucket["tensors"]:
@@ -134,6 +134,7 @@ class Incoming:
 
     def __init__(self, home: Path, page: dict[str, Any], *, within_s: float = 0.0) -> None:
         self.tag, self._page, self._home = Tag(**page["tag"]), page, home
+        self.nbytes = sum(int(bucket["bytes"]) for bucket in page["buckets"])
         self._left = [(int(bucket["bytes"]), int(bucket["crc"])) for bucket in page["buckets"]]
         self._crc = 0
         with ExitStack() as stack:
@@ -144,7 +145,7 @@ class Incoming:
             self._turn()
             self._held = stack.pop_all()
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes | memoryview) -> None:
         """The next piece. Torn if a bucket does not have its checksum."""
         view = memoryview(data)
         while view:
@@ -153,7 +154,7 @@ class Incoming:
             left, crc = self._left[0]
             part, view = view[:left], view[left:]
             self._file.write(part)
-            self._crc = zlib.crc32(part, self._crc)
+            self._crc = crc32(part, self._crc)
             self._left[0] = (left - len(part), crc)
             self._turn()
 

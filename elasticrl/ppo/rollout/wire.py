@@ -23,7 +23,7 @@ from elasticrl.runtime.vault.channel import MAC_BYTES, Signer, keep_alive, proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 SOCKET: Final = "engine.sock"
 LIMIT: Final = 1 << 30  # bytes of one frame
 STRANGERS: Final = 4096  # the same, of one who has not proved anything yet
@@ -227,6 +227,11 @@ class Talk:
             raise Lost(f"it hung up ({error})") from None
         finally:
             self._sock.settimeout(TURN_S)
+
+    @property
+    def host(self) -> str:
+        """This end's address."""
+        return str(self._sock.getsockname()[0])
 
     def close(self) -> None:
         """Hang up: whatever was still to be generated for us is dropped."""
