@@ -152,7 +152,7 @@ class Show:
             self.undisturbed()
             self.gang()
         same = self.verdict()
-        self.view.say(f"\n{time.monotonic() - begun:.0f} s in all; everything is in {self.folder}")
+        self.view.line(f"\n{time.monotonic() - begun:.0f} s in all; everything is in {self.folder}")
         return 0 if same else Exit.FAILED
 
     # ---- before
@@ -194,7 +194,7 @@ class Show:
         from elasticrl.config import load
 
         self.tree = load(self.config)
-        self.view.say(f"1. The same job undisturbed, in one process: {self.steps} steps of PPO")
+        self.view.line(f"1. The same job undisturbed, in one process: {self.steps} steps of PPO")
         own = [
             "ELASTICRL__MEMBERSHIP__MIN_NODES=1", "ELASTICRL__VAULT__COPIES=0",
             f"ELASTICRL__VAULT__DIR={self.folder}/vault-alone", f"ELASTICRL__CHECKPOINT__DIR={self.folder}/undisturbed",
@@ -210,7 +210,7 @@ class Show:
         self.until(lambda: self.alone is not None and self.alone.poll() is not None, "the undisturbed run", lines)
         if self.alone.returncode:
             raise Stuck(f"the undisturbed run failed: see {self.folder / 'log' / 'undisturbed.log'}")
-        self.view.say(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+        self.view.line(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
 
     # ---- the gang
 
@@ -218,7 +218,7 @@ class Show:
         """The job on three nodes, and what is done to it."""
         from elasticrl.cli.serve import start_store
 
-        self.view.say("2. Under three daemons, with an etcd of its own")
+        self.view.line("2. Under three daemons, with an etcd of its own")
         self.etcd = start_store(self.tree)
         for node in NODES:
             self.start(node)
@@ -229,7 +229,7 @@ class Show:
         self.until(lambda: lines.step >= 2 * third, f"step {2 * third}", lines)
         self.hit(lines, "kill -9 of all of n2: daemon, agent, worker, vault", lambda: self.kill_node("n2"))
         self.until(lambda: lines.step >= 2 * third + 4, "more steps", lines)
-        self.view.say(f"   step {lines.step:3}  n2 is started again")
+        self.view.line(f"   step {lines.step:3}  n2 is started again")
         self.start("n2")
         ended = [self.daemons[node] for node in NODES]
 
@@ -242,13 +242,13 @@ class Show:
 
         self.until(lambda: back() or over(), "n2's return", lines)
         if not over():
-            self.view.say("   what `elasticrl status` says now:")
-            self.view.say("\n".join(f"      {line}" for line in render.status(self.look(), colour=False).splitlines()))
+            self.view.line("   what `elasticrl status` says now:")
+            self.view.line("\n".join(f"      {line}" for line in render.status(self.look(), colour=False).splitlines()))
         self.until(over, "the end of the job", lines)
         codes = [daemon.returncode for daemon in ended]
         if any(codes):
             raise Stuck(f"the daemons ended with {codes}")
-        self.view.say(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+        self.view.line(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
 
     def start(self, node: str) -> None:
         """A node's daemon."""
@@ -268,14 +268,14 @@ class Show:
     def hit(self, lines: "Lines", what: str, act: Callable[[], None]) -> None:
         """Do it, and wait for the next step."""
         fault = Fault(step=lines.step, what=what, usual=lines.usual_s)
-        self.view.say(f"   step {fault.step:3}  {what}")
+        self.view.line(f"   step {fault.step:3}  {what}")
         fault.at = time.monotonic()
         act()
         self.until(lambda: lines.after(fault.at) > 0, "the next step", lines)
         fault.back = lines.after(fault.at)
         fault.again = max(0, fault.step + 1 - lines.first_after(fault.at))
         self.faults.append(fault)
-        self.view.say(
+        self.view.line(
             f"   step {lines.step:3}  made {fault.back - fault.at:.2f} s later, where a step takes {fault.usual:.2f} s"
         )
         before = len(self.faults) - 1
@@ -283,9 +283,9 @@ class Show:
         while self.look().get("faults", 0) <= before and time.monotonic() < deadline:
             time.sleep(DRAW_S)  # its last words are read by then
         if (last := self.look().get("last")) is not None:
-            self.view.say(f"   verdict   {last['fault']}: {last['said']}")
+            self.view.line(f"   verdict   {last['fault']}: {last['said']}")
         for stages in self.stages(self.look().get("generation", 0)):
-            self.view.say(f"   {stages}")
+            self.view.line(f"   {stages}")
 
     def look(self) -> dict[str, Any]:
         """What `elasticrl status` would say; the last that is known, where nobody answers."""
@@ -361,17 +361,17 @@ class Show:
         from elasticrl.runtime.data.audit import audit
 
         ours, theirs = self.folder / "checkpoints" / self.name, self.folder / "undisturbed" / self.name
-        self.view.say("3. What it cost")
+        self.view.line("3. What it cost")
         for fault in self.faults:
             lost = f"{fault.again} steps lost, and made again" if fault.again else "no step lost"
             took, usual = fault.back - fault.at, fault.usual
-            self.view.say(f"   {fault.what}: {took:.2f} s to the next step, where one takes {usual:.2f} s; {lost}")
+            self.view.line(f"   {fault.what}: {took:.2f} s to the next step, where one takes {usual:.2f} s; {lost}")
         for stages in self.stages():
-            self.view.say(f"   {stages}")
+            self.view.line(f"   {stages}")
         used, same = audit(ours), compare(read(theirs), read(ours))
         exact = same.ok and same.steps > self.steps
-        self.view.say(f"   samples: {used.sentence}")
-        self.view.say(f"   same bits as the undisturbed run: {'yes' if exact else 'NO'} ({same.sentence})")
+        self.view.line(f"   samples: {used.sentence}")
+        self.view.line(f"   same bits as the undisturbed run: {'yes' if exact else 'NO'} ({same.sentence})")
         return exact and used.ok
 
     def close(self) -> None:
@@ -413,12 +413,12 @@ class View:
             self.live.stop()
             self.live = None
 
-    def say(self, line: str) -> None:
+    def line(self, text: str) -> None:
         """One that stays."""
         if self.live is not None:
-            self.live.console.print(line, markup=False)
+            self.live.console.print(text, markup=False)
         else:
-            typer.echo(line)
+            typer.echo(text)
 
     def draw(self, lines: "Lines") -> None:
         """What changes."""

@@ -26,7 +26,8 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
-from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
+from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
+from elasticrl.core.evidence import Kind
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -120,6 +121,7 @@ class Daemon:
         self._unkept = False  # it could not be saved, and that is said
         self._scribe = Scribe()
         self._leads = False
+        self._told_of = 0  # the generation that the newest incident led to
 
     def spec(self) -> Spec:
         """What the agent is told."""
@@ -540,6 +542,8 @@ class Daemon:
         if view.commit is not self._commit:
             self._commit = view.commit
             self._tell_commit(view.commit)
+        if isinstance(event, Found):
+            self.metrics.timeouts.inc(sum(fact.kind is Kind.WATCHDOG_TIMEOUT for fact in event.evidence))
         leads, self._leads = self._leads, decision.state.lead is not None
         if self._leads and not leads:
             self.inquiry.spawn(self._scribe.write(self.node.store, time.time()), "past")
@@ -547,7 +551,10 @@ class Daemon:
         self._measure(decision, now)
 
     def _tell_incident(self, told: "Incident") -> None:
-        """What the leader has to tell of a fault, those who ask for the status shall read."""
+        """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
+        if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
+            self._told_of = told.generation
+            self.metrics.lost.inc(told.steps or 0)
         if self.node is None or not self._leads:
             return
         broken = Broken(

@@ -16,11 +16,11 @@ from elasticrl.daemon.picture import Picture, Row
 lines = Lines(Path(sys.argv[1]))
 lines.read()
 with View() as view:
-    view.say("   step  15  kill -9 of [n1]'s worker")
+    view.line("   step  15  kill -9 of [n1]'s worker")
     view.picture = asdict(Picture(job="demo", state="TRAINING", reason="all train", rows=(
         Row(node="n1", member="n1/1", state="training", rank=1, step=15, phase="rollout"),)))
     view.draw(lines)
-    view.say("   verdict   dead_rank: n1")
+    view.line("   verdict   dead_rank: n1")
 """
 
 
