@@ -163,3 +163,24 @@ def test_a_file_that_is_not_there_is_named_before_anything_starts(clone: Path) -
     assert text.strip() == "data.path: run/demo/prompts.jsonl is not here; name one that is: data.path=..."
     code, text = said(clone, ppo, "job.program=train.py")
     assert (code, text.strip()) == (2, "job.program: train.py is not here; name one that is: job.program=...")
+
+
+@pytest.mark.slow  # a minute
+def test_a_demonstration_that_is_interrupted_leaves_nothing_behind(clone: Path) -> None:
+    with elasticrl(clone, "elasticrl demo --steps 30") as process:
+        assert process.stdout is not None
+        shown = ""
+        while "Under three daemons" not in shown:
+            line = process.stdout.readline()
+            assert line, shown
+            shown += line
+        history = clone / "run" / "demo" / "history.jsonl"
+        until(lambda: history.exists() or None, "the first step under daemons")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, out
+    assert "nothing is left running" in out
+    name = f"demo-{process.pid}"
+    lines = [path.read_bytes().replace(b"\0", b" ") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in lines if name.encode() in line or str(clone).encode() in line]
+    assert not list(Path("/dev/shm/elasticrl-demo").glob(name))
