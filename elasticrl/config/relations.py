@@ -119,6 +119,11 @@ def _scorers(t: Tree) -> list[str]:
     return [name for name, value in t.reward if name in {"function", "model", "url"} and value is not None]
 
 
+def _asked(t: Tree) -> str:
+    """The scorer that is the user's own: nobody can know whether it says the same thing twice. A model does."""
+    return next((f"reward.{name}" for name in _scorers(t) if name != "model"), "")
+
+
 def _inexact(t: Tree) -> list[str]:
     """The trained roles that DeepSpeed shards."""
     roles = {"actor": t.placement.actor, "critic": t.placement.critic}
@@ -427,6 +432,14 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: t.checkpoint.keep_every % t.checkpoint.every != 0,
         values=lambda t: f"{t.checkpoint.keep_every} is not a multiple of {t.checkpoint.every}",
         remedy=lambda t: f"Write keep_every: {_multiple(t.checkpoint.keep_every, t.checkpoint.every)}.",
+    ),
+    Relation(
+        keys=("vault.updates", "reward.url", "reward.function", "ppo.algorithm", "job.program"),
+        rule="should be at least 1 with reward.url or reward.function: scores that were not kept are asked for again",
+        broken=lambda t: _generates(t) and t.vault.updates == 0 and bool(_asked(t)),
+        values=lambda t: f"it is 0, and {_asked(t)} may score a sample otherwise the second time",
+        remedy="Set updates: 1, unless the same answer always gets the same score.",
+        level="warning",
     ),
     Relation(
         keys=("vault.timeout", "timeouts.phase.update", "timeouts.default_phase"),

@@ -269,7 +269,7 @@ class Data(Section):
     path: Text | None = None
     """A file, a folder, or with format datasets a name that the package datasets loads."""
     format: Literal["jsonl", "parquet", "datasets"] = "jsonl"
-    """What is at the path: JSON lines, Parquet files, or what the package datasets loads."""
+    """What is at the path: JSON lines, Parquet files, or what the package datasets loads. The last two need elasticrl[data]."""
     split: Text = "train"
     """Which split of a dataset; only with format datasets."""
     prompt: Text = "prompt"

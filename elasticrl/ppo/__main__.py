@@ -99,6 +99,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
     data = prompts.load(tree.data, tokenizer)
+    print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), size=len(data), lanes=lanes, per_lane=ppo.batch // lanes // ppo.group,
@@ -172,6 +173,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
     data = given.load(tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens)
+    print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
             name=str(tree.data.path), size=len(data), lanes=lanes,

@@ -26,6 +26,7 @@ def updates(rows: int, size: int, count: int, epochs: int, streams: Streams, *, 
     as many updates, of which the last are short, or empty.
     """
     assert size % unit == 0, f"{size} rows of an update are not whole units of {unit}"
+    assert rows % unit == 0, f"{rows} rows are not whole units of {unit}"
     assert rows <= size * count, f"{rows} rows do not fit into {count} updates of {size}"
     found: list[torch.Tensor] = []
     for epoch in range(epochs):

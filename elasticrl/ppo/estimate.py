@@ -70,7 +70,7 @@ class Estimate:
     device: str
     memory: tuple[Line, ...]  # that stays for the whole step
     transient: tuple[Line, ...]  # of which only the greatest counts
-    host: tuple[Line, ...]  # in the host's memory, outside of the worker
+    host: tuple[Line, ...]  # in the host's memory: the vault, the weights on their way to an engine, what is offloaded
     wire: tuple[Line, ...]  # bytes that a worker sends in a step
     budgets: tuple[Budget, ...]
     micro_batch: int
@@ -99,6 +99,7 @@ class Role:
     trained: int
     head: bool = True  # an output embedding
     strategy: str | None = None
+    offload: bool = False  # it waits in the host's memory while it is idle, and its optimizer stays there
 
 
 def read(tree: Tree, *, workers: int | None = None, memory_bytes: int | None = None) -> Estimate:
@@ -124,10 +125,11 @@ def of(
     most = tree.membership.max_nodes * tree.node.workers
     world = min(workers or most, tree.lanes.count)
     roles = _roles(tree, models)
-    fixed = tuple(line for role in roles for line in _stays(tree, role, world))
+    engine, file, unsaid = _engine(tree, models["actor"], memory_bytes)
+    stays = [line for role in roles for line in _stays(tree, role, world)]
+    fixed = (*(line for line in stays if not _comes(roles, line)), *engine)
     m = tree.ppo.micro_batch
-    passing = _passing(tree, roles, m)
-    cache = _cache(tree, models["actor"])
+    others = (*(line for line in stays if _comes(roles, line)), *_cache(tree, models["actor"], "torch"))
     largest = None
     if memory_bytes is not None:
         room = HEADROOM * memory_bytes - sum(line.bytes for line in fixed)
@@ -135,7 +137,7 @@ def of(
         fits = [
             size
             for size in range(1, share + 1)
-            if share % size == 0 and max(line.bytes for line in (*_passing(tree, roles, size), *cache)) <= room
+            if share % size == 0 and max(line.bytes for line in (*_passing(tree, roles, size), *others)) <= room
         ]
         largest = max(fits, default=None)
     device = tree.node.device if tree.node.device in RATES else "cuda"
@@ -143,13 +145,14 @@ def of(
         workers=world,
         device=device,
         memory=fixed,
-        transient=(*passing, *cache),
-        host=tuple(_vault(tree, roles, world)),
+        transient=(*_passing(tree, roles, m), *others),
+        host=(*_vault(tree, roles, world), *file, *(line for role in roles for line in _waits(tree, role, world))),
         wire=tuple(_wire(tree, roles, world)),
         budgets=tuple(_budgets(tree, roles, world, RATES[device])),
         micro_batch=m,
         largest_micro_batch=largest,
         memory_limit=memory_bytes,
+        notes=unsaid,
     )
     return _noted(found)
 
@@ -160,13 +163,15 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
     trained = actor.adapters(model.lora.rank, model.lora.targets) if model.lora.rank else actor.count
     value = actor.hidden + 1 if model.value_head == "tied" else 0
     adapters = trained if model.lora.rank else 0
+    place = tree.placement
     found = [
         Role(
             name="actor",
             shape=actor,
             count=actor.count + adapters + value,
             trained=trained + value,
-            strategy=tree.placement.actor.strategy or model.strategy,
+            strategy=place.actor.strategy or model.strategy,
+            offload=_offloaded(tree, place.actor.offload),
         )
     ]
     if ppo.algorithm == "ppo" and not value:
@@ -179,15 +184,23 @@ def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
                 count=count,
                 trained=count,
                 head=False,
-                strategy=tree.placement.critic.strategy or model.strategy,
+                strategy=place.critic.strategy or model.strategy,
+                offload=_offloaded(tree, place.critic.offload),
             )
         )
     adapted = model.lora.rank and model.ref_path is None
-    if "ref" in flow.of(ppo, tied=bool(value)) and not adapted and tree.placement.ref.where == "train":
-        found.append(Role(name="ref", shape=models["ref"], count=models["ref"].count, trained=0))
-    if tree.reward.model is not None and "reward" in flow.of(ppo) and tree.placement.reward.where == "train":
-        found.append(Role(name="reward", shape=models["reward"], count=models["reward"].reward, trained=0, head=False))
+    if "ref" in flow.of(ppo, tied=bool(value)) and not adapted and place.ref.where == "train":
+        ref, offload = models["ref"], _offloaded(tree, place.ref.offload)
+        found.append(Role(name="ref", shape=ref, count=ref.count, trained=0, offload=offload))
+    if tree.reward.model is not None and "reward" in flow.of(ppo) and place.reward.where == "train":
+        scorer, offload = models["reward"], _offloaded(tree, place.reward.offload)
+        found.append(Role(name="reward", shape=scorer, count=scorer.reward, trained=0, head=False, offload=offload))
     return found
+
+
+def _offloaded(tree: Tree, offload: str) -> bool:
+    """On CPUs everything is in the host's memory as it is."""
+    return offload == "cpu" and tree.node.device != "cpu"
 
 
 # ---- memory
@@ -209,35 +222,67 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
                 line("weights", each * part, f"{each} B x (P {p:,} / W {w} + what is around the layers and one layer)")
             ]
         return [line("weights", each * p, f"{each} B x P {p:,} (frozen, whole on each worker)")]
-    states = VERSIONS * ADAM * WIDE * t / w
-    optimizer = line("optimizer", states, f"{VERSIONS} versions x {ADAM} rows x 4 B x T {t:,} / W {w}")
+    optimizer = [] if role.offload else [_optimizer(role, world)]
+    own = int(not role.offload)  # the gradient that the optimizer reads lies where it does
     rows, arrivals = _rows(tree, role, world)
     if role.strategy == "replicated":
-        grads = WIDE * t * rows + WIDE * t / w * (1 + (arrivals if w > 1 else 0))
+        parts = own + (arrivals if w > 1 else 0)
+        grads = WIDE * t * rows + WIDE * t / w * parts
         return [
             line("weights", WIDE * p, f"4 B x P {p:,}"),
-            line(
-                "gradients",
-                grads,
-                f"4 B x T {t:,} x {rows} partial sums + 4 B x T / W {w} x {1 + (arrivals if w > 1 else 0)}",
-            ),
-            optimizer,
+            line("gradients", grads, f"4 B x T {t:,} x {rows} partial sums + 4 B x T / W {w} x {parts}"),
+            *optimizer,
         ]
     if role.strategy == "fsdp":
         unit = role.shape.ends + 2 * role.shape.layer
         return [
             line("weights", WIDE * (p / w + unit), f"4 B x (P {p:,} / W {w} + the root and two layers {unit:,})"),
-            line("gradients", WIDE * (t / w * (1 + rows) + unit), f"4 B x (T / W x {1 + rows} + {unit:,})"),
-            optimizer,
+            line("gradients", WIDE * (t / w * (own + rows) + unit), f"4 B x (T / W x {own + rows} + {unit:,})"),
+            *optimizer,
         ]
     stage = tree.model.zero_stage
     split = {1: (1, 1), 2: (1, w), 3: (w, w)}[stage]
+    weights = line("weights", WIDE * p / split[0], f"4 B x P {p:,} / {split[0]} (ZeRO {stage})")
+    if role.offload:
+        return [weights, line("gradients", WIDE * t / split[1], f"4 B x T {t:,} / {split[1]}")]
     return [
-        line("weights", WIDE * p / split[0], f"4 B x P {p:,} / {split[0]} (ZeRO {stage})"),
+        weights,
         line("gradients", WIDE * (t / split[1] + t / w), f"4 B x (T {t:,} / {split[1]} + T / W {w})"),
-        line("masters", WIDE * t / w, f"4 B x T / W {w}"),
-        optimizer,
+        _masters(role, w),
+        *optimizer,
     ]
+
+
+def _optimizer(role: Role, world: int) -> Line:
+    states = VERSIONS * ADAM * WIDE * role.trained / world
+    formula = f"{VERSIONS} versions x {ADAM} rows x 4 B x T {role.trained:,} / W {world}"
+    return Line(role=role.name, what="optimizer", bytes=int(states), formula=formula)
+
+
+def _masters(role: Role, world: int) -> Line:
+    return Line(role=role.name, what="masters", bytes=int(WIDE * role.trained / world), formula=f"4 B x T / W {world}")
+
+
+def _comes(roles: list[Role], line: Line) -> bool:
+    """Whether this is on the device in its own stage alone. All that is trained is there in an update, offloaded or not."""
+    return any(role.name == line.role and role.offload and role.strategy is None for role in roles)
+
+
+def _waits(tree: Tree, role: Role, world: int) -> list[Line]:
+    """What of a role the host keeps: its optimizer with the gradient that it reads, and the weights while they are idle."""
+    if not role.offload:
+        return []
+    found = []
+    if role.strategy is not None:
+        gradient = int(WIDE * role.trained / world)
+        found += [
+            _optimizer(role, world),
+            Line(role=role.name, what="gradient", bytes=gradient, formula=f"4 B x T {role.trained:,} / W {world}"),
+        ]
+    if role.strategy == "deepspeed":  # which keeps its weights on the device
+        return [*found, _masters(role, world)]
+    [weights] = [line for line in _stays(tree, role, world) if line.what == "weights"]
+    return [*found, replace(weights, what="weights, idle")]
 
 
 def _rows(tree: Tree, role: Role, world: int) -> tuple[int, int]:
@@ -285,21 +330,48 @@ def _passing(tree: Tree, roles: list[Role], micro: int) -> list[Line]:
     return found
 
 
-def _cache(tree: Tree, actor: Shape) -> list[Line]:
-    if "rollout" not in flow.of(tree.ppo):
+def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
+    """Of our own engine, wherever that runs."""
+    if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine != engine:
         return []
-    if tree.rollout.engine == "vllm":
-        given = tree.rollout.vllm.kv_cache_bytes
-        return (
-            []
-            if given is None
-            else [Line(role="rollout", what="KV cache", bytes=given, formula="rollout.vllm.kv_cache")]
-        )
     rows = max(-(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap)), 8)
     tokens = tree.data.max_prompt + tree.rollout.max_tokens
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
     return [Line(role="rollout", what="KV cache", bytes=int(size), formula=formula)]
+
+
+def _engine(tree: Tree, actor: Shape, memory_bytes: int | None) -> tuple[list[Line], list[Line], tuple[str, ...]]:
+    """(what an engine beside the worker takes of its device for good, what its weights take of the host on their way, notes).
+
+    It is one process for a node, on the device of the first worker: the one that needs most.
+    """
+    if "rollout" not in flow.of(tree.ppo) or tree.rollout.engine == "torch":
+        return [], [], ()
+
+    def line(what: str, size: float, formula: str) -> Line:
+        return Line(role="rollout", what=what, bytes=int(size), formula=formula)
+
+    p, wide, vllm = actor.count, _sent_wide(tree), tree.rollout.vllm
+    whose = "by rank 0's node alone" if tree.rollout.nodes else "once on a node"
+    file = [line("file of weights", wide * p, f"{wide} B x P {p:,}, {whose}")]
+    if tree.rollout.nodes:
+        return [], file, ()
+    if tree.rollout.engine == "served":
+        # What its process has freed it keeps for itself: the cache is nobody else's between rollouts.
+        return [line("engine's weights", WIDE * p, f"4 B x P {p:,}"), *_cache(tree, actor, "served")], file, ()
+    ways = vllm.tensor_parallel
+    weights = line("engine's weights", wide * p / ways, f"{wide} B x P {p:,} / tensor_parallel {ways}")
+    if vllm.kv_cache_bytes is not None:
+        return [weights, line("KV cache", vllm.kv_cache_bytes, "rollout.vllm.kv_cache")], file, ()
+    share = vllm.gpu_memory_utilization
+    if memory_bytes is not None:
+        formula = (
+            f"gpu_memory_utilization {share:g} x {memory_bytes:,} B: its weights, its KV cache, and what it computes in"
+        )
+        return [line("vllm", share * memory_bytes, formula)], file, ()
+    note = f"vLLM fills {share:.0%} of the device (gpu_memory_utilization), of which the weights alone are in these figures: "
+    return [weights], file, (note + "give --memory, or set rollout.vllm.kv_cache.",)
 
 
 def _vault(tree: Tree, roles: list[Role], world: int) -> list[Line]:
@@ -472,4 +544,4 @@ def _noted(found: Estimate) -> Estimate:
             f"ppo.micro_batch could be {found.largest_micro_batch} in place of {found.micro_batch}: fewer, larger passes. "
             "It is part of the shapes, so a change of it changes the bits."
         )
-    return replace(found, notes=tuple(notes))
+    return replace(found, notes=(*found.notes, *notes))

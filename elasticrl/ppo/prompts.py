@@ -62,6 +62,11 @@ def load(data: Data, tokenizer: Any) -> Prompts:
     return tokenized(records(data), data, tokenizer)
 
 
+def fitting(data: Data, *, kept: int, left_out: int) -> str:
+    """What a worker's log says of the data. Example: a.jsonl: 4,988 records fit; left out: 12 (of no tokens, or too many)"""
+    return f"{data.path}: {kept:,} records fit; left out: {left_out:,} (of no tokens, or too many)"
+
+
 def records(data: Data) -> Iterator[Record]:
     """The records of what `data` names, in order."""
     if data.path is None:
@@ -176,7 +181,7 @@ def read_jsonl(path: str) -> Iterator[Record]:
 
 def read_parquet(path: str) -> Iterator[Record]:
     """Rows of a file, or of a folder's .parquet files in the order of their names."""
-    parquet = _package("pyarrow.parquet", "parquet files need pyarrow: pip install pyarrow")
+    parquet = _package("pyarrow.parquet", "data.format is parquet: pip install 'elasticrl[data]'")
     for file in _files(path, ".parquet"):
         for batch in parquet.ParquetFile(file).iter_batches():
             yield from batch.to_pylist()
@@ -184,7 +189,9 @@ def read_parquet(path: str) -> Iterator[Record]:
 
 def read_datasets(path: str, split: str) -> Iterator[Record]:
     """What the package datasets calls `path`."""
-    yield from _package("datasets", "data.format is datasets: pip install datasets").load_dataset(path, split=split)
+    yield from _package("datasets", "data.format is datasets: pip install 'elasticrl[data]'").load_dataset(
+        path, split=split
+    )
 
 
 def _files(path: str, ending: str) -> list[Path]:

@@ -26,6 +26,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("model")
     chance = random.Random(5)
     lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(5000)]
+    lines[7:7] = ['{"prompt": "123456789"}']
     (folder / "prompts.jsonl").write_text("\n".join(lines))
     return {
         "ppo": {
@@ -70,7 +71,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, conf: dict[str, Any]) 
 
 
 OFTEN = [("replicated", 4), ("fsdp", 3)]
-SELDOM = [pytest.param(*one, marks=pytest.mark.slow) for one in [("replicated", 2), ("replicated", 3), ("fsdp", 1)]]
+RARE = [("replicated", 2), ("replicated", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4)]
+SELDOM = [pytest.param(*one, marks=pytest.mark.slow) for one in RARE]
 
 
 @pytest.mark.parametrize(("strategy", "world"), [*OFTEN, *SELDOM])
@@ -82,6 +84,10 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
         gang.until_done()
         assert outcome(gang) == undisturbed
         told = {node: events(log) for node, log in logs.items()}
+    for log in logs.values():
+        assert re.findall(r"prompts.jsonl: (.*)", log.read_text()) == [
+            "5,000 records fit; left out: 1 (of no tokens, or too many)"
+        ]
     for name in ("ppo.step", "ppo.comm"):
         assert [event["step"] for event in told["n0"] if event["event"] == name] == list(range(STEPS))
     assert not any(told[node] for node in told if node != "n0"), "a step is told by one worker"

@@ -9,6 +9,7 @@ from elasticrl.config.training import Lora, Model
 from elasticrl.config.tree import Tree
 from elasticrl.ppo import estimate, models, shapes, tiny
 from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.rollout import weights
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.replicated import Replicated
@@ -65,12 +66,12 @@ def test_activations_are_estimated_within_a_factor(tmp_path, arch, checkpointing
         "mask": torch.ones(micro, answer, dtype=torch.bool),
     }
     rows["attention"][0, :2] = False
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(value):
         storage = value.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage
         return value
 
@@ -140,3 +141,92 @@ def test_rollout_nodes_are_sent_all_the_weights_each(folders):
     assert "weights" not in beside[0]
     assert away[0]["weights"] == 2 * 4 * shapes.read(folders["qwen2"]).count
     assert away[1]["sync"] > beside[1]["sync"] == 0.0
+
+
+def figures(lines):
+    return {(line.role, line.what): line.bytes for line in lines}
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp", "deepspeed"])
+def test_what_is_offloaded_waits_in_the_hosts_memory(folders, strategy):
+    def found(offload, device="cuda"):
+        placement = {"actor": {"offload": offload}, "ref": {"offload": offload}}
+        model = {"strategy": strategy, "zero_stage": 2}
+        lanes = {"exact": "warn"}
+        conf = tree(folders["qwen2"], node={"device": device}, placement=placement, model=model, lanes=lanes)
+        return estimate.read(conf, workers=2)
+
+    here, away = found("none"), found("cpu")
+    before, after, host = figures(here.memory), figures(away.memory), figures(away.host)
+    left = {"optimizer", "masters"} if strategy == "deepspeed" else {"optimizer"}
+    assert before.keys() - after.keys() == {("ref", "weights"), *(("actor", what) for what in left)}
+    assert all(host["actor", what] == before["actor", what] for what in left)
+    assert before["actor", "gradients"] - after["actor", "gradients"] == host["actor", "gradient"] > 0
+    changed = {("actor", "gradients"), ("ref", "weights")} | {("actor", what) for what in left}
+    assert {key: value for key, value in before.items() if key not in changed} == {
+        key: value for key, value in after.items() if key not in changed
+    }
+    assert host["ref", "weights, idle"] == before["ref", "weights"] == figures(away.transient)["ref", "weights"]
+    assert (("actor", "weights, idle") in host) == (strategy != "deepspeed"), "DeepSpeed's weights stay"
+    assert away.peak < here.peak
+    assert found("cpu", "cpu") == found("none", "cpu"), "what is in the host's memory has nowhere to go"
+
+
+def test_an_offloaded_optimizer_is_as_large_on_the_host_as_planned(folders):
+    conf = tree(folders["qwen2"], node={"device": "cuda"}, placement={"actor": {"offload": "cpu"}})
+    said = figures(estimate.read(conf, workers=1).host)
+    actor = models.actor(conf.model, folders["qwen2"], seed=0)
+    shard = Replicated(actor, lambda _name: AdamW(), deal=Deal.contiguous(8, 1), offload=True).shard
+    assert said["actor", "optimizer"] == pytest.approx(shard._both.nbytes, rel=0.03)
+    assert said["actor", "gradient"] == pytest.approx(shard.grad.nbytes, rel=0.03)
+    assert said["actor", "weights, idle"] == sum(param.nbytes for param in actor.parameters())
+
+
+def test_an_offloaded_reference_leaves_room_for_a_larger_micro_batch(folders):
+    conf = {"ppo": {"batch": 256, "mini_batch": 256, "micro_batch": 1}, "node": {"device": "cuda"}}
+    limit = int(2 * estimate.read(tree(folders["qwen2"], **conf), workers=2).fixed)
+    sizes = [
+        estimate.read(
+            tree(folders["qwen2"], placement={"ref": {"offload": offload}}, **conf), workers=2, memory_bytes=limit
+        ).largest_micro_batch
+        for offload in ("none", "cpu")
+    ]
+    assert 0 < sizes[0] < sizes[1]
+
+
+def test_a_served_engine_beside_the_worker_has_weights_of_its_own_and_their_file(folders, tmp_path):
+    conf = tree(folders["llama"], rollout={"engine": "served"})
+    served, plain = estimate.read(conf), estimate.read(tree(folders["llama"]))
+    model = models.reference(Model(), folders["llama"])
+    nbytes = sum(param.nbytes for param in model.parameters())
+    cache = figures(plain.transient)["rollout", "KV cache"]
+    more = {("rollout", "engine's weights"): nbytes, ("rollout", "KV cache"): cache}
+    assert figures(served.memory) == figures(plain.memory) | more
+    assert ("rollout", "KV cache") not in figures(served.transient)
+    sent = weights.buckets(model, nbytes=1 << 14, dtype=torch.float32)
+    written = weights.write(tmp_path, weights.Tag(life="1", version=0), sent, within_s=1.0)
+    assert figures(served.host)["rollout", "file of weights"] == written == (tmp_path / weights.FILE).stat().st_size
+    away = estimate.read(tree(folders["llama"], rollout={"engine": "served", "nodes": 2}))
+    assert not [line for line in (*away.memory, *away.transient) if line.role == "rollout"]
+    assert figures(away.host)["rollout", "file of weights"] == written
+
+
+def test_vllm_beside_the_worker_takes_its_share_of_the_device(folders):
+    def found(memory=None, **vllm):
+        conf = tree(folders["llama"], rollout={"engine": "vllm", "vllm": vllm}, model={"dtype": "bfloat16"})
+        return estimate.read(conf, memory_bytes=memory)
+
+    def takes(estimated):
+        return {what: size for (role, what), size in figures(estimated.memory).items() if role == "rollout"}
+
+    gib, count = 1 << 30, shapes.read(folders["llama"]).count
+    assert takes(found(gib, gpu_memory_utilization=0.25)) == {"vllm": gib // 4}
+    assert takes(found(gib, kv_cache=gib // 8)) == {"engine's weights": 2 * count, "KV cache": gib // 8}
+    assert takes(found(gib, kv_cache=gib // 8, tensor_parallel=2))["engine's weights"] == count
+    unsaid = found(gpu_memory_utilization=0.25)
+    assert takes(unsaid) == {"engine's weights": 2 * count}
+    assert any(note.startswith("vLLM fills 25% of the device") for note in unsaid.notes)
+    assert figures(unsaid.host)["rollout", "file of weights"] == 2 * count
+    assert not any("vLLM" in note for note in found(gib).notes)
+    full = found(gib, gpu_memory_utilization=0.95)
+    assert any(f"the peak of {full.peak:,} B is over 90%" in note for note in full.notes)

@@ -1,6 +1,10 @@
 """Prompts from files, and the synthetic tasks."""
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -49,6 +53,59 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write(tmp_path / "2.jsonl", {"prompt": "2"})
     write(tmp_path / "1.jsonl", {"prompt": "1"})
     assert [p.text for p in prompts.load(Data(path=str(tmp_path)), TOKENIZER)] == ["1", "2"]
+
+
+def test_parquet_files_are_read_or_the_sentence_says_what_to_install(tmp_path):
+    data = Data(path=str(tmp_path), format="parquet", prompt="q")
+    if find_spec("pyarrow") is None:
+        with pytest.raises(DataError, match=r"data\.format is parquet: pip install 'elasticrl\[data\]'"):
+            prompts.load(data, TOKENIZER)
+        return
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    chat = [[{"role": "user", "content": "3"}], [{"role": "user", "content": "45"}]]
+    parquet.write_table(pa.table({"q": chat, "answer": [3, 9]}), tmp_path / "2.parquet", row_group_size=1)
+    parquet.write_table(pa.table({"q": ["12", "9"], "answer": [3, 9]}), tmp_path / "1.parquet")
+    found = prompts.load(data, TOKENIZER)
+    assert [(p.place, p.text, p.record["answer"]) for p in found] == [
+        (0, "12", 3),
+        (1, "9", 9),
+        (2, "3", 3),
+        (3, "45", 9),
+    ]
+    assert found[3].tokens == (12, 4, 5, 13)
+    with pytest.raises(DataError, match=r"record 0 of .* has no field 'p', only \['answer', 'q'\]"):
+        prompts.load(data.model_copy(update={"prompt": "p"}), TOKENIZER)
+
+
+LOADS = """
+import sys
+from elasticrl.config.training import Data
+from elasticrl.ppo import prompts
+
+try:
+    for record in prompts.records(Data(path=sys.argv[1], format="datasets", split="test")):
+        print(record)
+except prompts.DataError as error:
+    print(error)
+"""
+
+
+def test_the_package_datasets_loads_a_folder_or_the_sentence_says_what_to_install(tmp_path):
+    """In a process of its own, which keeps its cache here and may not go online."""
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    write(folder / "train.jsonl", {"prompt": "1", "answer": 1})
+    write(folder / "test.jsonl", {"prompt": "2", "answer": 2}, {"prompt": "3", "answer": 3})
+    alone = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(folder)], env=alone, capture_output=True, text=True, timeout=120
+    )
+    expected = "datasets is not installed; data.format is datasets: pip install 'elasticrl[data]'"
+    if find_spec("datasets") is not None:
+        expected = "{'prompt': '2', 'answer': 2}\n{'prompt': '3', 'answer': 3}"
+    assert done.stdout.strip() == expected, done.stderr
 
 
 @pytest.mark.parametrize(

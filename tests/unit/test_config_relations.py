@@ -270,6 +270,14 @@ CASES = [
         "Write keep_every: 300.",
     ),
     Case(
+        "vault.updates",
+        "asked for again",
+        ["vault.updates=0", "reward.function=null", "reward.url=http://scorer"],
+        "it is 0, and reward.url may score a sample otherwise the second time",
+        ["vault.updates=1"],
+        "Set updates: 1",
+    ),
+    Case(
         "vault.timeout",
         "phase update",
         ["timeouts.phase.update=20s"],
@@ -518,6 +526,13 @@ def test_another_program_is_not_held_to_the_trainers_keys(tmp_path: Path) -> Non
 def test_a_lease_no_longer_than_the_stores_retry_gets_a_remedy_too(tmp_path: Path) -> None:
     [finding] = judged(tmp_path, ["store.retry=20s"]).findings
     assert finding.remedy == "Raise lease_ttl to 34s."
+
+
+def test_states_inside_of_a_step_may_go_unkept_where_scores_come_out_the_same_again(tmp_path: Path) -> None:
+    assert [one.key for one in judged(tmp_path, ["vault.updates=0"]).findings] == ["vault.updates"], "a function"
+    model = ["vault.updates=0", "reward.function=null", "reward.model=m"]
+    assert judged(tmp_path, model).findings == ()
+    assert judged(tmp_path, ["vault.updates=0", "job.program=train.py"]).findings == ()
 
 
 def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:

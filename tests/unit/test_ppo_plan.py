@@ -60,6 +60,29 @@ def test_the_flow_names_where_each_stage_runs() -> None:
     assert "values     critic   samples -> values  @ every worker, fsdp" in done.stdout
 
 
+def test_the_flow_names_how_each_role_is_sharded_and_which_are_offloaded() -> None:
+    def where(*arguments: str) -> dict[str, str]:
+        lines = [line.partition("  @ ") for line in plan("--graph", *arguments).stdout.splitlines()]
+        return {head.split()[1]: place for head, at, place in lines if at}
+
+    found = where(
+        "placement.ref.strategy=fsdp",
+        "placement.ref.offload=cpu",
+        "placement.actor.offload=cpu",
+        "reward.function=null",
+        "reward.model=m",
+    )
+    assert found["ref"] == "every worker, fsdp, offload cpu"
+    assert found["reward"] == "every worker, replicated"
+    assert found["logprobs"] == "every worker, replicated, offload cpu"
+    assert found["values"] == "every worker, replicated"
+    assert found["update"] == "every worker, replicated, offload cpu; and replicated"
+    plain = where("model.lora.rank=4")
+    assert plain["ref"] == "every worker, replicated, without its adapters"
+    assert plain["reward"] == "every worker", "a function is nowhere else than its caller"
+    assert plain["update"] == "every worker, replicated"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

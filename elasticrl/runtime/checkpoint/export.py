@@ -6,7 +6,8 @@ The one idea: what has been trained must not need this program to be used.
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import dtype_of
 
 MAX_BYTES = 5_000_000_000
+BODY, HEAD = "actor.", "value_head."  # of elasticrl.ppo's actor with a tied head
+ADAPTER = ".lora_"
 MODELS = ("model.", "actor.")  # what a model is registered as: by most programs, by elasticrl.ppo
 
 
@@ -37,18 +40,18 @@ def export(
 
     `beside`: files to put there as well (config.json, tokenizer.json, ...). The checkpoint is verified first.
     """
-    if target.exists():
-        raise CheckpointError(f"{target} exists already: export into a new directory.")
     source = open_checkpoint(place, name)
     known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
     chosen = prefix or next((each for each in MODELS if each in known), MODELS[0])
-    pieces = {full.removeprefix(chosen): piece for full, piece in source.wholes(chosen).items()}
+    pieces = _body({full.removeprefix(chosen): piece for full, piece in source.wholes(chosen).items()})
     if not pieces:
         raise CheckpointError(f"{name} has no tensor whose name starts with {chosen!r}; try one of {', '.join(known)}.")
-    staging = target.with_name(f".{target.name}.exporting")
-    with explained(f"Exporting {name}", target):
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+    if any(ADAPTER in short for short in pieces):
+        raise CheckpointError(
+            f"{name} has adapters only, which are nothing without the model that they were trained on: name the job's "
+            "configuration (--config FILE), and they are merged into it."
+        )
+    with staged(name, target) as staging:
         groups = _groups(pieces, max_bytes)
         index: dict[str, str] = {}
         for number, group in enumerate(groups, 1):
@@ -67,12 +70,31 @@ def export(
             (staging / "model.safetensors.index.json").write_text(text)
         for file_beside in beside:
             shutil.copy(file_beside, staging / file_beside.name)
+    return tuple(sorted(target.iterdir()))
+
+
+@contextmanager
+def staged(name: str, target: Path) -> Iterator[Path]:
+    """A directory to write into, which becomes `target` when all of it is on the disk."""
+    if target.exists():
+        raise CheckpointError(f"{target} exists already: export into a new directory.")
+    staging = target.with_name(f".{target.name}.exporting")
+    with explained(f"Exporting {name}", target):
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
         for path in staging.iterdir():
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
         staging.rename(target)
-    return tuple(sorted(target.iterdir()))
+
+
+def _body(pieces: dict[str, Piece]) -> dict[str, Piece]:
+    """Without a value head: an actor that is tied to one lies beside it, one name deeper."""
+    if not any(name.startswith(HEAD) for name in pieces):
+        return pieces
+    return {name.removeprefix(BODY): piece for name, piece in pieces.items() if name.startswith(BODY)}
 
 
 def _groups(pieces: dict[str, Piece], max_bytes: int) -> list[list[str]]:

@@ -1,0 +1,224 @@
+"""From scores to the gradients of a lane's loss: what the trainer puts together, against the same sums in plain float64.
+
+The trainer's models are real, in float64. The reference knows formulas and settings only: it is told the logits and values that
+the models gave, and finds the gradients with respect to these by differences.
+"""
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import ppo_reference as reference
+import pytest
+import torch
+from ppo_job import job, settings
+
+from elasticrl.config.training import Kl
+from elasticrl.ppo.models import Tied
+from elasticrl.ppo.rewards import Function
+from elasticrl.runtime.scalars import Tally
+
+STEP = 1e-5  # of the differences
+TEMPERATURE = 0.7
+COEF = 0.4
+PENALTY = 0.3
+SPREAD = {"logprobs": 0.4, "rollout_logprobs": 0.5, "ref_logprobs": 0.8, "values": 0.6}
+
+common = {
+    "epochs": 1,
+    "micro_batch": 3,  # does not divide a lane's four rows: the last block has rows that are padding
+    "gamma": 0.9,
+    "lam": 0.8,
+    "clip_low": 0.1,
+    "clip_high": 0.3,
+    "dual_clip": 1.2,
+    "importance_limit": 1.5,
+    "value_clip": 0.3,
+    "value_coef": 0.7,
+    "entropy_coef": 0.2,
+    "missing_eos_penalty": PENALTY,
+}
+CASES = {
+    "ppo": ("separate", {"kl": Kl(coef=COEF)}),
+    "ppo, KL in the loss": ("separate", {"kl": Kl(where="loss", coef=COEF, limit=0.6), "whiten": False}),
+    "tied": ("tied", {"kl": Kl(coef=COEF)}),
+    "tied, KL in the loss": ("tied", {"kl": Kl(where="loss", coef=COEF)}),
+    "grpo": ("separate", {"kl": Kl(where="loss", coef=COEF), "algorithm": "grpo", "group": 4}),
+    "grpo, KL in the reward": ("separate", {"kl": Kl(coef=COEF), "algorithm": "grpo", "group": 4}),
+}
+
+
+class Stopped(Exception):
+    pass
+
+
+def score(name):
+    """Of a sample, by its id alone."""
+    return sum(ord(letter) * (1 + place) for place, letter in enumerate(name)) % 17 / 8 - 1
+
+
+def stopped_at(trainer, phases, name):
+    phases.add(name)
+    with pytest.raises(Stopped):
+        trainer.step(0)
+    phases.discard(name)
+
+
+@pytest.fixture(params=CASES, scope="module")
+def ready(request, folders):
+    """A trainer that stands before its first update, with rows that a reference and a critic would never have left so."""
+    head, more = CASES[request.param]
+    phases: set[str] = set()
+
+    def stop(name):
+        if name in phases:
+            raise Stopped
+
+    trainer, run = job(folders["qwen2"], head=head, ppo=settings(**common | more), on_phase=stop)
+    trainer.scorer = Function("by id", lambda answers: [score(answer.id) for answer in answers])
+    stopped_at(trainer, phases, "advantage")
+    g = torch.Generator().manual_seed(3)
+    for lane in run.lanes:
+        rows = run.buffer.rows[lane]
+        for name in SPREAD.keys() & rows.keys():
+            run.buffer.put(lane, **{name: rows[name] + SPREAD[name] * torch.randn(rows[name].shape, generator=g)})
+    stopped_at(trainer, phases, "update")
+    roles = {
+        name: copy.deepcopy(model).double()
+        for name, model in {"actor": trainer.roles.actor, "critic": trainer.roles.critic}.items()
+        if model is not None
+    }
+    trainer.roles = replace(trainer.roles, temperature=TEMPERATURE, **roles)
+    return trainer
+
+
+def close(ours, theirs, within):
+    theirs = torch.tensor(theirs, dtype=torch.float64)
+    assert theirs.abs().max() > 100 * within, "nothing to compare"
+    torch.testing.assert_close(ours.double(), theirs.reshape(ours.shape), rtol=0, atol=within)
+
+
+def test_advantages_and_returns_are_those_of_scores_penalties_and_kl(ready):
+    ppo, buffer = ready.ppo, ready.run.buffer
+    rows = {lane: {name: value.tolist() for name, value in buffer.rows[lane].items()} for lane in ready.run.lanes}
+    coef = COEF if ppo.kl.where == "reward" else 0.0
+    ended = [end for lane in rows for end in rows[lane]["ended"]]
+    assert {True, False} == set(ended)
+    rewards, values, masks = [], [], []
+    for lane, its in rows.items():
+        for i, name in enumerate(buffer.ids[lane]):
+            said = score(name) - (0.0 if its["ended"][i] else PENALTY)
+            kl = [a - b for a, b in zip(its["logprobs"][i], its["ref_logprobs"][i], strict=True)]
+            rewards.append(reference.rewards_row(said, its["mask"][i], kl, coef))
+            masks.append(its["mask"][i])
+            values.append(its.get("values", its["mask"])[i])
+    if ppo.algorithm == "grpo":
+        whole = reference.group_row([sum(row) for row in rewards], ppo.group)
+        advantages = [[x if keep else 0.0 for keep in mask] for x, mask in zip(whole, masks, strict=True)]
+    else:
+        both = [reference.gae_row(*row, ppo.gamma, ppo.lam) for row in zip(rewards, values, masks, strict=True)]
+        close(torch.cat([buffer.rows[lane]["returns"] for lane in rows]), [row for _, row in both], 1e-5)
+        advantages = [row for row, _ in both]
+        advantages = reference.whiten_all(advantages, masks) if ppo.whiten else advantages
+    close(torch.cat([buffer.rows[lane]["advantages"] for lane in rows]), advantages, 1e-5)
+
+
+def test_a_lanes_loss_and_its_gradients_are_the_formulas(ready):
+    lane, number, buffer = 2, 1, ready.run.buffer
+    orders = {each: ready._orders(each)[number] for each in ready.run.lanes}
+    entries = buffer.facts[f"entries.{number}"]
+    assert entries == sum(buffer.rows[each]["mask"][order].sum() for each, order in orders.items())
+    tally, terms, losses = Tally(), Counter(), {"actor": actor_loss, "critic": critic_loss}
+    for block in ready._blocks({name: wide(value) for name, value in buffer.rows[lane].items()}, orders[lane]):
+        rows = {name: value.tolist() for name, value in block.items()}
+        for role in ready.flow.trained:
+            loss, outputs, gradients = computed(ready, role, block, entries, tally)
+            formula = partial(losses[role], ready.ppo, rows)
+            expected, found = formula(outputs)
+            close(loss, expected / entries, 1e-6)
+            terms.update(found)
+            for output, gradient in zip(outputs, gradients, strict=True):
+                close(gradient * entries, differences(partial(formula, outputs), output), 1e-5)
+    assert tally.sums == pytest.approx(terms, rel=1e-5)
+    if "policy_loss" in terms:
+        assert terms["clip_fraction"] > 0
+
+
+def wide(value):
+    return value.double() if value.is_floating_point() else value
+
+
+def computed(trainer, role, block, entries, tally):
+    """(the loss, what each of the role's heads gave for the places of the response, the loss's gradient there)."""
+    roles, given = trainer.roles, []
+    tied = isinstance(roles.actor, Tied)
+    actor = [roles.actor.actor.lm_head, roles.actor.value_head] if tied else [roles.actor.lm_head]
+    heads = actor if role == "actor" else [roles.critic.score]
+
+    def keep(_head, _inputs, out):
+        out.retain_grad()
+        given.append(out)
+
+    hooks = [head.register_forward_hook(keep) for head in heads]
+    loss = trainer.losses[role](block, entries, tally)
+    loss.backward()
+    for hook in hooks:
+        hook.remove()
+    here = slice(-block["mask"].shape[1] - 1, -1)  # a token's logits and value stand one place before it
+    for out in given:
+        elsewhere = out.grad.clone() if out.grad is not None else torch.zeros_like(out)
+        elsewhere[:, here] = 0
+        assert not elsewhere.any()
+    outputs = [out.detach()[:, here] for out in given]
+    plain = [(x.float().squeeze(-1) if x.shape[-1] == 1 else x).tolist() for x in outputs]
+    return loss, plain, [torch.zeros_like(out)[:, here] if out.grad is None else out.grad[:, here] for out in given]
+
+
+def actor_loss(ppo, rows, outputs):
+    """(the sum over the block, its terms)."""
+    mask, scaled = rows["mask"], [[[x / TEMPERATURE for x in cell] for cell in row] for row in outputs[0]]
+    new = [
+        [reference.log_softmax(cell)[token] for cell, token in zip(cells, tokens[-len(cells) :], strict=True)]
+        for cells, tokens in zip(scaled, rows["tokens"], strict=True)
+    ]
+    weights = reference.importance(rows["logprobs"], rows["rollout_logprobs"], mask, ppo.importance_limit)
+    policy, clipped, approx_kl, _ = reference.policy(
+        new, rows["logprobs"], rows["advantages"], mask,
+        low=ppo.clip_low, high=ppo.clip_high, dual=ppo.dual_clip, limit=ppo.log_ratio_limit, weights=weights,
+    )  # fmt: skip
+    entropy = sum(reference.entropy(cell) for cell in chosen(scaled, mask))
+    loss = policy - ppo.entropy_coef * entropy
+    terms = {"policy_loss": policy, "entropy": entropy, "clip_fraction": clipped, "approx_kl": approx_kl}
+    if ppo.kl.where == "loss":
+        pairs = zip(chosen(new, mask), chosen(rows["ref_logprobs"], mask), strict=True)
+        loss += ppo.kl.coef * sum(reference.k3(policy_lp, ref_lp, ppo.kl.limit) for policy_lp, ref_lp in pairs)
+    if len(outputs) == 1:
+        return loss, terms
+    value, more = critic_loss(ppo, rows, outputs[1:])
+    return loss + ppo.value_coef * value, terms | more
+
+
+def critic_loss(ppo, rows, outputs):
+    """(the sum over the block, its terms)."""
+    loss, _ = reference.value(outputs[0], rows["values"], rows["returns"], rows["mask"], ppo.value_clip)
+    return loss, {"value_loss": loss}
+
+
+def chosen(rows, mask):
+    return [x for row, keep in zip(rows, mask, strict=True) for x in reference.valid(row, keep)]
+
+
+def differences(formula, values):
+    """The gradient of the formula's sum with respect to these nested lists, which it reads and which are put back."""
+    if isinstance(values[0], list):
+        return [differences(formula, row) for row in values]
+    found = []
+    for i, x in enumerate(values):
+        values[i] = x + STEP
+        more, _ = formula()
+        values[i] = x - STEP
+        less, _ = formula()
+        found.append((more - less) / (2 * STEP))
+        values[i] = x
+    return found

@@ -1,0 +1,122 @@
+"""What a job has trained, out of its checkpoint: `from_pretrained` loads it, adapters merged in, a tied head left out."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.cli.main import build
+from elasticrl.ppo import tiny
+from elasticrl.runtime.checkpoint.load import open_checkpoint
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.vault.source import dtype_of
+
+CONFIG = """\
+job: {{name: job, seed: 7}}
+store: {{embedded: true}}
+model: {{path: {path}{more}}}
+data: {{path: {path}}}
+reward: {{function: a:b}}
+"""
+ADAPTERS = ", lora: {rank: 2, alpha: 6}"
+TIED = ", value_head: tied"
+
+
+@pytest.fixture(params=["lora", "tied", "both"], scope="module")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """(the kind of model, the folder of the base model, the run's folder, its configuration, the checkpoint's tensors)."""
+    tmp_path = tmp_path_factory.mktemp(request.param)
+    base = tmp_path / "base"
+    tiny.write(base, hidden=32, layers=2)
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n:04}"}}\n' for n in range(100)))
+    conf = {
+        "ppo": {"batch": 16, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3},
+        "model": {"path": str(base)},
+        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "rollout": {"max_tokens": 4},
+        "data": {"path": str(tmp_path / "prompts.jsonl"), "max_prompt": 6},
+    }
+    more = {"lora": ADAPTERS, "tied": TIED, "both": ADAPTERS + TIED}[request.param]
+    if request.param != "tied":
+        conf["model"]["lora"] = {"rank": 2, "alpha": 6}
+    if request.param != "lora":
+        conf["model"]["value_head"] = "tied"
+    with Nodes(tmp_path / "gang", steps=2, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        run = gang.run_dir
+    config = tmp_path / "job.yaml"
+    config.write_text(CONFIG.format(path=base, more=more))
+    where = place(run / "checkpoints" if (run / "checkpoints").is_dir() else run)
+    [name] = where.names()
+    source, tensors = open_checkpoint(where, name), {}
+    for full, piece in source.wholes("actor.").items():
+        tensors[full.removeprefix("actor.")] = torch.empty(piece.shape, dtype=dtype_of(piece.dtype))
+        source.fill([(piece, tensors[full.removeprefix("actor.")])])
+    return request.param, base, run, config, tensors
+
+
+def elasticrl(*arguments: object, ok: int = 0) -> str:
+    done = CliRunner().invoke(build(["checkpoint"]), list(map(str, arguments)))
+    assert done.exit_code == ok, done.output
+    return done.output
+
+
+def loaded(folder: Path):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.state_dict()
+
+
+def test_an_exported_model_loads_and_has_what_was_trained(trained, tmp_path: Path):
+    kind, base, run, config, tensors = trained
+    said = elasticrl("checkpoint", "export", run, tmp_path / "out", "--config", config)
+    assert "step-00000002" in said
+    found = loaded(tmp_path / "out")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("12")["input_ids"] == [1, 2]
+    deep = "actor." if kind != "lora" else ""
+    untrained = loaded(base)
+    assert found.keys() == untrained.keys()
+    changed = 0
+    for name, weight in untrained.items():
+        expected = tensors.get(deep + name, weight)
+        module = f"{deep}base_model.model.{name.removesuffix('.weight')}"
+        if f"{module}.lora_A.default.weight" in tensors:
+            down, up = (tensors[f"{module}.lora_{which}.default.weight"] for which in "AB")
+            expected = weight + 6 / 2 * up @ down
+        torch.testing.assert_close(found[name], expected)
+        changed += not torch.equal(found[name], weight)
+    assert changed > 10
+    elasticrl("checkpoint", "export", run, tmp_path / "half", "--config", config, "--dtype", "bfloat16")
+    half = loaded(tmp_path / "half")
+    assert {weight.dtype for weight in half.values()} == {torch.bfloat16}
+    assert all(torch.equal(half[name], weight.bfloat16()) for name, weight in found.items())
+
+
+def test_without_the_configuration_a_tied_actor_loads_and_adapters_are_refused(trained, tmp_path: Path):
+    kind, base, run, config, tensors = trained
+    if kind != "tied":
+        said = elasticrl("checkpoint", "export", run, tmp_path / "out", ok=1)
+        assert "has adapters only" in said
+        assert "--config" in said
+        assert not (tmp_path / "out").exists()
+    else:
+        elasticrl("checkpoint", "export", run, tmp_path / "out", "--beside", base / "config.json")
+        found = loaded(tmp_path / "out")
+        assert all(torch.equal(weight, tensors[f"actor.{name}"]) for name, weight in found.items())
+        assert "value_head.weight" in tensors
+        assert not any("value_head" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace(ADAPTERS, "").replace(TIED, ""))
+    said = elasticrl("checkpoint", "export", run, tmp_path / "other", "--config", other, ok=1)
+    assert "was not written by a job of this configuration" in said
+    assert not (tmp_path / "other").exists()
+    assert "by hand" in elasticrl("checkpoint", "export", run, "x", "--config", config, "--prefix", "actor.", ok=2)
