@@ -32,8 +32,8 @@ run: setup
 
 # The tests of the systemd units boot a real systemd in a container, and the live chaos cuts cables with nft: Debian's packages.
 system:
-	@{ command -v systemd-nspawn && command -v nft && command -v ip; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 >/dev/null; }
+	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs >/dev/null; }
 
 # What decides and what computes is tested on all cores at once; what runs real processes, one test after the other.
 test: setup system lint types

@@ -855,8 +855,8 @@ BUDGETS: dict[str, float] = {
     "kill_worker": 4, "crash_worker": 4, "term_worker": 4, "kill_spare": 2, "kill_agent": 5, "kill_daemon": 2, "term_daemon": 2,
     "kill_vault": 6, "term_vault": 6, "lose_vault": 6, "kill_node": 6, "power_cut": 8, "oom_worker": 4, "two_daemons": 2,
     "changed_config": 2, "kill_etcd": 2, "pause_etcd": 2, "store_failover": 2, "store_outage": 2, "store_alone": 2,
-    "store_full": 2, "store_compaction": 2, "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "corrupt_save": 2,
-    "lose_lease": 6, "stop_spare": 2, "pause_daemon": 12, "join_node": 4, "drain": 6, "drain_and_back": 6,
+    "store_full": 2, "store_compaction": 2, "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "slow_disk": 2,
+    "corrupt_save": 2, "lose_lease": 6, "stop_spare": 2, "pause_daemon": 12, "join_node": 4, "drain": 6, "drain_and_back": 6,
 }  # fmt: skip
 #: These stand in the way of every step while they last: the clock runs from when they are over.
 BLOCKING = (

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 BOOT_S = 20.0
-CONTROLLERS = ("memory", "cpu", "freezer")
+CONTROLLERS = ("memory", "cpu", "freezer", "blkio")
 CGROUPS = Path("/sys/fs/cgroup")
 
 # PID 1 reaps whoever is orphaned: bash waits for all its children while it sleeps. /sys shows the network of who has mounted
@@ -42,9 +42,13 @@ def missing() -> str:
     """Why there can be no boxes here; empty if there can."""
     if os.geteuid() != 0:
         return "it needs root"
-    absent = [tool for tool in ("ip", "nft", "tc", "unshare", "nsenter", "setpriv") if shutil.which(tool) is None]
+    absent = [
+        tool
+        for tool in ("ip", "nft", "tc", "unshare", "nsenter", "setpriv", "mkfs.ext4", "losetup")
+        if shutil.which(tool) is None
+    ]
     if absent:
-        return f"it needs {', '.join(absent)} (Debian: iproute2, nftables, util-linux)"
+        return f"it needs {', '.join(absent)} (Debian: iproute2, nftables, util-linux, e2fsprogs)"
     tried = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "true"], capture_output=True, text=True
     )
@@ -188,6 +192,10 @@ class Box:
         """So much of one core for all of it; None: no limit."""
         quota = -1 if cores is None else max(1000, int(100_000 * cores))
         (self.groups["cpu"] / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def disk_rate(self, device: str, bytes_s: float | None) -> None:
+        """What of it waits for a disk (`major:minor`) to have written, waits for so many bytes a second; None: no limit."""
+        (self.groups["blkio"] / "blkio.throttle.write_bps_device").write_text(f"{device} {int(bytes_s or 0)}")
 
     @property
     def throttled(self) -> int:

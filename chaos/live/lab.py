@@ -54,6 +54,7 @@ class Lab:
         self.name = f"{PREFIX}{number}"
         self.subnet = f"10.78.{number}" if boxes else f"78.{number}"
         self.disk = self.folder / "disk"
+        self.device = ""  # of the disk, major:minor
         self.disk_mb = disk_mb  # room enough that nobody calls it full before it is
         self.net = Net(self.name)
         self.real = boxes  # namespaces; else loopback
@@ -103,7 +104,7 @@ class Lab:
             host("ip", "address", "add", f"{self.subnet}.1/24", "dev", self.name)
             host("ip", "link", "set", self.name, "up")
             self.net.up()
-            host("mount", "-t", "tmpfs", "-o", f"size={self.disk_mb}m", "tmpfs", str(self.disk))
+            self._make_disk()
         (self.folder / "etcd").mkdir()
         for box in (*self.boxes.values(), *(member.box for member in self.members.values())):
             box.boot()
@@ -111,6 +112,19 @@ class Lab:
             self.start_member(name)
         if self.members:
             self.await_store()
+
+    def _make_disk(self) -> None:
+        """A file system of its own kind and size, on a device that can be slow; what lies on it lies in memory."""
+        memory = self.folder / "memory"
+        memory.mkdir()
+        host("mount", "-t", "tmpfs", "-o", f"size={self.disk_mb + 64}m", "tmpfs", str(memory))
+        image = memory / "disk"
+        with image.open("wb") as file:
+            file.truncate(self.disk_mb << 20)
+        host("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=1", str(image))
+        host("mount", "-o", "loop", str(image), str(self.disk))
+        status = self.disk.stat()
+        self.device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
 
     def start_member(self, name: str) -> None:
         """Start a member of the store, for the first time or on its data."""
@@ -156,7 +170,8 @@ class Lab:
                 box.remove()
         if self.real:
             clear(self.name)
-            host("umount", "-l", str(self.disk), check=False)
+            for place in (self.disk, self.folder / "memory"):
+                host("umount", "-l", str(place), check=False)
         self._lock.close()
         if not self.keep and kind is None:
             shutil.rmtree(self.folder, ignore_errors=True)

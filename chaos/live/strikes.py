@@ -35,7 +35,10 @@ from elasticrl.store.protocol import StoreError, StoreRefused
 LACKS_BOXES = (
     "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "store_alone", "lossy_node",
     "mtu_hole", "late_node", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
+    "slow_disk",
 )  # fmt: skip
+DISK_BYTES_S = 400_000  # that a slow disk takes of each node, divided by the fault's value
+PROBE_BYTES = 65536  # that are written to see that it is slow
 Undo = Callable[[], object]
 Proof = Callable[[], str]  # empty, or why the fault did not strike
 
@@ -600,6 +603,31 @@ class Hands:
             box.run("umount", "-l", place, check=False)
             raise NotStruck(f"{box.name} could still write")
         return Done(nodes=(box.name,), undo=lambda: box.on and box.run("umount", "-l", place, check=False))
+
+    def _slow_disk(self, fault: Fault) -> Done | None:
+        boxes = [box for box in self.lab.boxes.values() if box.on and not box.frozen and "blkio" in box.groups]
+        if not boxes or (self.lab.real and not self.lab.device):
+            return None
+        rate = DISK_BYTES_S / max(1.0, fault.value)
+        for box in boxes:
+            box.disk_rate(self.lab.device, rate)
+
+        def back() -> None:
+            for box in boxes:
+                box.disk_rate(self.lab.device, None)
+
+        probe = self.lab.disk / "probe"
+        begun = time.monotonic()
+        writing = boxes[0].start(
+            ["dd", "if=/dev/zero", f"of={probe}", f"bs={PROBE_BYTES}", "count=1", "conv=fsync"],
+            self.gang.folder / "probe.log",
+        )
+        code, took_s = writing.wait(60.0), time.monotonic() - begun
+        probe.unlink(missing_ok=True)
+        if code == 0 and took_s < 0.5 * PROBE_BYTES / rate:  # a disk that is full or read-only meanwhile takes nothing
+            back()
+            raise NotStruck(f"{PROBE_BYTES} bytes were on the disk after {took_s:.2f} s")
+        return Done(nodes=(), detail=f"{rate / 1000:.0f} kB/s for each node", undo=back)
 
     def _corrupt_save(self, _: Fault) -> Done | None:
         saves = sorted((path for path in self.gang.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)

@@ -19,16 +19,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from elasticrl.cli import find
+from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 NODES = ("n0", "n1", "n2")
 DIGITS, PROMPTS = 4, 20_000
 PATIENCE_S = 120.0  # for anything that should take seconds; a busy machine may need it
+VERDICT_S = 10.0  # for the incident of a fault that is over
+DRAW_S = 0.2  # between two looks for the live view
 BARS = " ▁▂▃▄▅▆▇█"
 JOB = """\
 # A tiny model learns to read four digits backwards. See docs/CONFIGURATION.md for every key.
@@ -122,6 +127,7 @@ class Show:
     etcd: Any = None
     tree: Any = None
     run_dir: Path = field(default_factory=find.private_run_dir)
+    view: "View" = field(default_factory=lambda: View())  # noqa: PLW0108 - it is defined below
 
     @property
     def name(self) -> str:
@@ -141,11 +147,12 @@ class Show:
     def run(self) -> int:
         """All of it; the exit code."""
         begun = time.monotonic()
-        self.prepare()
-        self.undisturbed()
-        self.gang()
+        with self.view:
+            self.prepare()
+            self.undisturbed()
+            self.gang()
         same = self.verdict()
-        typer.echo(f"\n{time.monotonic() - begun:.0f} s in all; everything is in {self.folder}")
+        self.view.line(f"\n{time.monotonic() - begun:.0f} s in all; everything is in {self.folder}")
         return 0 if same else Exit.FAILED
 
     # ---- before
@@ -187,7 +194,7 @@ class Show:
         from elasticrl.config import load
 
         self.tree = load(self.config)
-        typer.echo(f"1. The same job undisturbed, in one process: {self.steps} steps of PPO")
+        self.view.line(f"1. The same job undisturbed, in one process: {self.steps} steps of PPO")
         own = [
             "ELASTICRL__MEMBERSHIP__MIN_NODES=1", "ELASTICRL__VAULT__COPIES=0",
             f"ELASTICRL__VAULT__DIR={self.folder}/vault-alone", f"ELASTICRL__CHECKPOINT__DIR={self.folder}/undisturbed",
@@ -203,7 +210,7 @@ class Show:
         self.until(lambda: self.alone is not None and self.alone.poll() is not None, "the undisturbed run", lines)
         if self.alone.returncode:
             raise Stuck(f"the undisturbed run failed: see {self.folder / 'log' / 'undisturbed.log'}")
-        typer.echo(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+        self.view.line(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
 
     # ---- the gang
 
@@ -211,7 +218,7 @@ class Show:
         """The job on three nodes, and what is done to it."""
         from elasticrl.cli.serve import start_store
 
-        typer.echo("2. Under three daemons, with an etcd of its own")
+        self.view.line("2. Under three daemons, with an etcd of its own")
         self.etcd = start_store(self.tree)
         for node in NODES:
             self.start(node)
@@ -222,14 +229,26 @@ class Show:
         self.until(lambda: lines.step >= 2 * third, f"step {2 * third}", lines)
         self.hit(lines, "kill -9 of all of n2: daemon, agent, worker, vault", lambda: self.kill_node("n2"))
         self.until(lambda: lines.step >= 2 * third + 4, "more steps", lines)
-        typer.echo(f"   step {lines.step:3}  n2 is started again")
+        self.view.line(f"   step {lines.step:3}  n2 is started again")
         self.start("n2")
         ended = [self.daemons[node] for node in NODES]
-        self.until(lambda: all(daemon.poll() is not None for daemon in ended), "the end of the job", lines)
+
+        def over() -> bool:
+            return all(daemon.poll() is not None for daemon in ended)
+
+        def back() -> bool:
+            seen = self.look()
+            return seen.get("state") == "TRAINING" and seen["nodes"] == len(NODES)
+
+        self.until(lambda: back() or over(), "n2's return", lines)
+        if not over():
+            self.view.line("   what `elasticrl status` says now:")
+            self.view.line("\n".join(f"      {line}" for line in render.status(self.look(), colour=False).splitlines()))
+        self.until(over, "the end of the job", lines)
         codes = [daemon.returncode for daemon in ended]
         if any(codes):
             raise Stuck(f"the daemons ended with {codes}")
-        typer.echo(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
+        self.view.line(f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}")
 
     def start(self, node: str) -> None:
         """A node's daemon."""
@@ -249,16 +268,49 @@ class Show:
     def hit(self, lines: "Lines", what: str, act: Callable[[], None]) -> None:
         """Do it, and wait for the next step."""
         fault = Fault(step=lines.step, what=what, usual=lines.usual_s)
-        typer.echo(f"   step {fault.step:3}  {what}")
+        self.view.line(f"   step {fault.step:3}  {what}")
         fault.at = time.monotonic()
         act()
         self.until(lambda: lines.after(fault.at) > 0, "the next step", lines)
         fault.back = lines.after(fault.at)
         fault.again = max(0, fault.step + 1 - lines.first_after(fault.at))
         self.faults.append(fault)
-        typer.echo(
+        self.view.line(
             f"   step {lines.step:3}  made {fault.back - fault.at:.2f} s later, where a step takes {fault.usual:.2f} s"
         )
+        before = len(self.faults) - 1
+        deadline = time.monotonic() + VERDICT_S
+        while self.look().get("faults", 0) <= before and time.monotonic() < deadline:
+            time.sleep(DRAW_S)  # its last words are read by then
+        if (last := self.look().get("last")) is not None:
+            self.view.line(f"   verdict   {last['fault']}: {last['said']}")
+        for stages in self.stages(self.look().get("generation", 0)):
+            self.view.line(f"   {stages}")
+
+    def look(self) -> dict[str, Any]:
+        """What `elasticrl status` would say; the last that is known, where nobody answers."""
+        from elasticrl.daemon.client import Unanswered, ask
+
+        if time.monotonic() - self.view.looked >= DRAW_S:
+            self.view.looked = time.monotonic()
+            with suppress(Unanswered, OSError):
+                self.view.picture = ask(self.home("n0") / "control.sock", "status", deadline_s=2.0)
+        return self.view.picture
+
+    def stages(self, generation: int | None = None) -> list[str]:
+        """Where the milliseconds of each recovery went, as each node saw it; of that generation alone, the slowest."""
+        found = [(node, line) for node in NODES for line in events(self.log(node), "recovery.done")]
+        if generation is not None:
+            found = (
+                [max(found, key=lambda one: one[1]["total_s"])]
+                if (found := [one for one in found if one[1]["generation"] == generation])
+                else []
+            )
+        return [
+            f"{node}: generation {line['generation']} ({line['rung']}) in {line['total_s']:.2f} s: "
+            + ", ".join(f"{name.replace('_', ' ')} {1000 * took:.0f} ms" for name, took in line["stages"].items())
+            for node, line in found
+        ]  # fmt: skip
 
     def worker(self, node: str) -> int:
         """The pid of a node's worker."""
@@ -296,6 +348,9 @@ class Show:
                 seen, deadline = lines.step, time.monotonic() + PATIENCE_S
             if time.monotonic() > deadline:
                 raise Stuck(f"{what}: not within {PATIENCE_S:.0f} s")
+            if self.view.live is not None and self.daemons:
+                self.look()
+            self.view.draw(lines)
             time.sleep(0.01)
 
     # ---- after
@@ -306,23 +361,17 @@ class Show:
         from elasticrl.runtime.data.audit import audit
 
         ours, theirs = self.folder / "checkpoints" / self.name, self.folder / "undisturbed" / self.name
-        typer.echo("3. What it cost")
+        self.view.line("3. What it cost")
         for fault in self.faults:
             lost = f"{fault.again} steps lost, and made again" if fault.again else "no step lost"
             took, usual = fault.back - fault.at, fault.usual
-            typer.echo(f"   {fault.what}: {took:.2f} s to the next step, where one takes {usual:.2f} s; {lost}")
-        for node in NODES:
-            for line in events(self.log(node), "recovery.done"):
-                stages = ", ".join(
-                    f"{name.replace('_', ' ')} {1000 * seconds:.0f} ms" for name, seconds in line["stages"].items()
-                )
-                typer.echo(
-                    f"   {node}: generation {line['generation']} ({line['rung']}) in {line['total_s']:.2f} s: {stages}"
-                )
+            self.view.line(f"   {fault.what}: {took:.2f} s to the next step, where one takes {usual:.2f} s; {lost}")
+        for stages in self.stages():
+            self.view.line(f"   {stages}")
         used, same = audit(ours), compare(read(theirs), read(ours))
         exact = same.ok and same.steps > self.steps
-        typer.echo(f"   samples: {used.sentence}")
-        typer.echo(f"   same bits as the undisturbed run: {'yes' if exact else 'NO'} ({same.sentence})")
+        self.view.line(f"   samples: {used.sentence}")
+        self.view.line(f"   same bits as the undisturbed run: {'yes' if exact else 'NO'} ({same.sentence})")
         return exact and used.ok
 
     def close(self) -> None:
@@ -339,6 +388,50 @@ class Show:
         if self.etcd is not None:
             stop_store(self.tree)
         remove(self.run_dir / self.name)
+
+
+@dataclass(slots=True)
+class View:
+    """What is seen of it: lines, and on a terminal below them nodes, phases and the reward as they are now."""
+
+    live: "Live | None" = None
+    picture: dict[str, Any] = field(default_factory=dict)
+    looked: float = 0.0  # when the picture was asked for
+    drawn: float = 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def line(self, text: str) -> None:
+        """One that stays."""
+        if self.live is not None:
+            self.live.console.print(text, markup=False)
+        else:
+            typer.echo(text)
+
+    def draw(self, lines: "Lines") -> None:
+        """What changes."""
+        now = time.monotonic()
+        if self.live is None or now - self.drawn < DRAW_S:
+            return
+        from rich.text import Text
+
+        self.drawn = now
+        said = [f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}"] if lines.rewards else []
+        if self.picture:
+            said.append(render.status(self.picture, colour=True))
+        self.live.update(Text.from_ansi("\n".join(["", *said])), refresh=True)
 
 
 def remove(folder: Path) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from elasticrl.core.words import ago, past
 from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
@@ -17,25 +18,6 @@ COLOUR = {
 def paint(text: str, colour: str, *, on: bool) -> str:
     """Coloured, on a terminal."""
     return f"{colour}{text}{RESET}" if on and colour else text
-
-
-def ago(seconds: float | None) -> str:
-    """An age for people.
-
-    >>> ago(0.42), ago(41.3), ago(750), ago(7300), ago(None)
-    ('0.4 s', '41 s', '12 m', '2 h', '-')
-    """
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds // 60:.0f} m"
-        if seconds < 5400
-        else f"{seconds // 3600:.0f} h"
-    )
 
 
 def size(count: float) -> str:
@@ -64,6 +46,8 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
         f"  {picture['nodes']} of {picture['known']} nodes{f', needs {needs}' if (needs := picture['needs']) else ''}"
     )
     lines = [head, paint(picture["reason"], DIM, on=on)]
+    if said := past(picture, ages=ages):
+        lines.append(paint(said, DIM, on=on))
     rows = [
         (
             ("* " if row["leader"] else "  ") + row["node"],

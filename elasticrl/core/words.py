@@ -1,5 +1,8 @@
 """Words that sentences for people share."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def count(number: int, thing: str) -> str:
     """A number of things.
@@ -8,3 +11,43 @@ def count(number: int, thing: str) -> str:
     ('1 step', '3 steps')
     """
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def ago(seconds: float | None) -> str:
+    """An age for people.
+
+    >>> ago(0.42), ago(41.3), ago(750), ago(7300), ago(None)
+    ('0.4 s', '41 s', '12 m', '2 h', '-')
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds // 60:.0f} m"
+        if seconds < 5400
+        else f"{seconds // 3600:.0f} h"
+    )
+
+
+def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
+    """What befell the job so far; empty if that is not known.
+
+    >>> last = {"said": "n03: rank 1 died: signal 9 (SIGKILL)", "fault": "killed", "seconds": 0.21}
+    >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
+    '2 faults in 2 h (one in 60 m); the last 41 s ago, over in 0.21 s: n03: rank 1 died: signal 9 (SIGKILL)'
+    >>> past({"uptime_s": 750.0, "faults": 0})
+    'no fault in 12 m'
+    """
+    uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
+    if uptime_s is None:
+        return ""
+    since = f" in {ago(uptime_s)}" if ages else " so far"
+    if not faults or not last:
+        return f"no fault{since}"
+    often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
+    when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
+    took = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else ", not over"
+    return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}: {last['said']}"

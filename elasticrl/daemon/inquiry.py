@@ -41,6 +41,7 @@ from elasticrl.diagnose.tail import Tail
 
 if TYPE_CHECKING:  # what follows a fault no start waits for: `prepare` imports it, once the daemon's loop runs
     from elasticrl.diagnose import health, kernel_log
+    from elasticrl.diagnose.incident import Incident
 
 TAIL_S = 0.2  # between looks at the workers' logs
 IDLE_S = 1.0  # the same, while there are none
@@ -80,6 +81,7 @@ class Inquiry:
         self.post: Callable[[Event], None] = lambda _: None
         self.state: Callable[[], State]
         self.latency: Callable[[], Mapping[str, float]] = dict  # seconds of a round trip to each neighbour
+        self.kept: Callable[[Incident], None] = lambda _: None  # told of each incident that was written
         self.tree, self.place, self.log, self._history = tree, place, log, history  # a reload sets another tree
         self._tail = Tail(node=place.node)
         self._ended = asyncio.Event()  # its workers have: their last lines are read at once
@@ -561,6 +563,7 @@ class Inquiry:
             cost_s=told.seconds,
             path=str(path),
         )
+        self.kept(told)
 
 
 def short_of(starving: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,8 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
-from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Probe, Seen, Suspected
+from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
+from elasticrl.core.evidence import Kind
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -39,6 +41,8 @@ from elasticrl.daemon.inquiry import Inquiry, Place
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
+from elasticrl.daemon.past import Broken, Scribe
+from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
@@ -56,6 +60,7 @@ from elasticrl.shell.trace import Trace
 from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
 
 if TYPE_CHECKING:
+    from elasticrl.diagnose.incident import Incident
     from elasticrl.store.embedded import Embedded
     from elasticrl.telemetry.metrics import Metrics
 
@@ -114,6 +119,9 @@ class Daemon:
         self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
         self._unkept = False  # it could not be saved, and that is said
+        self._scribe = Scribe()
+        self._leads = False
+        self._told_of = 0  # the generation that the newest incident led to
 
     def spec(self) -> Spec:
         """What the agent is told."""
@@ -397,6 +405,7 @@ class Daemon:
         self.inquiry.post = node.post
         node.sight.asked = lambda to: self.inquiry.spawn(self._say_where(to), "where")
         self.inquiry.state = lambda: node.loop.state
+        self.inquiry.kept = self._tell_incident
         neighbours = self.neighbours
         self.inquiry.latency = lambda: neighbours.latency
         self.crew.repeat()
@@ -533,8 +542,26 @@ class Daemon:
         if view.commit is not self._commit:
             self._commit = view.commit
             self._tell_commit(view.commit)
+        if isinstance(event, Found):
+            self.metrics.timeouts.inc(sum(fact.kind is Kind.WATCHDOG_TIMEOUT for fact in event.evidence))
+        leads, self._leads = self._leads, decision.state.lead is not None
+        if self._leads and not leads:
+            self.inquiry.spawn(self._scribe.write(self.node.store, time.time()), "past")
         self._remember()
         self._measure(decision, now)
+
+    def _tell_incident(self, told: "Incident") -> None:
+        """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
+        if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
+            self._told_of = told.generation
+            self.metrics.lost.inc(told.steps or 0)
+        if self.node is None or not self._leads:
+            return
+        broken = Broken(
+            at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
+            generation=told.generation, seconds=told.seconds,
+        )  # fmt: skip
+        self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:
@@ -687,9 +714,10 @@ class Daemon:
     async def picture(self) -> Picture:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
         store, view, here = self.seen
-        engines, rollouts = self.tree.rollout.nodes, dict[str, Rollout]()
+        engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
         try:
             async with asyncio.timeout(1.0):
+                past = await read_past(store)
                 records, quarantines = await read_all(store)
                 if engines:
                     rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
@@ -704,6 +732,7 @@ class Daemon:
             records,
             quarantines,
             rollouts,
+            past=past,
             needs=self.settings.membership.min_nodes,
             engines=engines,
             here=here,

@@ -15,6 +15,7 @@ from elasticrl.config import load
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.daemon.history import about
 from elasticrl.daemon.main import promise, readable
+from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import picture
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
@@ -71,9 +72,12 @@ async def look(where: StoreSettings) -> dict[str, Any]:
     async with open_store(where) as store:
         view = await now(store)
         rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
+        past = await read_past(store)
     job = where.namespace.strip("/").rpartition("/")[2]
     records, quarantines = view.records or {}, view.quarantines or {}
-    made = picture(job, view, records, quarantines, rollouts, needs=0, here="asked of the store", now=time.time())
+    made = picture(
+        job, view, records, quarantines, rollouts, past=past, needs=0, here="asked of the store", now=time.time()
+    )
     return asdict(made)
 
 

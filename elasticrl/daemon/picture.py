@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
 from elasticrl.core.value import dataclass
+from elasticrl.daemon.past import Broken, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
@@ -50,6 +51,11 @@ class Picture:
     reason: str = ""
     here: str = ""  # what this daemon says of itself
     rows: tuple[Row, ...] = ()
+    uptime_s: float | None = None  # since the job first had a leader
+    faults: int = 0  # since then
+    mtbf_s: float | None = None  # mean time between them; None: there was none
+    last: Broken | None = None
+    last_s: float | None = None  # how long ago
     advice: tuple[str, ...] = ()
     exit_code: int | None = None
 
@@ -61,6 +67,7 @@ def picture(
     quarantines: Mapping[str, Quarantine],
     rollouts: Mapping[str, Rollout] | None = None,
     *,
+    past: Past | None = None,
     needs: int,
     engines: int = 0,
     here: str = "",
@@ -81,6 +88,7 @@ def picture(
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
     state = state_of(plan, records)
+    uptime_s = age(past.began, now) if past else None
     return Picture(
         job=job,
         state=state,
@@ -94,6 +102,11 @@ def picture(
         reason=plan.reason if plan else "no plan yet: waiting for nodes and a leader",
         here=here,
         rows=(*rows, *generating),
+        uptime_s=uptime_s,
+        faults=past.faults if past else 0,
+        mtbf_s=round(uptime_s / past.faults, 1) if past and past.faults and uptime_s else None,
+        last=past.last if past else None,
+        last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
             *advice(rows, view, needs, training=training),
             *awaited(generating, engines, training=training),

@@ -26,6 +26,7 @@ from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
 from elasticrl.config.relations import loopback
 from elasticrl.core.value import dataclass
+from elasticrl.core.words import ago, past
 from elasticrl.daemon.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request
@@ -123,6 +124,7 @@ def guard(request: Request, token: str | None, *, local: bool) -> Reply | None:
 
 def piece(seen: Picture) -> str:
     """The picture as HTML."""
+    since = f", {ago(seen.committed_s)} ago" if seen.committed_s is not None else ""
     word, needs = escape(seen.state), f", needs {seen.needs}" if seen.needs else ""
     rows = "".join(
         "<tr>"
@@ -140,6 +142,7 @@ def piece(seen: Picture) -> str:
                 ),
                 (row.state, f' class="{tone(row.state)}"'),
                 (f"{row.step:,}" if row.rank is not None else "-", ""),
+                (row.phase or "-", ""),
                 ("; ".join(filter(None, ("leader" if row.leader else "", row.note))), ""),
             )
         )
@@ -149,10 +152,11 @@ def piece(seen: Picture) -> str:
     advice = "".join(f"<p>{escape(text)}</p>" for text in seen.advice)
     return (
         f'<h1>{escape(seen.job)}</h1><p class="state {tone(seen.state)}">{word}</p>'
-        f"<p>generation {seen.generation}, step {seen.step:,} (committed {seen.committed:,}), "
+        f"<p>generation {seen.generation}, step {seen.step:,} (committed {seen.committed:,}{since}), "
         f"{seen.nodes} of {seen.known} nodes{needs}</p><p class=soft>{escape(seen.reason)}</p>"
+        + (f"<p class=soft>{escape(said)}</p>" if (said := past(asdict(seen), ages=False)) else "")
         + (f"<div class=card>{advice}</div>" if advice else "")
-        + "<div class='card scroll'><table><tr><th>node<th>rank<th>state<th>step<th>note</tr>"
+        + "<div class='card scroll'><table><tr><th>node<th>rank<th>state<th>step<th>phase<th>note</tr>"
         + f"{rows}</table></div><p class=soft>this node: {escape(seen.here)}</p>"
     )
 

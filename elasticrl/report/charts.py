@@ -11,6 +11,7 @@ script in each page, and a browser that runs it.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from io import StringIO
 from itertools import pairwise
@@ -126,6 +127,7 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
         [(each.at - story.begin, f"{each.number}", each.fault, each.reason) for each in story.generations],
         at=-0.6,
     )
+    diamonds(axes, story, rows)
     present = [
         state
         for state in ("training", "starting", "recovering", "waiting", "done")
@@ -137,6 +139,19 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
     )
     if len(story.nodes) > ROWS:
         axes.set_title(f"the first {ROWS} of {len(story.nodes)} nodes", loc="left", fontsize=8, color=COLOURS["soft"])
+
+
+def diamonds(axes: Axes, story: Story, rows: Mapping[str, int]) -> None:
+    """Incidents, in the rows of those whom the verdict names; above all rows, where it names none that is shown."""
+    for each in story.incidents[-TOLD:]:
+        at = datetime.fromisoformat(each.began).timestamp() - story.begin
+        named: list[float] = [rows[node] for node in each.verdict.nodes if node in rows]
+        for row in named or [-0.6]:
+            (mark,) = axes.plot(
+                [at], [row], marker="D", markersize=5.5, linestyle="none", color=COLOURS["fault"],
+                markeredgecolor=COLOURS["paper"], zorder=4,
+            )  # fmt: skip
+            mark.set_gid(tip(f"incident: {each.verdict.said}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

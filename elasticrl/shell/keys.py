@@ -13,6 +13,7 @@ Everything of a job is under `/elasticrl/<job>/`:
     quarantine/<node>    who is kept out, and why
     rollout/<node>       what a rollout node says of itself, under its lease
     drain/<node>         the life of a node that was asked to leave
+    past                 what befell the job so far, for display
     secret               the key that neighbours sign their beats with
 """
 
@@ -35,6 +36,7 @@ MEMBERS = "members/"
 QUARANTINES = "quarantine/"
 DRAINS = "drain/"
 ROLLOUTS = "rollout/"
+PAST = "past"
 SECRET = "secret"  # noqa: S105 - the key's name, not a secret
 
 VERSION = 1

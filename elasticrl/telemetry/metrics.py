@@ -35,6 +35,16 @@ class Metrics:
         self.stalls = Counter(
             "elasticrl_worker_stalls", "Workers without progress beyond their budget, by phase.", ["phase"], registry=r
         )
+        self.timeouts = Counter(
+            "elasticrl_collective_timeouts",
+            "Collectives of this node's workers that ran into their timeout.",
+            registry=r,
+        )
+        self.lost = Counter(
+            "elasticrl_steps_lost",
+            "Steps that were made again after a fault, as this node's incidents say.",
+            registry=r,
+        )
         self.step_s = Histogram(
             "elasticrl_step_seconds", "Seconds of each step of each of this node's workers.", buckets=LONG, registry=r
         )

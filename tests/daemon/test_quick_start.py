@@ -81,7 +81,14 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
     assert activate == ". .venv/bin/activate"
     code, text = said(clone, "elasticrl demo", "--steps", "30")
     assert code == 0, text
-    for line in ("kill -9 of the worker on n1", "kill -9 of all of n2", "each exactly once", "undisturbed run: yes"):
+    for line in (
+        "kill -9 of the worker on n1",
+        "kill -9 of all of n2",
+        "verdict   dead_rank: n1",
+        "verdict   dead_node: n2",
+        "each exactly once",
+        "undisturbed run: yes",
+    ):
         assert line in text
     assert SHOWN
     for line in SHOWN[1].splitlines():
@@ -131,6 +138,9 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
     after = until(lambda: trains(before["generation"]), "steps after the kill")
     assert after["step"] >= before["step"]
     told = until(lambda: answer(clone, incidents), "the incident")
+    last = until(lambda: json.loads(answer(clone, status, "--json") or "{}").get("last"), "status says what happened")
+    assert "SIGKILL" in last["said"]
+    assert "1 fault in" in (answer(clone, status) or "")
     assert "SIGKILL" in told
     assert f"rank {rows[1]['rank']}" in told
     code, text = said(clone, logs)

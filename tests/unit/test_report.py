@@ -216,6 +216,17 @@ def test_a_history_with_the_time_of_day_is_drawn_over_time_too(run: Path) -> Non
     assert timed(elsewhere) == [], "the history of another day is no part of this picture"
 
 
+def test_an_incident_stands_on_the_timeline_in_the_row_of_whom_it_names(run: Path) -> None:
+    story = story_of(run)
+    assert story.incidents
+    wide = page(story).partition('aria-label="what each node did when"')[2].split("</svg>")[0]
+    told = [said for said in re.findall(r"<title>([^<]*)", wide) if said.startswith("incident: ")]
+    named = sum(max(1, sum(node in story.nodes for node in each.verdict.nodes)) for each in story.incidents)
+    assert len(told) == named
+    unknown = replace(story.incidents[0], verdict=replace(story.incidents[0].verdict, nodes=("elsewhere",)))
+    assert page(replace(story, incidents=(unknown,))).count("<title>incident: ") == 2, "for wide pages and for phones"
+
+
 def test_of_thousands_of_spans_all_are_drawn_and_the_longest_say_what_they_are(run: Path) -> None:
     story = story_of(run)
     short = [
@@ -225,7 +236,7 @@ def test_of_thousands_of_spans_all_are_drawn_and_the_longest_say_what_they_are(r
     plans = [replace(story.generations[0], number=i, at=story.begin + i / 20) for i in range(200)]
     made = page(replace(story, spans=(*story.spans, *short), generations=tuple(plans)))
     wide = made[made.index('aria-label="what each node did when"') :].split("</svg>")[0]
-    spans = [said for said in re.findall(r"<title>([^<]*)", wide) if not said.startswith("generation")]
+    spans = [said for said in re.findall(r"<title>([^<]*)", wide) if not said.startswith(("generation", "incident"))]
     assert len(spans) == TOLD
     assert sum(said.startswith("n2 training") for said in spans) == 2
     assert 10 < wide.count("7.5px") <= 29, "numbers of generations have room"

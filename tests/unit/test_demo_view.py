@@ -1,0 +1,60 @@
+"""The demonstration's view: lines where nobody looks, and on a terminal what changes below them, gone when it ends."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from elasticrl.cli.demo import Lines, View
+from elasticrl.daemon.picture import Picture, Row
+lines = Lines(Path(sys.argv[1]))
+lines.read()
+with View() as view:
+    view.line("   step  15  kill -9 of [n1]'s worker")
+    view.picture = asdict(Picture(job="demo", state="TRAINING", reason="all train", rows=(
+        Row(node="n1", member="n1/1", state="training", rank=1, step=15, phase="rollout"),)))
+    view.draw(lines)
+    view.line("   verdict   dead_rank: n1")
+"""
+
+
+def shown(tmp_path: Path, *, terminal: bool) -> str:
+    notes = tmp_path / "history.jsonl"
+    notes.write_text("".join(json.dumps({"step": step, "reward": step / 8, "at": step}) + "\n" for step in range(8)))
+    command = [sys.executable, "-c", SCRIPT, str(notes)]
+    if not terminal:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    data = b""
+    try:
+        while more := os.read(ours, 65536):
+            data += more
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0, data.decode()
+    return data.decode()
+
+
+def test_without_a_terminal_there_are_lines_alone(tmp_path: Path) -> None:
+    assert shown(tmp_path, terminal=False) == "   step  15  kill -9 of [n1]'s worker\n   verdict   dead_rank: n1\n"
+
+
+def test_on_a_terminal_nodes_phases_and_reward_stand_below_the_lines_and_go_at_the_end(tmp_path: Path) -> None:
+    text = shown(tmp_path, terminal=True)
+    assert "kill -9 of [n1]'s worker" in text
+    assert "verdict   dead_rank: n1" in text
+    for piece in ("TRAINING", "rollout", "reward ▁▃▅▇"):
+        assert piece in text, text
+    assert "\033[?25h" in text, "the cursor is back"
+    after = text[text.rindex("verdict   dead_rank: n1") :]
+    assert "\033[2K" in after, "what changed is wiped away"
