@@ -300,8 +300,8 @@ class Checkpoint(Section):
     dir: Text = "/var/lib/elasticrl/checkpoints"
     """A directory, or the URL of any fsspec file system. The job's name is appended."""
     shared: bool = True
-    """true: all nodes see the same directory. false: each node has a
-    disk of its own, which several nodes cannot restore from yet."""
+    """true: all nodes see the same directory. false: each node has a disk of its own, which is for a single node yet: with
+    several no save becomes whole, nothing is committed, and only memory brings state back."""
     every: Count = 100
     """Steps between disk checkpoints. Less loses less when all memory is lost, at more writing."""
     keep_last: Count = 3
