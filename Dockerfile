@@ -3,8 +3,12 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE MANIFEST.in constraints.txt ./
 COPY elasticrl elasticrl
+# The samples that go under share/elasticrl: pyproject.toml names them, and a build without them fails.
+COPY configs configs
+COPY docs docs
+COPY systemd systemd
 RUN pip install --no-cache-dir build && python -m build --wheel --outdir /wheels
 
 FROM ${BASE}

@@ -300,8 +300,8 @@ class Checkpoint(Section):
     dir: Text = "/var/lib/elasticrl/checkpoints"
     """A directory, or the URL of any fsspec file system. The job's name is appended."""
     shared: bool = True
-    """true: all nodes see the same directory. false: each node has a
-    disk of its own, which several nodes cannot restore from yet."""
+    """true: all nodes see the same directory. false: each node has a disk of its own, which is for a single node yet: with
+    several no save becomes whole, nothing is committed, and only memory brings state back."""
     every: Count = 100
     """Steps between disk checkpoints. Less loses less when all memory is lost, at more writing."""
     keep_last: Count = 3
@@ -339,21 +339,21 @@ class Health(Section):
     """Steps in a row that a rank must be slow. More forgives longer; less names it sooner."""
 
 
-_Act = Literal["report", "restart", "replace", "quarantine", "stop"]
-_LinkAct = Literal["report", "restart", "replace", "quarantine", "fallback", "stop"]
+_Act = Literal["report", "restart", "quarantine", "stop"]
+_LinkAct = Literal["report", "restart", "quarantine", "fallback", "stop"]
 
 
 class Policy(Section):
     """What is done about each class of verdict.
 
-    report: say it, change nothing. restart: in place, up the ladder from rung 1. replace: a fresh process or a spare node
-    takes the culprit's place. quarantine: the same, and the node is kept out for a time. fallback: go on over gloo
-    (comm.fallback). stop: end the job with a report, instead of burning the cluster.
+    report: say it, change nothing. restart: up the ladder from rung 1; a fresh process or a spare node takes the culprit's
+    place. quarantine: the same, and the node is kept out for a time. fallback: go on over gloo (comm.fallback). stop: end
+    the job with a report, instead of burning the cluster.
     """
 
     dead_rank: _Act = "restart"
-    """An action. A worker process died. Quicker to replace is cleaner; restart keeps more in place."""
-    dead_node: _Act = "replace"
+    """An action. A worker process died. quarantine keeps its node out; stop asks a person every time."""
+    dead_node: _Act = "restart"
     """An action. A node died or fell silent. A spare takes its place if there is one."""
     network: _LinkAct = "quarantine"
     """An action. A node's link, a path or its MTU is bad. report leaves a slow gang whole."""
@@ -364,11 +364,11 @@ class Policy(Section):
     straggler: Literal["report", "replace", "quarantine"] = "report"
     """An action. One rank is slow. replace: a spare node, if there is one, takes the place of its node, once; a reform for the
     speed of all. quarantine: its node is kept out, spare or not."""
-    host_hang: _Act = "replace"
+    host_hang: _Act = "restart"
     """An action. A worker hangs outside of collectives: data loading, file system, a lock."""
     oom_gpu: _Act = "stop"
     """An action. GPU memory ran out: most often the same step does it again."""
-    oom_host: _Act = "replace"
+    oom_host: _Act = "restart"
     """An action. The kernel ended a worker for memory; another process may have taken it."""
     disk: _Act = "report"
     """An action. A disk is full, read-only or dead. Training goes on while the commit ages."""

@@ -413,7 +413,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=("checkpoint.shared", "membership.max_nodes"),
-        rule="should be true with several nodes: what each writes to a disk of its own is not put together again yet",
+        rule="should be true with several nodes: a save whose parts lie on disks of their own never becomes whole yet",
         broken=lambda t: not t.checkpoint.shared and t.membership.max_nodes > 1,
         values=lambda t: f"false with up to {t.membership.max_nodes} nodes",
         remedy="Set shared: true, and dir to a place that all nodes see.",

@@ -16,8 +16,8 @@ class Act(StrEnum):
     """What can be done, as the configuration calls it."""
 
     REPORT = "report"
-    RESTART = "restart"  # in place, up the ladder from rung 1
-    REPLACE = "replace"  # a fresh process, or a spare node
+    RESTART = "restart"  # up the ladder from rung 1: who is dead or sick is replaced by a process that is warm, or a spare node
+    REPLACE = "replace"  # of a slow rank alone: a spare node takes the place of its node
     QUARANTINE = "quarantine"
     FALLBACK = "fallback"  # go on over gloo
     STOP = "stop"
@@ -59,7 +59,8 @@ def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answe
     wanted = policy.get(verdict.fault, Act.RESTART)
     act, milder = _allowed(wanted, verdict, scope)
     said = f"{verdict.cause}: {DONE[act]}" + (f" ({milder})" if milder else "")
-    capped = wanted is Act.QUARANTINE and act is Act.REPLACE and bool(verdict.nodes)
+    proven = verdict.confidence is not Confidence.LOW and bool(verdict.nodes)
+    capped = proven and wanted is Act.QUARANTINE and act is not wanted
     return Answer(act=act, nodes=verdict.nodes, ranks=verdict.ranks, reason=said, milder=milder, capped=capped)
 
 
@@ -85,7 +86,7 @@ def _allowed(wanted: Act, verdict: Verdict, scope: Scope) -> tuple[Act, str]:
     if not (verdict.nodes or verdict.ranks):
         return Act.RESTART, f"policy says {wanted}, and the evidence names nobody"
     if wanted is Act.QUARANTINE and (why := _too_many(verdict.nodes, scope)):
-        return Act.REPLACE, f"policy says quarantine, and {why}"
+        return Act.RESTART, f"policy says quarantine, and {why}"
     return wanted, ""
 
 

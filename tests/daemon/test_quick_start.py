@@ -23,7 +23,9 @@ BLOCKS = [
         r"```sh\n(.*?)```", (ROOT / "docs" / "QUICKSTART.md").read_text(encoding="utf-8"), re.DOTALL
     )
 ]
-SHOWN = re.search(r"It ends like this:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+SHOWN = re.search(
+    r"It ends like this:\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)
 T = TypeVar("T")
 PATIENCE_S = 240.0  # on a machine that is busy with other tests
 

@@ -34,7 +34,7 @@ CONF: Mapping[str, Mapping[str, Any]] = {
     "recovery": {"start": "90s", "reform": "15s", "replace": "30s", "restart": "45s", "reload": "60s", "probe": "8s"},
     "health": {"quarantine": "3s", "quarantine_max": "4s", "quarantine_share": 1.0, "sample": "1s"},
     "vault": {"copies": 1},
-    "policy": {"desync": "restart", "config": "replace"},
+    "policy": {"desync": "restart", "config": "restart"},
     "telemetry": {"metrics_port": 0},
 }  # fmt: skip
 

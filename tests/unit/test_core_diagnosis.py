@@ -292,7 +292,7 @@ HUNG = (*WAITS, fact(Sign.ELSEWHERE, 1, detail="in its dataloader: __next__ (loa
 
 
 def test_a_rank_that_all_others_wait_for_gets_a_fresh_process_without_a_probe() -> None:
-    life = leader({"host_hang": "replace"})
+    life = leader({"host_hang": "restart"})
     everybody_looked(life, 2.0, *HUNG)
     written = proposed(life)
     assert written is not None
@@ -367,7 +367,7 @@ def test_a_gang_that_one_has_left_for_a_setting_is_not_waited_for(said: bool, no
 
 
 def test_a_request_that_was_made_twice_is_answered_by_who_has_answered_the_first() -> None:
-    life = leader({"host_hang": "replace"})
+    life = leader({"host_hang": "restart"})
     life.told(2.0, stalled("n00"), stalled("n02"))  # type: ignore[arg-type]
     life.seen(2.1, "asked, and asked again", look=1, look_revision=95)
     life.at(2.1, Found(now=0, scene=90))

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -73,11 +74,16 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
         "rows": [
             row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
             row("n01", 1, "training", phase="rollout", beat_s=0.6),
+            row("n02", 2, "training", phase="rollout", beat_s=0.5),
             row("n03", None, "quarantined", beat_s=750.0, note=reason),
+            *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
         ],
         "advice": ["n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03."],
     }  # fmt: skip
-    assert render.status(picture, colour=False) in (ROOT / "README.md").read_text(encoding="utf-8")
+    said = render.status(picture, colour=False)
+    shown = re.sub(r"(?m)(^  n0[24567] .*\n)+", "  ...\n", said)  # the page leaves out who is like the others
+    assert shown.count("  ...\n") == 2
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_command_line_starts_without_the_heavy_packages() -> None:

@@ -1,5 +1,6 @@
 """The wheel is whole: built from the source distribution, installed where no repository is, it runs a job."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -7,40 +8,179 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from elasticrl.cli.main import VERBS
+
 ROOT = Path(__file__).parents[2]
+
+
+MODEL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 512,
+}  # fmt: skip
+#: Imports all that is in the package, and prints what it wanted and did not find.
+IMPORTS = """
+import importlib, pkgutil, elasticrl
+for module in pkgutil.walk_packages(elasticrl.__path__, "elasticrl.", onerror=lambda name: None):
+    try:
+        module.name.endswith("__main__") or importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        print(error.name)
+"""
+#: What the extras bring; a module that needs one of them is imported only where it is asked for.
+EXTRAS = {
+    *("torch", "numpy", "transformers", "tokenizers", "safetensors", "peft", "deepspeed", "vllm"),
+    *("matplotlib", "etcd3", "tensorboard"),
+}
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+#: What each pattern of pyproject.toml takes into a wheel. setuptools takes one without a wildcard as it stands, there or not.
+SOURCES = {
+    **{pattern: list(ROOT.glob(pattern)) for patterns in SETUPTOOLS["data-files"].values() for pattern in patterns},
+    **{
+        f"elasticrl/{pattern}": list(ROOT.glob(f"elasticrl/{pattern}"))
+        for pattern in SETUPTOOLS["package-data"]["elasticrl"]
+    },
+}
+
+
+def tracked() -> list[str]:
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in files.split("\0") if name and (ROOT / name).exists()]
+
+
+def copied_by_the_dockerfile() -> set[str]:
+    """The files that its first stage, which builds the wheel, has."""
+    stage = (ROOT / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")[1]
+    sources = [word for line in stage.splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]]
+    return {name for name in tracked() if any(name == source or name.startswith(source + "/") for source in sources)}
+
+
+def named_by_the_manifest() -> set[str]:
+    """The files that MANIFEST.in takes into a source distribution."""
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()]
+    grafts = tuple(f"{folder}/" for words in lines if words[0] == "graft" for folder in words[1:])
+    names = {name for words in lines if words[0] == "include" for name in words[1:]}
+    return {name for name in tracked() if name in names or name.startswith(grafts)}
 
 
 def test_every_file_that_the_code_reads_is_package_data() -> None:
     """What lies in the package and is no Python is named in pyproject.toml, or it would be missing in a wheel."""
-    import tomllib
-
-    conf = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    named = {path for pattern in conf["package-data"]["elasticrl"] for path in (ROOT / "elasticrl").glob(pattern)}
+    named = {path for pattern, paths in SOURCES.items() if pattern.startswith("elasticrl/") for path in paths}
     files = {path for path in (ROOT / "elasticrl").rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
     assert files - named == set()
-    assert all(list(ROOT.glob(pattern)) for patterns in conf["data-files"].values() for pattern in patterns)
+
+
+def test_every_pattern_of_a_wheel_finds_files() -> None:
+    assert [pattern for pattern, paths in SOURCES.items() if not paths] == []
+
+
+def test_the_dockerfile_copies_all_that_a_wheel_is_made_of() -> None:
+    needed = {str(path.relative_to(ROOT)) for paths in SOURCES.values() for path in paths}
+    needed |= {"pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"}
+    needed |= {name for name in tracked() if name.startswith("elasticrl/")}
+    assert needed - copied_by_the_dockerfile() == set()
+
+
+def test_a_source_distribution_has_all_that_a_wheel_is_made_of() -> None:
+    """The package itself, its data, README and pyproject.toml are taken by setuptools without being named."""
+    needed = {str(path.relative_to(ROOT)) for paths in SOURCES.values() for path in paths}
+    needed = {name for name in needed if not name.startswith("elasticrl/")} | {
+        "Dockerfile",
+        "LICENSE",
+        "constraints.txt",
+    }
+    assert needed - named_by_the_manifest() == set()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the source distribution that it is built from."""
+    place = tmp_path_factory.mktemp("built")
+    source, out = place / "source", place / "dist"  # a build leaves its traces beside the sources
+    copy(tracked(), source)
+    build("--outdir", str(out), str(source))
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def copy(names: Iterable[str], to: Path) -> None:
+    for name in names:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes((ROOT / name).read_bytes())
+
+
+def build(*words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", *words], capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_dockerfile_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    copy(copied_by_the_dockerfile(), tmp_path / "source")
+    build("--wheel", "--outdir", str(tmp_path), str(tmp_path / "source"))
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file, zipfile.ZipFile(built[0]) as other:
+        assert set(file.namelist()) == set(other.namelist())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_wheel_runs_a_job_where_no_repository_is(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    out, home = tmp_path / "dist", tmp_path / "home"
+def test_the_wheel_brings_what_it_needs_where_there_is_no_torch(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """With its own dependencies alone, from the package index: a name that is missing in pyproject.toml is found here."""
+    place, home = tmp_path / "venv", tmp_path / "home"
     home.mkdir()
-    source = tmp_path / "source"  # a build leaves its traces beside the sources
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, files.split("\0")):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(build, capture_output=True, text=True, cwd=home)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    venv.create(place, with_pip=False)
+    install = [
+        *(sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "--quiet"),
+        *("--constraint", str(ROOT / "constraints.txt"), str(built[0])),
+    ]
+    done = subprocess.run(install, capture_output=True, text=True, cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert not list(place.glob("lib/*/site-packages/torch"))
+
+    def elasticrl(*words: str, code: int = 0) -> str:
+        env = {"PATH": f"{place}/bin:/usr/bin:/bin", "HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
+        done = subprocess.run(["elasticrl", *words], capture_output=True, text=True, cwd=home, env=env, timeout=120)
+        assert done.returncode == code, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    config = str(place / "share" / "elasticrl" / "configs" / "cluster.yaml")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    models = [f"{key}={tmp_path}" for key in ("model.path", "model.critic_path", "reward.model")]
+    assert str(place) in elasticrl("version", "--verbose")
+    assert "ok" in elasticrl("config", "check", config)
+    assert "memory that stays" in elasticrl("plan", config, *models)
+    assert "lease_ttl" in elasticrl("config", "show", config)
+    elasticrl("config", "schema")
+    log = ROOT / "tests" / "data" / "nccl_logs"
+    elasticrl("diagnose", "--log", str(log))
+    elasticrl("status", "--run-dir", str(home), code=1)
+    for verb in VERBS:
+        elasticrl(verb, "--help")
+    done = subprocess.run([place / "bin" / "python", "-c", IMPORTS], capture_output=True, text=True, cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= EXTRAS, "a module is imported that neither the dependencies nor an extra bring"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_runs_a_job_where_no_repository_is(
+    built: tuple[Path, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wheel, sdist = built
+    home = tmp_path / "home"
+    home.mkdir()
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert not [name for name in names if name.startswith(("tests", "chaos", "bench"))]

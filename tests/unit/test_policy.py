@@ -28,11 +28,11 @@ def done(what: Verdict, scope: Scope = EIGHT, **policy: str) -> Answer:
     ("what", "act"),
     [
         (verdict(Fault.DEAD_RANK, "n1", ranks=(3,)), Act.RESTART),
-        (verdict(Fault.DEAD_NODE, "n1"), Act.REPLACE),
+        (verdict(Fault.DEAD_NODE, "n1"), Act.RESTART),
         (verdict(Fault.NETWORK, "n1"), Act.QUARANTINE),
         (verdict(Fault.DESYNC, ranks=(3,)), Act.STOP),
         (verdict(Fault.STRAGGLER, ranks=(3,)), Act.REPORT),
-        (verdict(Fault.HOST_HANG, ranks=(3,)), Act.REPLACE),
+        (verdict(Fault.HOST_HANG, ranks=(3,)), Act.RESTART),
         (verdict(Fault.GPU_FAULT, "n1"), Act.QUARANTINE),
         (verdict(Fault.UNKNOWN), Act.RESTART),
     ],
@@ -43,7 +43,7 @@ def test_a_sure_verdict_is_answered_by_the_operators_word(what: Verdict, act: Ac
     assert given.reason.startswith(what.cause)
 
 
-@pytest.mark.parametrize("act", ["replace", "quarantine", "stop", "fallback"])
+@pytest.mark.parametrize("act", ["quarantine", "stop", "fallback"])
 def test_weak_evidence_costs_nobody_more_than_a_restart(act: str) -> None:
     given = done(verdict(Fault.NETWORK, "n1", confidence=Confidence.LOW), network=act)
     assert given.act is Act.RESTART
@@ -53,21 +53,21 @@ def test_weak_evidence_costs_nobody_more_than_a_restart(act: str) -> None:
 def test_nobody_is_replaced_or_kept_out_whom_the_evidence_does_not_name() -> None:
     assert done(verdict(Fault.NETWORK)).act is Act.RESTART
     assert done(verdict(Fault.HOST_HANG)).act is Act.RESTART
-    assert done(verdict(Fault.NETWORK, ranks=(3,))).act is Act.REPLACE, "a rank is named, and no node to keep out"
+    assert done(verdict(Fault.NETWORK, ranks=(3,))).act is Act.RESTART, "a rank is named, and no node to keep out"
 
 
 @pytest.mark.parametrize(
     ("scope", "act"),
     [
         (Scope(known=8, min_nodes=4), Act.QUARANTINE),
-        (Scope(known=4, min_nodes=4), Act.REPLACE),
+        (Scope(known=4, min_nodes=4), Act.RESTART),
         (Scope(known=5, min_nodes=4), Act.QUARANTINE),
-        (Scope(known=8, min_nodes=4, held=frozenset({"n2", "n3", "n4", "n5"})), Act.REPLACE),
-        (Scope(known=8, min_nodes=1, held=frozenset({"n2", "n3", "n4", "n5"})), Act.REPLACE),
+        (Scope(known=8, min_nodes=4, held=frozenset({"n2", "n3", "n4", "n5"})), Act.RESTART),
+        (Scope(known=8, min_nodes=1, held=frozenset({"n2", "n3", "n4", "n5"})), Act.RESTART),
         (Scope(known=8, min_nodes=1, held=frozenset({"n1", "n3"})), Act.QUARANTINE),
-        (Scope(known=8, min_nodes=1, recent=4), Act.REPLACE),
+        (Scope(known=8, min_nodes=1, recent=4), Act.RESTART),
         (Scope(known=4, min_nodes=4, recent=4, held=frozenset({"n1"})), Act.QUARANTINE),  # it is out already
-        (Scope(known=2, min_nodes=1, share=0.4), Act.REPLACE),
+        (Scope(known=2, min_nodes=1, share=0.4), Act.RESTART),
     ],
 )
 def test_never_below_min_nodes_and_never_more_than_a_share_at_once_or_in_an_hour(scope: Scope, act: Act) -> None:
