@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice, takewhile
 from pathlib import Path
 
 from chaos import history
@@ -178,6 +178,8 @@ def big_one(args: argparse.Namespace) -> int:
 
 def live(args: argparse.Namespace) -> int:
     """The `live` verb."""
+    if args.hosts:
+        return elsewhere(args)
     from chaos.live import box
     from chaos.live.play import Play
 
@@ -193,6 +195,24 @@ def live(args: argparse.Namespace) -> int:
         score = play.files(load(path) for path in paths)
     score.show(time.monotonic() - begun)
     return 1 if score.failed else 0
+
+
+def elsewhere(args: argparse.Namespace) -> int:
+    """`live --hosts`: on a cluster of one's own."""
+    from random import Random
+
+    from chaos.live import hosts
+    from chaos.live.play import draw
+
+    cluster = hosts.load(Path(args.hosts))
+    tour = hosts.Tour(cluster, say=lambda line: print(line, flush=True), dry=args.dry_run)
+    if args.random:
+        chance, end = Random(f"hosts {args.seed}"), time.monotonic() + 60.0 * args.minutes
+        drawn = (draw(chance, f"seed {args.seed} number {i}", len(cluster.hosts)) for i in count(1))
+        fit = (scenario for scenario in drawn if not hosts.why_not(scenario))
+        return tour.play(islice(fit, 20) if args.dry_run else takewhile(lambda _: time.monotonic() < end, fit))
+    paths = [Path(path) for path in args.scenarios] or sorted([*LIVE.glob("*.yaml"), *SCENARIOS.glob("*.yaml")])
+    return tour.play(load(path) for path in paths)
 
 
 def mutants(args: argparse.Namespace) -> int:
@@ -234,6 +254,8 @@ def parser() -> argparse.ArgumentParser:
     real.add_argument("--seed", type=int, default=0, help="what the random faults are drawn from")
     real.add_argument("--minutes", type=float, default=5.0, help="of random faults")
     real.add_argument("--nodes", type=int, default=4, help="how many nodes the random faults befall")
+    real.add_argument("--hosts", metavar="FILE", help="on these hosts, over ssh, against the job that runs there")
+    real.add_argument("--dry-run", action="store_true", help="with --hosts: print what would be done, and do nothing")
     real.add_argument("--loopback", action="store_true", help="without namespaces, even where there could be some")
     real.add_argument("--out", default="out/live", help="where everything about a failure goes")
     real.set_defaults(act=live)
