@@ -3,6 +3,7 @@
 All with the program `torch`, which needs no more than the worker does. tests/vllm does the like with vLLM.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -98,6 +99,29 @@ def test_new_weights_make_new_samples_and_old_ones_are_refused(trainer, actor):
         with pytest.raises(Refused, match="version 0 of life '1 here' was asked, it has 1") as refused:
             talk.receive()
         assert refused.value.kind == "stale"
+
+
+def test_of_a_model_with_adapters_they_alone_are_sent_and_the_samples_are_the_worker_s_own(tmp_path, folders):
+    lora = {"rank": 2, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}
+    actor = models.actor(Model.model_validate_json(json.dumps({"lora": lora})), folders["qwen2"], seed=3)
+    trainer = Trainer(tmp_path / "engine", service(folders["qwen2"], lora=lora))
+    trainer.enter(actor)
+    trainer.engine.publish(0)
+    before = trainer.engine.generate(requests(20), version=0)
+    assert same(before, inline(actor, requests(20)))
+    with torch.no_grad():
+        for name, param in actor.named_parameters():
+            if param.requires_grad:
+                param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(len(name))))
+    trainer.engine.publish(1)
+    after = trainer.engine.generate(requests(20), version=1)
+    assert same(after, inline(actor, requests(20)))
+    assert not torch.equal(before.tokens, after.tokens)
+    page = json.loads((trainer.home / weights.PAGE).read_text())
+    sent = [name for bucket in page["buckets"] for name, *_ in bucket["tensors"]]
+    assert sent
+    assert all(".lora_" in name for name in sent)
+    trainer.engine.end()
 
 
 def test_the_same_version_of_another_life_is_not_taken_for_this_one(trainer, actor):

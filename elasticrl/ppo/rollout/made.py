@@ -103,7 +103,7 @@ def not_here(tree: Tree) -> dict[str, bool]:
     apart = rollout.engine != "torch"
     cut = rollout.top_p < 1.0 or rollout.top_k > 0
     return {
-        "model.lora.rank with this rollout.engine": apart and tree.model.lora.rank > 0,
+        "model.lora.rank with rollout.engine vllm": rollout.engine == "vllm" and tree.model.lora.rank > 0,
         "rollout.nodes without a daemon": apart and rollout.nodes > 0 and ROLL not in os.environ,
         # It tells log-probabilities at a temperature only after top_p and top_k.
         "rollout.temperature with top_p or top_k, of vllm": rollout.engine == "vllm"

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from elasticrl.ppo.rollout.engine import Sampling
 
@@ -47,6 +47,7 @@ class Service:
     chunked_prefill: bool
     prefix_caching: bool
     batch_invariant: bool
+    lora: Mapping[str, Any] = field(default_factory=dict)  # the actor's adapters; empty: all its weights are trained
     # Roles that live with it, by where their models are, and the type that those compute in.
     judges: Mapping[str, str] = field(default_factory=dict)
     judges_dtype: str = "float32"
@@ -78,6 +79,7 @@ class Service:
             chunked_prefill=vllm.chunked_prefill,
             prefix_caching=vllm.prefix_caching,
             batch_invariant=vllm.batch_invariant,
+            lora=tree.model.lora.model_dump(mode="json") if tree.model.lora.rank else {},
             judges=judges_of(tree),
             judges_dtype=tree.model.dtype,
         )
@@ -104,7 +106,18 @@ class Service:
         s = self
         judges = (sorted(s.judges), s.judges_dtype)
         return _digest(
-            json.dumps([s.program, asdict(s.sampling), s.dtype, s.attention, s.threads, s.batch_invariant, judges])
+            json.dumps(
+                [
+                    s.program,
+                    asdict(s.sampling),
+                    s.dtype,
+                    s.attention,
+                    s.threads,
+                    s.batch_invariant,
+                    judges,
+                    dict(s.lora),
+                ]
+            )
         )
 
 

@@ -5,6 +5,7 @@ The idea: same code, same shapes, same weights, so the same bits as engine `torc
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,10 @@ class TorchProgram:
 
     def __init__(self, service: Service) -> None:
         torch.set_num_threads(service.threads)
-        config = Model.model_validate({"dtype": service.dtype, "attention": service.attention})
-        self._model = models.reference(config, service.model).to(service.device)
-        self._model.requires_grad_(True)  # as in the worker: frozen weights go through other kernels, to other bits
+        asked = {"dtype": service.dtype, "attention": service.attention, "lora": service.lora}
+        config = Model.model_validate_json(json.dumps(asked))
+        # The very model of the worker: frozen weights go through other kernels, to other bits.
+        self._model = models.actor(config, service.model, seed=0).to(service.device)
         self._engine = TorchEngine(self._model, service.sampling)
         self._waiting: dict[str, tuple[Request, int | None]] = {}
         self._alive: Callable[[], None] = lambda: None
@@ -40,7 +42,7 @@ class TorchProgram:
 
     def load(self, home: Path, tag: weights.Tag) -> None:
         """As Program's."""
-        missing = dict(self._model.named_parameters())
+        missing = {name: param for name, param in self._model.named_parameters() if param.requires_grad}
         with torch.no_grad():
             for name, tensor in weights.read(home, tag, within_s=1.0):
                 place = missing.pop(name, None)

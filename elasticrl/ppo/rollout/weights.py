@@ -199,6 +199,8 @@ def forget(home: Path) -> None:
 def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bucket]:
     """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more.
 
+    Of one with adapters they alone: what is frozen the engine has read from the same files.
+
     With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket.
     """
     for module in model.modules():
@@ -206,7 +208,10 @@ def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bu
             module.reshard()  # the root stays gathered after a forward pass, and would hide its shards
     mine: list[tuple[str, torch.Tensor]] = []
     size = 0
+    adapters = any(".lora_" in name for name, _ in model.named_parameters())
     for name, param in model.named_parameters():
+        if adapters and not param.requires_grad:
+            continue
         numel = getattr(param, "ds_numel", param.numel())  # DeepSpeed's stage 3 leaves nothing where the parameter was
         if mine and size + numel * dtype.itemsize > nbytes:
             yield _whole(mine, dtype)
