@@ -504,10 +504,11 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
     elif tree.reward.url is not None:
         tries = tree.reward.retries + 1
         seconds["reward"] = (tree.reward.timeout_s * tries, f"reward.timeout x {tries} tries")
-    if tree.rollout.engine == "vllm":
-        seconds["sync"] = (2 * WIDE * actor.count / rate.bytes, f"2 x 4 B x P {actor.count:,} / {rate.bytes:g} B/s")
+    size = _sent_wide(tree)
+    if tree.rollout.engine != "torch":
+        formula = f"written and read: 2 x {size} B x P {actor.count:,} / {rate.bytes:g} B/s"
+        seconds["sync"] = (2 * size * actor.count / rate.bytes, formula)
     if nodes := _rollout_nodes(tree):
-        size = _sent_wide(tree)
         formula = f"{nodes} rollout nodes x {size} B x P {actor.count:,} / {NETWORK:g} B/s"
         seconds["sync"] = (nodes * size * actor.count / NETWORK, formula)
     caps = {name.removesuffix("_s"): cap for name, cap in times.phase}
