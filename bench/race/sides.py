@@ -97,7 +97,10 @@ class Ours(Side):
     """elasticrl as bench/recovery.py sets it up, with saves to disk as often as everybody's."""
 
     name = "elasticrl"
-    about = "a warm spare process per node, floor of the phases' budgets 2 s, one etcd member"
+    about = (
+        "a warm spare process per node, floor of the phases' budgets 2 s, one etcd member; begun when its first save is on the "
+        "disk, as its writers take seconds to start"
+    )
 
     def __init__(self, step_s: float = STEP_S) -> None:
         self.gang = Elastic(step_ms=step_s * 1000, save_every=SAVE_EVERY)
@@ -118,6 +121,7 @@ class Ours(Side):
         super().ready(world, within_s)
         nodes = list(self.job.daemons)
         self.job.until(lambda: all(spares(self.job, node) for node in nodes), within_s, "a spare on every node")
+        self.job.until(lambda: self.job.ask(nodes[0], "status")["committed"] > 0, within_s, "the first save")
 
     def lines(self) -> list[Sealed]:
         return list(self.job.sealed())

@@ -48,6 +48,9 @@ class Kept:
     asked: bool = False  # its save was begun
 
 
+WARM_S = (
+    20.0  # before a save is due, its writer is started: that takes seconds, in which steps would be made and not saved
+)
 CLOSE_S = 5.0  # for the writer to end, when all went well
 
 
@@ -77,6 +80,7 @@ class Keeper:
         self._noticed: set[str] = set()  # what the vault's server was said not to hear, since it last heard
         self._released = False
         self._saver: Saver | None = None
+        self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
         self._lineage: Lineage = ()
@@ -101,7 +105,7 @@ class Keeper:
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
-        self.kept, self._released = None, False
+        self.kept, self._released, self._whole = None, False, None
         with self._softly():
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
@@ -195,6 +199,8 @@ class Keeper:
             self.chronicled(kept.steps, digest)
         if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
             self.save(kept)
+        elif kept.whole:
+            self._prepare(kept.steps)
         if not self._released and not self.context.alone:
             self._released = True  # the gang's first: what the dead left from before what it went on from may go
             with suppress(VaultError):
@@ -221,6 +227,17 @@ class Keeper:
             )
         except (StateError, OSError) as error:
             self._complain(str(error))
+
+    def _prepare(self, steps: int) -> None:
+        """Has a writer started in good time. Found in the race: of a job's first second of steps nothing was on the disk."""
+        now, before = time.monotonic(), self._whole
+        self._whole = (steps, now)
+        if self._saver is not None or before is None or steps <= before[0]:
+            return
+        every = self.context.tree.checkpoint.every
+        if (every - steps % every) * (now - before[1]) / (steps - before[0]) < WARM_S:
+            with suppress(OSError):  # the save will say it
+                self._writer()
 
     def _writer(self) -> Saver:
         if self._saver is None:

@@ -72,6 +72,25 @@ def test_a_server_that_does_not_hear_of_snapshots_is_said_once_and_again_after_i
         keeper.close(over=False)
 
 
+def test_the_writer_is_there_before_a_save_is_due_and_not_long_before(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves"), "every": 10}}
+    for name, every, there in (("soon", 10, True), ("late", 10_000_000, False)):
+        tree = Tree.model_validate({**plain, "checkpoint": {**plain["checkpoint"], "every": every}})
+        context = Context(tree=tree, node="n0", vault=tmp_path / name, alone=True)
+        keeper = Keeper(context, writer="w0", say=lambda _: None)
+        keeper.begin(
+            generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            facts=facts_of(context, batch=1, data=""),
+        )  # fmt: skip
+        for step in (1, 2):
+            assert keeper._saver is None, "how long a step takes is not known yet"
+            keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(step), steps=step, whole=True)
+            keeper.await_copies(lambda: None)
+            keeper.sealed("d")
+        assert (keeper._saver is not None) == there
+        keeper.close(over=True)
+
+
 def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tmp_path: Path):
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves"), "every": 10}}
     context = Context(tree=Tree.model_validate(plain), node="n0", vault=tmp_path / "vault", alone=True)
