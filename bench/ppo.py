@@ -50,6 +50,7 @@ SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; n
 WAITS: Mapping[str, Mapping[str, str]] = {  # as by default
     "membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}, "vault": {},
 }  # fmt: skip
+TIMES = 3.0  # TRL's samples a second: the goal
 GOAL = 1.02  # a step under daemons, by one without
 
 
@@ -250,6 +251,21 @@ def pairs(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict
     return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "goal": GOAL, "verdict": verdict}
 
 
+def beside_trl(found: Mapping[tuple[str, int], Found], world: int) -> dict[str, Any]:
+    """How many times our samples a second are TRL's, round by round: never fewer is demanded, three times is the goal."""
+    rows = [found[side, world].rounds for side in ("trl", "elasticrl") if (side, world) in found]
+    ratios = [theirs / ours for theirs, ours in zip(*rows, strict=True)] if len(rows) == 2 else []
+    if not ratios:
+        return {}
+    between = interval(ratios) or (min(ratios), max(ratios))
+    slower = (
+        "never slower" if between[0] >= 1.0 else "slower" if between[1] < 1.0 else "too noisy to tell who is slower"
+    )
+    goal = "reached" if between[0] >= TIMES else "not reached"
+    verdict = f"{slower}; {TIMES:g} times its samples: {goal}"
+    return {"ratio": median(ratios), "between": between, "pairs": ratios, "verdict": verdict}
+
+
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Between which two of the values the median lies with 95 % at least; None if there are too few to tell."""
     row, n = sorted(values), len(values)
@@ -282,7 +298,7 @@ def told(
         cost = {f"{side} W{world}": pairs(found, world, side) for world in worlds for side in DAEMONS}
         dump(
             {"bench": "ppo", "results": results, "ratio": ratio, "daemon": cost, "job": shape, "noise": noise,
-             "machine": machine()}
+             "trl": {f"W{world}": beside_trl(found, world) for world in worlds}, "machine": machine()}
         )  # fmt: skip
         return 0
     rows = [
@@ -303,6 +319,13 @@ def told(
         for world in worlds
         if "elasticrl" in sides
     ]
+    for world in worlds:
+        if beside := beside_trl(found, world):
+            low, high = beside["between"]
+            notes.append(
+                f"elasticrl beside TRL, W {world}: {beside['ratio']:.2f} times its samples a second ({low:.2f}-{high:.2f}, "
+                f"{len(beside['pairs'])} pairs): {beside['verdict']}"
+            )
     for side, world in product(DAEMONS, worlds):
         if cost := pairs(found, world, side):
             between = "95 % {:.3f}-{:.3f}, ".format(*cost["ratio_95"]) if cost["ratio_95"] else ""
