@@ -50,7 +50,7 @@ class Lab:
 
     def __init__(self, nodes: int, *, members: int = 3, disk_mb: int = 2560, boxes: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-"))
-        self._lock, number = take()
+        self._lock, number = take(self.folder)
         self.name = f"{PREFIX}{number}"
         self.subnet = f"10.78.{number}" if boxes else f"78.{number}"
         self.disk = self.folder / "disk"
@@ -170,19 +170,23 @@ class Lab:
                 box.remove()
         if self.real:
             clear(self.name)
-            for place in (self.disk, self.folder / "memory"):
-                host("umount", "-l", str(place), check=False)
-        self._lock.close()
-        if not self.keep and kind is None:
+            unmount(self.folder)
+        if self.keep or kind is not None:
+            self._lock.truncate(0)  # the folder is for somebody to look at, and not to be cleared away
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
 
     def left_behind(self) -> list[str]:
         """What is still there of this lab although it is down."""
         return leftovers(self.name)
 
 
-def take() -> tuple[IO[str], int]:
-    """The lock of the first lab that nobody runs, and its number; what was left of any such lab is cleared away."""
+def take(folder: Path) -> tuple[IO[str], int]:
+    """The lock of the first lab that nobody runs, and its number; what was left of any such lab is cleared away.
+
+    `folder` is the new one's. It stands in the lock, for whoever clears up after it.
+    """
     mine: tuple[IO[str], int] | None = None
     for number in range(LABS):
         held: IO[str] = (LOCKS / f"{PREFIX}{number}.lock").open("a+", encoding="utf-8")
@@ -193,6 +197,7 @@ def take() -> tuple[IO[str], int]:
             continue
         if os.geteuid() == 0 and shutil.which("nft"):
             clear(f"{PREFIX}{number}")
+            forsaken(held)
         if mine is None:
             mine = held, number
         else:
@@ -201,9 +206,25 @@ def take() -> tuple[IO[str], int]:
         raise BoxError(f"{LABS} labs run already; end some")
     held, _ = mine
     held.truncate(0)
-    held.write(str(os.getpid()))
+    held.write(f"{os.getpid()}\n{folder}")
     held.flush()
     return mine
+
+
+def forsaken(held: IO[str]) -> None:
+    """The folder of whoever had this lock last, with what is mounted in it: he was killed, or nothing would be there."""
+    held.seek(0)
+    _, _, name = held.read().partition("\n")
+    if name and Path(name).name.startswith(f"{PREFIX}-") and Path(name).is_dir():
+        unmount(Path(name))
+        shutil.rmtree(name, ignore_errors=True)
+    held.truncate(0)
+
+
+def unmount(folder: Path) -> None:
+    """A lab's disk, and the memory that it lies in."""
+    for place in (folder / "disk", folder / "memory"):
+        host("umount", "-l", str(place), check=False)
 
 
 def clear(name: str) -> None:
