@@ -357,14 +357,14 @@ class Tour:
                 if fault.kind in BLOCKING:
                     over = [(one, time.monotonic() if one is fault else at) for one, at in over]
             self._look()
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # between looks at the job, until the next fault is due or over
         well = self._well(scenario.liveness_s)
         factor = self.hosts.factor
         while any(
             self.seen.late(fault, at, factor) and time.monotonic() < at + budget_s(fault, factor) for fault, at in over
         ):
-            self._look()  # a record says how far it is now and then
-            time.sleep(LOOK_S)
+            self._look()
+            time.sleep(LOOK_S)  # a record says how far it is now and then; a budget ends the waiting
         late = [said for fault, at in over if (said := self.seen.late(fault, at, self.hosts.factor))]
         self.failed += [f"{scenario.name}: {said}" for said in late]
         if not well:
@@ -453,5 +453,5 @@ class Tour:
                 training = {row["node"] for row in picture["rows"] if row["state"] == "training"}
                 if training >= set(self.hosts.hosts):
                     return True
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S)  # between looks, up to the deadline
         return False

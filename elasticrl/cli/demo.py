@@ -115,6 +115,50 @@ class Fault:
 
 
 @dataclass(slots=True)
+class View:
+    """What is seen of it: lines, and on a terminal below them nodes, phases and the reward as they are now."""
+
+    live: "Live | None" = None
+    picture: dict[str, Any] = field(default_factory=dict)
+    looked: float = 0.0  # when the picture was asked for
+    drawn: float = 0.0
+
+    def __enter__(self) -> Self:
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def line(self, text: str) -> None:
+        """One that stays."""
+        if self.live is not None:
+            self.live.console.print(text, markup=False)
+        else:
+            typer.echo(text)
+
+    def draw(self, lines: "Lines") -> None:
+        """What changes."""
+        now = time.monotonic()
+        if self.live is None or now - self.drawn < DRAW_S:
+            return
+        from rich.text import Text
+
+        self.drawn = now
+        said = [f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}"] if lines.rewards else []
+        if self.picture:
+            said.append(render.status(self.picture, colour=True))
+        self.live.update(Text.from_ansi("\n".join(["", *said])), refresh=True)
+
+
+@dataclass(slots=True)
 class Show:
     """The demonstration."""
 
@@ -127,7 +171,7 @@ class Show:
     etcd: Any = None
     tree: Any = None
     run_dir: Path = field(default_factory=find.private_run_dir)
-    view: "View" = field(default_factory=lambda: View())  # noqa: PLW0108 - it is defined below
+    view: View = field(default_factory=View)
 
     @property
     def name(self) -> str:
@@ -281,7 +325,7 @@ class Show:
         before = len(self.faults) - 1
         deadline = time.monotonic() + VERDICT_S
         while self.look().get("faults", 0) <= before and time.monotonic() < deadline:
-            time.sleep(DRAW_S)  # its last words are read by then
+            time.sleep(DRAW_S)  # between looks, up to the deadline: a dead worker's last words are read first
         if (last := self.look().get("last")) is not None:
             self.view.line(f"   verdict   {last['fault']}: {last['said']}")
         for stages in self.stages(self.look().get("generation", 0)):
@@ -388,50 +432,6 @@ class Show:
         if self.etcd is not None:
             stop_store(self.tree)
         remove(self.run_dir / self.name)
-
-
-@dataclass(slots=True)
-class View:
-    """What is seen of it: lines, and on a terminal below them nodes, phases and the reward as they are now."""
-
-    live: "Live | None" = None
-    picture: dict[str, Any] = field(default_factory=dict)
-    looked: float = 0.0  # when the picture was asked for
-    drawn: float = 0.0
-
-    def __enter__(self) -> Self:
-        if sys.stdout.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self.live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
-
-    def line(self, text: str) -> None:
-        """One that stays."""
-        if self.live is not None:
-            self.live.console.print(text, markup=False)
-        else:
-            typer.echo(text)
-
-    def draw(self, lines: "Lines") -> None:
-        """What changes."""
-        now = time.monotonic()
-        if self.live is None or now - self.drawn < DRAW_S:
-            return
-        from rich.text import Text
-
-        self.drawn = now
-        said = [f"   reward {curve(lines.rewards)}  {lines.rewards[-1]:.2f}"] if lines.rewards else []
-        if self.picture:
-            said.append(render.status(self.picture, colour=True))
-        self.live.update(Text.from_ansi("\n".join(["", *said])), refresh=True)
 
 
 def remove(folder: Path) -> None:

@@ -38,8 +38,10 @@ class Past:
 
     def after(self, broken: Broken) -> "Past":
         """With one more; or the newest one told anew, by who knows more of it."""
-        again = self.last is not None and self.last.generation >= broken.generation
-        return replace(self, faults=self.faults + (not again), last=broken)
+        newest = self.last.generation if self.last else -1
+        if broken.generation < newest:
+            return self  # an older one told anew is not the last
+        return replace(self, faults=self.faults + (broken.generation > newest), last=broken)
 
 
 async def read(store: Store) -> Past | None:

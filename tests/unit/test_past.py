@@ -23,7 +23,9 @@ def test_a_fault_that_is_told_anew_counts_once_and_a_later_one_again() -> None:
     once = Past(began=100.0).after(KILLED)
     better = replace(KILLED, said="n1: its memory was full")
     assert (once.faults, once.after(better)) == (1, Past(began=100.0, faults=1, last=better))
-    assert once.after(replace(KILLED, generation=5)).faults == 2
+    twice = once.after(replace(KILLED, generation=5))
+    assert twice.faults == 2
+    assert twice.after(better) == twice, "the older one told anew is not the last"
 
 
 def test_status_and_page_say_what_happened_after_everybody_is_back() -> None:

@@ -53,7 +53,7 @@ class Intake:
                 self._set.done()
                 self._drop()
                 return True
-        except Exception:
+        except Exception:  # whatever it was, it is raised again; a set that it was in the middle of is none
             if visitor == self._brings:
                 self._drop()
             raise
