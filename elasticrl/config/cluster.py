@@ -17,6 +17,7 @@ from elasticrl.config.section import (
     Name,
     Names,
     Port,
+    Portion,
     Positive,
     Prefix,
     Seconds,
@@ -273,9 +274,10 @@ class Vault(Section):
 
     every: Count = 1
     """Steps between snapshots. 1 loses no step to a fault; more costs less memory traffic and loses the steps since."""
-    updates: Whole = 1
-    """Updates between snapshots inside of a step; a rollout is kept too. 0: none inside of a step, so a fault costs the step
-    from its beginning, and its scores are asked for again. More, and 0, cost less memory traffic."""
+    inside: Portion = 0.02
+    """The part of the time that states kept between the updates of a step may cost: one is kept when it took less, by the last
+    one's measure. More loses less work to a fault; 1 keeps each, 0 none, so that a fault costs the step's updates. Its rollout
+    is kept in any case."""
     copies: Whole = 0
     """Copies of every shard on other nodes. c survive any c nodes lost at once, at c times the traffic and memory."""
     dir: Text = "/dev/shm/elasticrl"  # noqa: S108 (a tmpfs is meant; the daemon makes its own folder there, closed to others)

@@ -119,11 +119,6 @@ def _scorers(t: Tree) -> list[str]:
     return [name for name, value in t.reward if name in {"function", "model", "url"} and value is not None]
 
 
-def _asked(t: Tree) -> str:
-    """The scorer that is the user's own: nobody can know whether it says the same thing twice. A model does."""
-    return next((f"reward.{name}" for name in _scorers(t) if name != "model"), "")
-
-
 def _inexact(t: Tree) -> list[str]:
     """The trained roles that DeepSpeed shards."""
     roles = {"actor": t.placement.actor, "critic": t.placement.critic}
@@ -434,14 +429,6 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write keep_every: {_multiple(t.checkpoint.keep_every, t.checkpoint.every)}.",
     ),
     Relation(
-        keys=("vault.updates", "reward.url", "reward.function", "ppo.algorithm", "job.program"),
-        rule="should be at least 1 with reward.url or reward.function: scores that were not kept are asked for again",
-        broken=lambda t: _generates(t) and t.vault.updates == 0 and bool(_asked(t)),
-        values=lambda t: f"it is 0, and {_asked(t)} may score a sample otherwise the second time",
-        remedy="Set updates: 1, unless the same answer always gets the same score.",
-        level="warning",
-    ),
-    Relation(
         keys=("vault.timeout", "timeouts.phase.update", "timeouts.default_phase"),
         rule="must be under the budget of the phase update, which waits for the copy",
         broken=lambda t: t.vault.timeout_s >= _caps(t)["update"],
@@ -612,6 +599,14 @@ RELATIONS: tuple[Relation, ...] = (
         ),
         values=lambda t: f"it is {t.rollout.sync_transport}, with {t.rollout.nodes} rollout nodes",
         remedy="Set sync_transport: auto.",
+    ),
+    Relation(
+        keys=("ppo.importance_limit", "rollout.overlap", "ppo.algorithm", "job.program"),
+        rule="should be given with rollout.overlap: half of each batch was sampled from the weights of a step before",
+        broken=lambda t: _generates(t) and t.rollout.overlap and t.ppo.importance_limit is None,
+        values="it is null, so those samples are weighed as if they were the present weights' own",
+        remedy="Set importance_limit: 2.",
+        level="warning",
     ),
     Relation(
         keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),

@@ -83,6 +83,8 @@ Whole = Annotated[int, Ge(0)]
 """A whole number of things, perhaps none."""
 Share = Annotated[float, Gt(0), Le(1)]
 """A part of a whole."""
+Portion = Annotated[float, Ge(0), Le(1)]
+"""A part of a whole, perhaps nothing."""
 Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
 Port = Annotated[int, Ge(0), Le(65535)]

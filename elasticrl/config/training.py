@@ -243,8 +243,9 @@ class Rollout(Section):
     top_k: Whole = 0
     """Sample from so many likeliest tokens. 0: from all. Fewer bias the ratio."""
     overlap: bool = False
-    """true generates half of the next batch while this one is scored and judged: shorter steps where the engine is a process
-    of its own, with half of each batch one step off-policy (set ppo.importance_limit)."""
+    """true generates half of the next batch while this one is trained on (with engine torch before it is): shorter steps where
+    the engine is a process of its own, with half of each batch one step off-policy. A fault in an update then costs all of the
+    step's updates."""
     sync_transport: Literal["auto", "ipc", "nccl", "gloo", "tcp"] = "auto"
     """How weights reach the engine. ipc: through shared memory, beside the trainer. To rollout nodes: nccl or gloo, a group
     with all engines (unsigned, as the gang's own traffic; gloo where nccl does not work); tcp, to each engine by itself

@@ -1,7 +1,9 @@
 """Words that sentences for people share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+BAR: Final = 24  # characters
 
 
 def count(number: int, thing: str) -> str:
@@ -30,6 +32,16 @@ def ago(seconds: float | None) -> str:
         if seconds < 5400
         else f"{seconds // 3600:.0f} h"
     )
+
+
+def bar(done: int, steps: int) -> str:
+    """Steps done of all.
+
+    >>> bar(1500, 6000)
+    '[######..................] 1,500 of 6,000 steps'
+    """
+    full = BAR * min(done, steps) // steps
+    return f"[{'#' * full}{'.' * (BAR - full)}] {done:,} of {steps:,} steps"
 
 
 def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:

@@ -74,7 +74,8 @@ def sync_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
 
 def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """Generating takes longer than training."""
-    rollout, update = _usual(past, "rollout"), _usual(past, "update")
+    rollout = _usual(past, "rollout")
+    update = median(sum(took for name, took in seen.seconds.items() if name.endswith("update")) for seen in past)
     if rollout < LEAST_S or rollout <= update:
         return None
     return Advice(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.strategy import Reduced
 
-KEPT = ("reward",)  # stages after which the state is kept: what they made is dear, or not to be had again
 LAST = "sync"
 
 
@@ -43,6 +42,7 @@ class ElasticRun:
         self.buffer = Buffer()
         self.seconds: dict[str, float] = {}
         self.own: dict[str, float] = {}  # the same, less what was waited for others
+        self._within = [0.0, 0.0]  # of the same, what the parts of this phase took
         self.lockstep = any(collective(base.tree, role) for role in ("actor", "critic", "ref", "reward"))
         base.parts_per_lane = parts
         base.register(buffer=BufferPart(self.buffer, lambda: base.carried))
@@ -80,24 +80,32 @@ class ElasticRun:
     def begin(self, step: int) -> None:
         """As Run's."""
         self.buffer.begin(step)
-        self.seconds, self.own = {}, {}
+        self.seconds, self.own, self._within = {}, {}, [0.0, 0.0]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """As Run's."""
+        with self.base.phase(name), self.part(name):
+            yield
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """As Run's."""
         start, waited = time.perf_counter(), self.base.meter.waited_s
+        outer, self._within = self._within, [0.0, 0.0]
         try:
-            with self.base.phase(name):
-                yield
+            yield
         finally:
             took = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + took
-            self.own[name] = self.own.get(name, 0.0) + took - (self.base.meter.waited_s - waited)
+            own = took - (self.base.meter.waited_s - waited)
+            inner, self._within = self._within, [outer[0] + took, outer[1] + own]
+            self.seconds[name] = self.seconds.get(name, 0.0) + took - inner[0]
+            self.own[name] = self.own.get(name, 0.0) + own - inner[1]
 
-    def keep(self, stage: str) -> None:
-        """As Run's. What is cheap to make again is made again."""
+    def keep(self, stage: str, *, dear: bool = False) -> None:
+        """As Run's. What is cheaper to make again than to keep is made again."""
         self.buffer.done.append(stage)
-        if stage in KEPT:
+        if dear:
             self.base.keep()
         if stage == self._last:  # the step is over: its samples need not be copied into the vault once more
             self.buffer.rows, self.buffer.ids = {}, {}
@@ -117,9 +125,9 @@ class ElasticRun:
         prompts = [name.partition(".") for name in ids]
         self.base.used(lane, [_sample(name) for name, _, member in prompts if member in ("", "0")], turn=epoch)
 
-    def update(self, *, lr_factor: float, max_norm: float | None) -> Mapping[str, Reduced]:
+    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:
         """As Run's."""
-        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm)
+        found = self.base.update_all(lr_factor=lr_factor, max_norm=max_norm, keeps=keeps)
         assert found is not None, "the trainer's step is guarded: what cuts it short is raised"
         return found
 

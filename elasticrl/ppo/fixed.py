@@ -90,7 +90,12 @@ class FixedRun:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def keep(self, stage: str) -> None:
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:  # noqa: ARG002
+        """Not told apart."""
+        yield
+
+    def keep(self, stage: str, *, dear: bool = False) -> None:  # noqa: ARG002 - all is alike in memory
         """In this process's memory only."""
         self.buffer.done.append(stage)
 
@@ -115,7 +120,7 @@ class FixedRun:
         """Into the ledger with the next update."""
         self._pending += [(self.streams.step, self.streams.update, epoch, lane, sample) for sample in ids]
 
-    def update(self, *, lr_factor: float, max_norm: float | None) -> Mapping[str, Reduced]:
+    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:  # noqa: ARG002
         """All roles reduce before any applies."""
         found = {role: strategy.reduce() for role, strategy in self.strategies.items()}
         for strategy in self.strategies.values():

@@ -8,7 +8,7 @@ after a fault all follow from the same few lines. Adding an algorithm is adding 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,6 +45,7 @@ class Stage:
     writes: tuple[str, ...] = ()
     weights: str = ""
     phase: str = ""
+    dear: bool = False  # what was made so far is dear, or not to be had again: the state is kept after it
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -98,6 +99,10 @@ class Flow:
             todo = [stage for stage in todo if stage not in wave]
         return tuple(found)
 
+    def made(self, done: Collection[str]) -> set[str]:
+        """The values that there are when these stages are done."""
+        return {value for stage in self.stages if stage.name in done for value in stage.writes}
+
     def again(self, have: AbstractSet[str], *, updates: int) -> tuple[Stage, ...] | None:
         """What must be done, in order, when of a step only `have` is left after `updates` sealed updates.
 
@@ -120,8 +125,10 @@ class Flow:
         return "\n".join(lines)
 
 
-def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False) -> Flow:
-    """The flow that a configuration asks for. With `overlap` half of the next samples are generated beside the judging."""
+def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = False) -> Flow:
+    """The flow that a configuration asks for. With `overlap` half of the next samples are generated too: before the update, or,
+    where the engine is `apart`, beside everything that follows the rollout, the update included.
+    """
     if ppo.algorithm in ("dpo", "kto"):
         return _preference(ppo.algorithm)
     with_ref, with_critic = ppo.kl.where != "off", ppo.algorithm == "ppo"
@@ -131,7 +138,7 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False) -> Flow:
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
     stages = [
         Stage(name="rollout", role="rollout", reads=("prompts",), writes=("samples",), weights="start"),
-        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",)),
+        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), dear=True),
         Stage(name="logprobs", role="actor", reads=("samples",), writes=scored, weights="start"),
     ]
     if with_ref:
@@ -140,19 +147,24 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False) -> Flow:
         stages.append(Stage(name="values", role="critic", reads=("samples",), writes=values, weights="start"))
     gains = ("advantages", "returns") if with_critic else ("advantages",)
     early = ("ahead",) if overlap else ()
+    ahead = [
+        Stage(name=name, role="rollout", reads=("samples",), writes=early, weights="start", phase="rollout")
+        for name in early
+    ]
+    before, beside = (
+        ((), early) if apart else (early, ())
+    )  # what waits for them: the update, or the new weights' way out
     stages += [
         Stage(name="advantage", role="job", reads=("samples", "scores", "logprobs", *ref, *values), writes=gains),
-        *[
-            Stage(name=name, role="rollout", reads=("samples",), writes=early, weights="start", phase="rollout")
-            for name in early
-        ],
+        *(ahead if before else ()),
         Stage(
             name="update",
             role="+".join(trained),
-            reads=("samples", "logprobs", *gains, *values, *(ref if ppo.kl.where == "loss" else ()), *early),
+            reads=("samples", "logprobs", *gains, *values, *(ref if ppo.kl.where == "loss" else ()), *before),
             writes=("weights",),
         ),
-        Stage(name="sync", role="rollout", reads=("weights",), writes=("published",)),
+        *(ahead if beside else ()),
+        Stage(name="sync", role="rollout", reads=("weights", *beside), writes=("published",)),
     ]
     return Flow(name=ppo.algorithm, given=("prompts",), stages=tuple(stages), trained=trained)
 

@@ -176,7 +176,6 @@ def facts_of(whole: Tally) -> dict[str, float]:
     found = {
         "reward": m["scores"].mean,
         "reward_std": m["scores"].std(),
-        "kl": m["kl"].mean,
         "length": m["length"].mean,
     }
     found |= {"rollout_gap": m["gap"].mean, "rollout_gap_std": m["gap"].std(), "advantage_std": m["advantages"].std()}

@@ -114,8 +114,11 @@ class Run(Protocol):
     def phase(self, name: str) -> AbstractContextManager[None]:
         """What is inside is this phase, for beats, budgets and timings."""
 
-    def keep(self, stage: str) -> None:
-        """The stage is done for the lanes here: once it is so everywhere, its results outlive any fault."""
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """What is inside of a phase has a time of its own, which the phase's is without."""
+
+    def keep(self, stage: str, *, dear: bool = False) -> None:
+        """The stage is done for the lanes here. If it is `dear` its results outlive any fault, once it is done everywhere."""
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's, folded in the order of lanes."""
@@ -128,5 +131,7 @@ class Run(Protocol):
     def used(self, lane: int, epoch: int, ids: Sequence[str]) -> None:
         """These samples enter the update that comes next: a line of the ledger, once the update is sealed."""
 
-    def update(self, *, lr_factor: float, max_norm: float | None) -> Mapping[str, Reduced]:
-        """Applies all roles' gradients as one version, seals it, and goes on to the next update of this step."""
+    def update(self, *, lr_factor: float, max_norm: float | None, keeps: bool = True) -> Mapping[str, Reduced]:
+        """Applies all roles' gradients as one version, seals it, and goes on to the next update of this step. Without `keeps`
+        the step cannot be taken up from there.
+        """

@@ -18,12 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from elasticrl.core.words import bar
+
 if TYPE_CHECKING:
     from elasticrl.config import Tree
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
 CURVES = ("reward", "kl", "preference_loss", "right")
-BAR = 24  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +190,3 @@ def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
         return found
 
     return Sinks(make)
-
-
-def bar(done: int, steps: int) -> str:
-    """Steps done of all.
-
-    >>> bar(50, 200)
-    '[######..................] 50 of 200 steps'
-    """
-    full = BAR * min(done, steps) // steps
-    return f"[{'#' * full}{'.' * (BAR - full)}] {done} of {steps} steps"

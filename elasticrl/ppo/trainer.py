@@ -50,7 +50,8 @@ class Trainer:
         self.lanes, self.steps, self.feed = lanes, steps, feed
         self.engine, self.scorer = engine, scorer
         self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
-        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap)
+        apart = engine is not None and not engine.by_lane
+        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -70,7 +71,7 @@ class Trainer:
                 assert all(self.run.buffer.has(lane, stage.rows) for lane in self.run.lanes), (
                     f"{stage} left something out"
                 )
-                self.run.keep(stage.name)
+                self.run.keep(stage.name, dear=stage.dear)
         return Report.of(number, self.run.buffer.facts, self.run.seconds)
 
     def rollout(self, _stage: flow.Stage) -> None:
@@ -79,7 +80,7 @@ class Trainer:
         self.generator.rollout()
 
     def ahead(self, _stage: flow.Stage) -> None:
-        """Half of the next step's samples, by the weights that this one began with."""
+        """Half of the next step's samples are here, by the weights that this one began with."""
         assert self.generator is not None
         self.generator.ahead()
 
@@ -159,24 +160,30 @@ class Trainer:
             for lane in dict.fromkeys(self.run.lanes):
                 rows = buffer.rows[lane]
                 buffer.put(lane, advantages=whiten(rows["advantages"], rows["mask"], whole.moments["advantages"]))
-        buffer.facts |= facts_of(whole) | {"kl_coef": self.coefficient.of(buffer.step)}
+        buffer.facts |= facts_of(whole)
+        if "ref" in self.flow:
+            buffer.facts |= {"kl": whole.moments["kl"].mean, "kl_coef": self.coefficient.of(buffer.step)}
         self.coefficient.observe(step=buffer.step, kl=whole.moments["kl"].mean, samples=int(whole.moments["kl"].count))
 
     def update(self, _stage: flow.Stage) -> None:
         """Mini-batches of several epochs. Each lane's loss is its sum over the count of the whole mini-batch."""
         buffer, ppo = self.run.buffer, self.ppo
+        if self.generator is not None:
+            self.generator.begin()  # already under way, unless the step was taken up after its rollout
         orders = {lane: self._orders(lane) for lane in self.run.lanes}
         count = len(orders[self.run.lanes[0]])
+        keeps = self.flow.again(self.flow.made(buffer.done), updates=1) is not None
         for number in range(self.run.streams.update, count):
             for role in self.flow.trained:
-                for lane, part, tally in self.run.passes(role):
-                    rows = self._blocks(buffer.rows[lane], orders[lane][number])[part]
-                    with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
-                        backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
+                with self.run.part(f"{role}_update"):
+                    for lane, part, tally in self.run.passes(role):
+                        rows = self._blocks(buffer.rows[lane], orders[lane][number])[part]
+                        with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
+                            backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
             for lane in dict.fromkeys(self.run.lanes):
                 chosen = [buffer.ids[lane][i] for i in orders[lane][number].tolist()]
                 self.run.used(lane, number * ppo.epochs // count, chosen)
-            done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm)
+            done = self.run.update(lr_factor=self._lr_factor(), max_norm=ppo.max_grad_norm, keeps=keeps)
             entries = max(buffer.facts[f"entries.{number}"], 1.0)
             for role, reduced in done.items():
                 buffer.facts[f"{role}_norm"] = reduced.norm

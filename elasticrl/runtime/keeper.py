@@ -7,6 +7,7 @@ that update, everybody had waited, so what was kept is sealed (`sealed`): only t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -44,6 +45,7 @@ class Kept:
     steps: int
     ticket: Ticket
     whole: bool  # at the end of a step
+    light: bool = False  # lies on the newest that does not
     sealed: bool = False  # the gang has voted since everybody had it
     asked: bool = False  # its save was begun
 
@@ -85,6 +87,10 @@ class Keeper:
         self._generation, self._rank, self._world = 0, 0, 1
         self._lineage: Lineage = ()
         self._copies = 0  # that this gang can have of each shard
+        self.full: Version | None = None  # the newest state of this generation that lies on no other
+        self.cost_s = 0.0  # what the newest such state cost whose copies all arrived; 0 until one did
+        self._scarce = False  # its node has no processors to spare for copying
+        self._begun, self._stalled_s = time.monotonic(), 0.0  # the newest state: since when, and what was waited for it
         self._facts = Facts()
 
     # -- a generation begins
@@ -95,17 +101,21 @@ class Keeper:
         generation: int,
         rank: int,
         world: int,
+        slots: int,
         nodes: Collection[str],
         lineage: Lineage,
         segments: Iterable[Segment],
         lanes: Iterable[int],
         facts: Facts,
     ) -> None:
-        """This worker's place from now on, and the history it goes on from."""
+        """This worker's place from now on, `slots` workers to its node, and the history it goes on from."""
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
-        self.kept, self._released, self._whole = None, False, None
+        threads = slots * self.context.tree.lanes.threads
+        self._scarce = len(os.sched_getaffinity(0)) < 2 * threads
+        self.cost_s, self._begun, self._stalled_s = 0.0, time.monotonic(), 0.0
+        self.kept, self.full, self._released, self._whole = None, None, False, None
         with self._softly():
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
@@ -123,22 +133,28 @@ class Keeper:
 
     # -- after an update
 
-    def keep(self, parts: Parts, version: Version, *, steps: int, whole: bool) -> None:
-        """Begins a snapshot of everything registered; the tensors in it must stay until `taken`."""
+    def keep(self, parts: Parts, version: Version, *, steps: int, whole: bool, unchanged: Collection[str] = ()) -> None:
+        """Begins a snapshot of everything registered; the tensors in it must stay until `taken`. Parts that are `unchanged`
+        since `full` are left out: it lies on that.
+        """
         self._notice()
+        self._begun, self._stalled_s = time.monotonic(), 0.0
         ticket = self.vault.snapshot(
-            parts.capture(self._rank, self._world),
+            parts.capture(self._rank, self._world, but=unchanged),
             version=version,
             generation=self._generation,
             shard=self._rank,
             world=self._world,
             lineage=self._lineage,
+            base=self.full if unchanged else None,
         )
-        self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole)
+        self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole, light=bool(unchanged))
+        self.full = self.full if unchanged else version
 
     def taken(self) -> None:
         """Waits until registered state may change."""
-        self.vault.settle(self.context.tree.vault.timeout_s)
+        with self._stalling():
+            self.vault.settle(self.context.tree.vault.timeout_s)
 
     def await_copies(
         self, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -152,6 +168,30 @@ class Keeper:
         kept = self.kept
         if kept is None or kept.sealed:
             return
+        with self._stalling():
+            self._await_copies(kept, check, waiting)
+        if not self.late and not kept.light:
+            # What was copied elsewhere was sent by this node, which in turn has taken as much from another.
+            busy_s = kept.ticket.busy_s * (1 + 2 * self._copies) if self._scarce else 0.0
+            self.cost_s = busy_s + self._stalled_s
+
+    @property
+    def since_s(self) -> float:
+        """Since the newest state was begun, or this generation."""
+        return time.monotonic() - self._begun
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        """The training thread waits for what was kept: that is part of what it costs."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stalled_s += time.monotonic() - start
+
+    def _await_copies(
+        self, kept: Kept, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         deadline = time.monotonic() + (2 * SLICE_S if self.late else self.context.tree.vault.timeout_s)
         while True:
             check()

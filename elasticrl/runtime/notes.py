@@ -1,7 +1,8 @@
 """What ranks tell each other beside a vote: a few numbers that cost no message of their own.
 
 The one idea: a vote is heard by all from all, so whatever rides on it is known to everybody at the same moment. Who is asked to
-end, whose copies are late, and the digest of the newest state: each rank sends its part, and all come to the same whole.
+end, whose copies are late, what keeping a state costs, and the digest of the newest one: each rank sends its part, and all come
+to the same whole.
 """
 
 from __future__ import annotations
@@ -22,23 +23,33 @@ REPLICA = "replica"  # the row of a digest that is of the parameters a rank comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What all ranks' notes say together. Example: Heard(ending=False, late=False, digest="9f86d081884c7d65", odd=())"""
+    """What all ranks' notes say together.
+
+    Example: Heard(ending=False, late=False, cost_s=0.03, since_s=4.1, digest="9f86d081884c7d65", odd=())
+    """
 
     ending: bool  # some rank is asked to end with this step
     late: bool  # some rank's copies did not arrive in time
+    cost_s: float  # of the newest state that was kept, where it cost most
+    since_s: float  # since that one was begun, where it is longest ago
     digest: str | None  # of the whole state; None where none was made
     odd: tuple[int, ...]  # the ranks that compute with other parameters than the others
 
+    def worth(self, part: float) -> bool:
+        """Whether another state may be kept now, at no more than this part of the time."""
+        return part >= 1.0 or (part > 0.0 and self.cost_s <= part * self.since_s)
 
-def write(*, ending: bool, late: bool, digests: Sequence[Digest]) -> tuple[float, ...]:
+
+def write(*, ending: bool, late: bool, cost_s: float, since_s: float, digests: Sequence[Digest]) -> tuple[float, ...]:
     """One rank's notes. A sum of 64 bits is two numbers, each exact as a float."""
     words = [value for digest in digests for _, value in sorted(digest.sums.items())]
-    return (float(ending), float(late), *(float(half) for word in words for half in (word >> 32, word & 0xFFFFFFFF)))
+    halves = (half for word in words for half in (word >> 32, word & 0xFFFFFFFF))
+    return (float(ending), float(late), cost_s, since_s, *map(float, halves))
 
 
 def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
     """All ranks' notes, in rank order, of which each wrote those of its part of `digests`."""
-    words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[2::2], row[3::2], strict=True)] for row in rows]
+    words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[4::2], row[5::2], strict=True)] for row in rows]
     odd: set[int] = set()
     names: list[str] = []
     at = 0
@@ -55,6 +66,8 @@ def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
     return Heard(
         ending=any(row[0] for row in rows),
         late=any(row[1] for row in rows),
+        cost_s=max(row[2] for row in rows),
+        since_s=max(row[3] for row in rows),
         digest="-".join(names) or None,
         odd=tuple(sorted(odd)),
     )

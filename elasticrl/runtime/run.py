@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -189,6 +189,7 @@ class Run:
         self._lane: Lane | None = None
         self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
         self._changed = False  # an update since the newest state that was kept
+        self._worth = True  # whether to keep another state inside of this step, as all ranks know
         self._ending = False  # all ranks know that some of them are asked to end
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
         self._limit: int | None = None
@@ -371,12 +372,16 @@ class Run:
         yield from self._pass_over(role)
 
     def update_all(
-        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0
+        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool = True
     ) -> Mapping[str, Reduced] | None:
-        """One version of all roles: none applies before all of them are reduced everywhere."""
+        """One version of all roles: none applies before all of them are reduced everywhere. Without `keeps` the state after it
+        is none that the step could be taken up from, and is not kept.
+        """
         try:
             self._raise_cut()
-            return self._update(scale, max_norm, lr_factor)
+            found = self._update(scale, max_norm, lr_factor)
+            self._changed = keeps
+            return found
         except GangError as error:
             if not self._cut_by(error) or self._guarded:
                 raise
@@ -402,10 +407,15 @@ class Run:
         return exchange(self._gang_now, words)
 
     def keep(self) -> None:
-        """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`."""
+        """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`. What
+        updates change is as it was kept before, and is not copied once more; where it was not (`vault.every`), nothing is.
+        """
         self._raise_cut()
-        if self.tree.vault.updates:
-            self._keep_within()
+        full = self._hold().full
+        if full is None or self._counts.get(full) == self.progress.count:
+            self._settle_votes()
+            unchanged = self._roles if full is not None else ()
+            self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
 
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""
@@ -552,6 +562,7 @@ class Run:
             role.live.publish()
         self.timeline.mark("publish")
         self._changed, self._used, self._digest, self._restored = False, [], (), None
+        self._worth = True
         self._counts = {self._now: self.progress.count}
         self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
         if agreed.whole is None:  # into the vaults at once: what lies there of another history is dead from now on
@@ -682,6 +693,7 @@ class Run:
             generation=place.generation,
             rank=place.rank,
             world=place.world,
+            slots=place.slots,
             nodes=place.nodes,
             lineage=self._lineage,
             segments=self._cursor.segments if self._cursor else (),
@@ -768,35 +780,25 @@ class Run:
         kept = self._hold().kept
         return kept is not None and not kept.sealed
 
-    def _snapshot(self, version: Version, *, whole: bool) -> None:
+    def _snapshot(self, version: Version, *, whole: bool, unchanged: Collection[str] = ()) -> None:
         progress = self.progress
         if not whole:
             progress.mark = version.update
         if not whole or self._ending or version.step % self.tree.vault.every == 0 or version.step == self._limit:
-            self._hold().keep(self._parts, version, steps=progress.step, whole=whole)
+            self._hold().keep(self._parts, version, steps=progress.step, whole=whole, unchanged=unchanged)
             self._digest = self._digests() if whole else ()
         # A shard holds two versions: older ones need not be looked for in it.
         self._counts = {v: c for v, c in self._counts.items() if c >= progress.count - 1} | {version: progress.count}
         self._now, self._changed = version, False
-
-    @property
-    def _due(self) -> bool:
-        """Whether the state after the updates made so far in this step is one to keep."""
-        every = self.tree.vault.updates
-        return every > 0 and self.progress.update % every == 0
-
-    def _keep_within(self) -> None:
-        """What this step has come to so far."""
-        self._settle_votes()
-        self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
 
     def _pass_over(self, role: str) -> Iterator[Lane]:
         if self._cut:
             return
         strategy = self.role(role).live
         try:
-            if self._changed and self._due:  # a further update of this step: the last one's state is kept first
-                self._keep_within()
+            if self._changed and self._worth:  # a further update of this step: the last one's state is kept first
+                self._settle_votes()
+                self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
                 self._hold().taken()
             for turn in strategy.turns:
                 self._flag.check(f"lane {turn.lane}")
@@ -852,19 +854,26 @@ class Run:
         self._used = []
         progress.update += 1
         progress.count += 1
-        self._changed = True
         self._poll()
         return found
 
     def _notes(self) -> tuple[float, ...]:
         """What this rank has to say with its vote."""
         halt = self._seat.halt if self._seat else None
-        return notes.write(ending=halt is not None and halt.save, late=self._hold().late, digests=self._digest)
+        keeper = self._hold()
+        return notes.write(
+            ending=halt is not None and halt.save,
+            late=keeper.late,
+            cost_s=keeper.cost_s,
+            since_s=keeper.since_s,
+            digests=self._digest,
+        )
 
     def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
         heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
+        self._worth = heard.worth(self.tree.vault.inside)
         self._ending = self._ending or heard.ending
         self._check_replicas(heard.odd)
         if keeper.kept is None and self._restored is not None:

@@ -32,7 +32,7 @@ def settings(**more):
 
 def job(
     path, *, ppo=None, lanes=4, carried=None, rank=0, group=None, steps=10, seed=0, head="separate", on_phase=None,
-    overlap=False,
+    overlap=False, engine=TorchEngine,
 ):  # fmt: skip
     """(trainer, run). `carried` are the lanes of each rank, in the order in which they are computed."""
     ppo = ppo or settings()
@@ -69,7 +69,7 @@ def job(
         lanes=lanes,
         steps=steps,
         feed=InOrder(Digits(tokenizer, 4), per_lane=per_lane // ppo.group, lanes=lanes, seed=seed),
-        engine=TorchEngine(body, sampling),
+        engine=engine(body, sampling),
         scorer=Function.named("elasticrl.ppo.tasks:reverse"),
         overlap=overlap,
     )

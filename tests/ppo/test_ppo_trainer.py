@@ -4,6 +4,7 @@ import dataclasses
 import math
 import threading
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from elasticrl.ppo.report import lr_factor
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Samples
+from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.trainer import parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
@@ -323,18 +325,38 @@ def test_an_overlapped_step_cut_short_goes_on_with_the_same_samples(folders, ove
     assert run.digest() == overlapped[0]
 
 
-def test_an_engine_beside_the_worker_generates_ahead_in_a_thread_and_gives_the_same_bits(folders, overlapped):
-    trainer, run = job(folders["qwen2"], overlap=True)
-    threads, generate = [], trainer.engine.generate
+class Beside(TorchEngine):
+    """With weights of its own and asked for all lanes at once, as one in another process; `busy` until it is waited for."""
 
-    def spy(requests, *, version):
-        threads.append(threading.current_thread() is threading.main_thread())
-        parts = [generate(requests[i : i + 4], version=version) for i in range(0, len(requests), 4)]
-        return joined(parts)
+    by_lane = False
 
-    trainer.engine.by_lane, trainer.engine.generate = False, spy
+    def __init__(self, actor, sampling):
+        super().__init__(deepcopy(actor), sampling)
+        self.actor, self.over, self.log = actor, threading.Event(), []
+
+    def publish(self, version):
+        self.model = deepcopy(self.actor)
+        super().publish(version)
+
+    def generate(self, requests, *, version):
+        if threading.current_thread() is not threading.main_thread():
+            assert self.over.wait(30), "nobody came for the samples"
+            self.over.clear()
+        generate = super().generate
+        self.log.append((version, len(requests)))
+        return joined([generate(requests[i : i + 4], version=version) for i in range(0, len(requests), 4)])
+
+    def wait(self, done):
+        self.over.set()
+        while not done():
+            pass
+
+
+def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_the_same_bits(folders, overlapped):
+    trainer, run = job(folders["qwen2"], overlap=True, engine=Beside, steps=3)
+    assert [stage.name for stage in trainer.flow.order[-3:]] == ["update", "ahead", "sync"]
     assert finish(trainer, run, steps=3)[0] == overlapped[0]
-    assert threads == [True, False] * 3
+    assert trainer.engine.log == [(0, 32), (0, 16), (4, 16), (4, 16), (8, 16)], "by which weights, how many"
 
 
 def joined(parts):

@@ -24,7 +24,7 @@ def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(t
         context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
         keeper = Keeper(context, writer="w0", say=told.append)
         keeper.begin(
-            generation=1, rank=0, world=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            generation=1, rank=0, world=1, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
             facts=facts_of(context, batch=1, data=""),
         )  # fmt: skip
         here.kill()  # nobody copies it for now
@@ -47,7 +47,7 @@ def test_a_server_that_does_not_hear_of_snapshots_is_said_once_and_again_after_i
         context = Context(tree=Tree.model_validate(plain), node="n0", vault=node.directory, alone=False)
         keeper = Keeper(context, writer="w0", say=told.append)
         keeper.begin(
-            generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
             facts=facts_of(context, batch=1, data=""),
         )  # fmt: skip
         parts, steps = Parts(model=torch.nn.Linear(3, 2)), iter(range(1, 9))
@@ -79,7 +79,7 @@ def test_the_writer_is_there_before_a_save_is_due_and_not_long_before(tmp_path: 
         context = Context(tree=tree, node="n0", vault=tmp_path / name, alone=True)
         keeper = Keeper(context, writer="w0", say=lambda _: None)
         keeper.begin(
-            generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
             facts=facts_of(context, batch=1, data=""),
         )  # fmt: skip
         for step in (1, 2):
@@ -97,7 +97,7 @@ def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tm
     told: list[str] = []
     keeper = Keeper(context, writer="w0", say=told.append)
     keeper.begin(
-        generation=1, rank=0, world=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+        generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
         facts=facts_of(context, batch=1, data=""),
     )  # fmt: skip
     keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(10), steps=10, whole=True)

@@ -246,6 +246,45 @@ def test_a_gang_of_two_goes_on_from_what_three_kept_although_a_node_is_lost(tmp_
             vault.close()
 
 
+def test_what_has_not_changed_is_read_from_the_version_that_has_it_although_a_node_is_lost(tmp_path: Path):
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes)
+        job = Job(seed=1).train(3)
+        vaults = {node.name: Vault(node.directory, job="job", node=node.name) for node in nodes}
+        rollouts = [Rollout(rank, 3) for rank in range(3)]
+        sizes = []
+        for version, base, but in (
+            (Version(7), None, ()),
+            (Version(7, 1), Version(7), ("rollout",)),
+            (Version(7, 2), Version(7), ("rollout",)),
+        ):
+            for rank, (vault, rollout) in enumerate(zip(vaults.values(), rollouts, strict=True)):
+                if base is None:
+                    rollout.fill()
+                parts = Parts(
+                    **{name: job.parts.part(name) for name in job.parts if name != "rollout"}, rollout=rollout
+                )
+                content = parts.capture(rank, 3, but=but)
+                ticket = vault.snapshot(content, version=version, generation=1, shard=rank, world=3, base=base)
+                assert vault.wait_copied(ticket, 10) == 1
+            sizes.append(ticket.nbytes)
+            before = job.state()
+            job.train(1)
+        assert sizes[0] > sizes[1] == sizes[2]
+        nodes[1].kill()
+        dead = vaults.pop("n1")
+        found = newest_whole(holdings([nodes[0], nodes[2]]), here="n0")
+        assert found is not None
+        assert [(layer.version, layer.sources) for layer in found.layers] == [
+            (version, (("n0",), ("n2",), ("n0", "n2"))) for version in (Version(7, 2), Version(7))
+        ]
+        for other in restore_all(2, vaults, found):
+            assert same(other.state(), before)
+            assert [row.tolist()[0] for row in other.rollout.tokens] == [100 * lane for lane in other.rollout.lanes]
+        for vault in (*vaults.values(), dead):
+            vault.close()
+
+
 def test_a_damaged_own_copy_is_passed_over_for_the_buddys(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)

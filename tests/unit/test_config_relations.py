@@ -270,14 +270,6 @@ CASES = [
         "Write keep_every: 300.",
     ),
     Case(
-        "vault.updates",
-        "asked for again",
-        ["vault.updates=0", "reward.function=null", "reward.url=http://scorer"],
-        "it is 0, and reward.url may score a sample otherwise the second time",
-        ["vault.updates=1"],
-        "Set updates: 1",
-    ),
-    Case(
         "vault.timeout",
         "phase update",
         ["timeouts.phase.update=20s"],
@@ -412,6 +404,14 @@ CASES = [
         "Set rollout.nodes: 1 on all nodes",
     ),
     Case(
+        "ppo.importance_limit",
+        "weights of a step before",
+        ["rollout.overlap=true"],
+        "it is null, so those samples are weighed as if they were the present weights' own",
+        ["ppo.importance_limit=2.0"],
+        "importance_limit: 2",
+    ),
+    Case(
         "rollout.engine",
         "torch generates in the worker",
         ["rollout.nodes=2"],
@@ -526,13 +526,6 @@ def test_another_program_is_not_held_to_the_trainers_keys(tmp_path: Path) -> Non
 def test_a_lease_no_longer_than_the_stores_retry_gets_a_remedy_too(tmp_path: Path) -> None:
     [finding] = judged(tmp_path, ["store.retry=20s"]).findings
     assert finding.remedy == "Raise lease_ttl to 34s."
-
-
-def test_states_inside_of_a_step_may_go_unkept_where_scores_come_out_the_same_again(tmp_path: Path) -> None:
-    assert [one.key for one in judged(tmp_path, ["vault.updates=0"]).findings] == ["vault.updates"], "a function"
-    model = ["vault.updates=0", "reward.function=null", "reward.model=m"]
-    assert judged(tmp_path, model).findings == ()
-    assert judged(tmp_path, ["vault.updates=0", "job.program=train.py"]).findings == ()
 
 
 def test_a_doubtful_value_is_not_blamed_for_a_relation(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What rides on a vote, as a table: every 64-bit word survives the way through floats, and all ranks hear the same."""
 
+from dataclasses import replace
+
 from elasticrl.runtime import notes
 from elasticrl.runtime.digest import MASK, Digest
 
@@ -12,7 +14,10 @@ def part(param: int, moment: int, replica: int | None = None) -> tuple[Digest, .
 
 
 def heard(*parts: tuple[Digest, ...], ending: int | None = None, late: int | None = None) -> notes.Heard:
-    rows = [notes.write(ending=rank == ending, late=rank == late, digests=mine) for rank, mine in enumerate(parts)]
+    rows = [
+        notes.write(ending=rank == ending, late=rank == late, cost_s=0.1 * rank, since_s=5.0 - rank, digests=mine)
+        for rank, mine in enumerate(parts)
+    ]
     return notes.read(rows, parts[0])
 
 
@@ -35,3 +40,11 @@ def test_one_ranks_word_is_heard_by_all():
     assert heard(part(1, 2), part(3, 4), late=0).late
     quiet = heard((), ())
     assert (quiet.ending, quiet.late, quiet.digest, quiet.odd) == (False, False, None, ())
+
+
+def test_a_state_is_worth_keeping_by_what_the_last_one_cost_where_it_cost_most():
+    said = heard((), (), ())
+    assert (said.cost_s, said.since_s) == (0.2, 5.0)
+    assert [said.worth(part) for part in (0.0, 0.03, 0.04, 1.0)] == [False, False, True, True]
+    assert not replace(said, cost_s=0.0).worth(0.0), "none is asked for"
+    assert replace(said, cost_s=9.0).worth(1.0), "each is"

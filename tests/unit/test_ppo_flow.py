@@ -83,3 +83,13 @@ def test_with_overlap_half_of_the_next_samples_come_before_the_update_in_the_pha
     assert names(ahead.waves()[1]) == ["reward", "logprobs", "ref", "values", "ahead"]
     assert ahead.phases == PPO.phases
     assert ahead.again({"samples", "scores"}, updates=1) is None
+
+
+def test_an_engine_of_its_own_generates_ahead_beside_the_update_too_so_the_step_is_not_taken_up_from_within_it():
+    beside = flow.of(Ppo(), overlap=True, apart=True)
+    assert names(beside.order)[-3:] == ["update", "ahead", "sync"]
+    assert beside.phases == PPO.phases
+    judged = beside.made([stage.name for stage in beside.order[: names(beside.order).index("update")]])
+    assert beside.again(judged, updates=1) is None
+    assert names(beside.again(judged | {"ahead"}, updates=1)) == ["update", "sync"]
+    assert names(flow.of(Ppo()).again(judged, updates=1)) == ["update", "sync"]

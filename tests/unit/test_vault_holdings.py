@@ -12,7 +12,7 @@ NODES = ("n00", "n01", "n02")
 
 
 def held(
-    step: int, shard: int, at: str, *, generation: int = 1, world: int = 3, update: int = 0, lineage=()
+    step: int, shard: int, at: str, *, generation: int = 1, world: int = 3, update: int = 0, lineage=(), base=None
 ) -> Holding:
     return Holding(
         at=at,
@@ -24,6 +24,7 @@ def held(
         world=world,
         nbytes=100,
         lineage=lineage,
+        base=base,
     )
 
 
@@ -51,6 +52,22 @@ def test_a_version_with_a_missing_shard_is_passed_over_and_named():
     assert found is not None
     assert found.version == Version(10)
     assert found.passed_over == ("step 11.0 of generation 1 has 2 of 3 shards (missing: 2)",)
+
+
+def test_what_lies_on_another_version_is_whole_with_that_alone():
+    light = gang(10, update=1, base=Version(10))
+    found = newest_whole(gang(9) + gang(10) + light, here="n01")
+    assert found is not None
+    assert [(layer.version, layer.sources[0]) for layer in found.layers] == [
+        (Version(10, 1), ("n00", "n01")[::-1]),
+        (Version(10), ("n01", "n00")),
+    ]
+    for under in ([h for h in gang(10) if h.shard], gang(10, generation=2)):
+        other = newest_whole(gang(9) + under + light, here="n01")
+        assert other is not None
+        assert other.version != Version(10, 1)
+        assert any("step 10.1 lies on step 10.0: " in sentence for sentence in other.passed_over)
+    assert Holding.from_json(light[0].to_json()) == light[0]
 
 
 @pytest.mark.parametrize("copies", [1, 2])

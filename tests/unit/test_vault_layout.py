@@ -23,6 +23,7 @@ def stamp(step: int = 7) -> Stamp:
         shard=1,
         world=2,
         lineage=(Cut(3, Version(5)),),
+        base=Version(step),
     )
 
 

@@ -129,6 +129,12 @@ class Away(Outside):
             Question("samples", lambda talk, part: collect(talk, tag, part, self.found), self.found, tag), requests
         )
 
+    def wait(self, done: Callable[[], bool]) -> None:
+        """As Engine's. It is others that work."""
+        with self._outside():
+            while not done():
+                self._turn()
+
     def judge(self, role: str, blocks: Sequence[Rows]) -> list[torch.Tensor]:
         """What the rollout nodes' model in that role says of each block."""
         cases = [Case(role, rows) for rows in blocks]

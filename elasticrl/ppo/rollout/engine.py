@@ -7,9 +7,9 @@ again elsewhere, the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -80,3 +80,13 @@ class Engine(Protocol):
 
     def generate(self, requests: Sequence[Request], *, version: int) -> Samples:
         """By weights of this version and no other: StaleWeights else."""
+
+
+@runtime_checkable
+class Apart(Engine, Protocol):
+    """One that is a process of its own: it generates while the worker does other things."""
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """The training thread waits for another that is in `generate`; `done` takes a moment to tell. Raises if somebody wants
+        us elsewhere.
+        """

@@ -34,6 +34,7 @@ class Outside(ABC):
     """
 
     by_lane = False
+    check: Callable[[], None]  # raises if somebody wants us elsewhere
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -70,6 +71,11 @@ class Outside(ABC):
             )
         self._gather(self._tag(version), requests)
         return samples([self.found[request] for request in requests], requests, self.sampling, version)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """As Engine's."""
+        while not done():
+            self.check()
 
     @abstractmethod
     def end(self) -> None:

@@ -58,6 +58,9 @@ class Prepared(Protocol):
 Part = Replicated | Sharded
 
 
+TABLES = 3  # of a step's states: with rows, without, those alone
+
+
 class Parts:
     """The registered state of one worker."""
 
@@ -65,7 +68,7 @@ class Parts:
         self._parts: dict[str, Part] = {}
         self._sharded: dict[str, Sharded] = {}  # asked once: a protocol with members is slow to ask about
         self._replicated: dict[str, Replicated] = {}
-        self._table = Table(())
+        self._tables: list[Table] = []  # the newest first: making one and its text takes milliseconds
         self._shares: dict[str, tuple[tuple[object, ...], _Share]] = {}
         for name, part in parts.items():
             self.register(name, part)
@@ -95,14 +98,16 @@ class Parts:
 
     # -- out
 
-    def capture(self, rank: int, world: int) -> Content:
-        """This rank's shard as it is now. The training thread runs this, so it only looks, and copies nothing large."""
+    def capture(self, rank: int, world: int, *, but: Collection[str] = ()) -> Content:
+        """This rank's shard as it is now. The training thread runs this, so it only looks, and copies nothing large. The pieces
+        of sharded parts named in `but` are left out, and their values are not.
+        """
         pieces: list[Piece] = []
         tensors: list[torch.Tensor] = []
         values: dict[str, Any] = {}
         for name, part in self._parts.items():
             if isinstance(part, Sharded):
-                for piece, tensor in part.pieces():
+                for piece, tensor in part.pieces() if name not in but else ():
                     pieces.append(_checked(name, piece, tensor))
                     tensors.append(tensor.detach())
                 own, loose = tree.split(name, dict(part.values()))
@@ -119,10 +124,10 @@ class Parts:
                     own_pieces, own_tensors = self._share(key, tensor, rank, world)
                     pieces += own_pieces
                     tensors += own_tensors
-        made = tuple(pieces)
-        if made != self._table.pieces:
-            self._table = Table(made)
-        return Content(table=self._table, tensors=tuple(tensors), values=values)
+        made, tables = tuple(pieces), self._tables
+        table = next((table for table in tables if table.pieces == made), None) or Table(made)
+        self._tables = [table, *(other for other in tables if other is not table)][:TABLES]
+        return Content(table=table, tensors=tuple(tensors), values=values)
 
     def _share(self, name: str, tensor: torch.Tensor, rank: int, world: int) -> "_Share":
         """This rank's share of a tensor; cut once, and again when it is another tensor or another gang."""

@@ -29,6 +29,7 @@ from elasticrl.runtime.vault.version import Lineage, Version
 
 _T = TypeVar("_T")
 PAUSE_S = 0.05  # between two attempts to get a shard
+LIGHT = "-on"  # after a writer's name: what lies on its other shards has files of its own, which are small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Ticket:
         self.path: Path | None = None
         self.seal = 0  # what tells this version in that file from whatever comes there later
         self.nbytes = 0
+        self.busy_s = 0.0  # processor time of the vault's thread, once it is sealed
         self._taken = threading.Event()
         self._sealed = threading.Event()
         self._error: Exception | None = None
@@ -104,6 +106,7 @@ class Vault:
         self.control = Control(directory / "control.sock", deadline_s=deadline_s)
         self._deadline_s = deadline_s
         self._slots = Slots(directory, origin=node, writer=writer, keep=keep)
+        self._light = Slots(directory, origin=node, writer=f"{writer}{LIGHT}", keep=keep)
         self._views: dict[int, tuple[object, Table, int, tuple[torch.Tensor, ...]]] = {}
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
         self._last: Ticket | None = None
@@ -126,8 +129,10 @@ class Vault:
         shard: int,
         world: int,
         lineage: Lineage = (),
+        base: Version | None = None,
     ) -> Ticket:
-        """Begin to keep `content`; returns at once. Its tensors must not change before `Ticket.wait_taken`.
+        """Begin to keep `content`; returns at once. Its tensors must not change before `Ticket.wait_taken`. With `base` it lies
+        on that version, of the same generation and world: what it leaves out is there.
 
         A snapshot that is still under way is waited for first: there is one at a time.
         """
@@ -136,12 +141,13 @@ class Vault:
         stamp = Stamp(
             job=self.job,
             node=self.node,
-            writer=self.writer,
+            writer=self.writer if base is None else f"{self.writer}{LIGHT}",
             version=version,
             generation=generation,
             shard=shard,
             world=world,
             lineage=lineage,
+            base=base,
         )
         ticket = Ticket(stamp)
         ready = _cuda_event(content.tensors)
@@ -159,7 +165,7 @@ class Vault:
         limit = time.monotonic() + timeout_s
         ticket.wait_sealed(timeout_s)
         return self.control.copied(
-            self.writer,
+            ticket.stamp.writer,
             version=ticket.stamp.version,
             generation=ticket.stamp.generation,
             timeout_s=max(limit - time.monotonic(), 0.001),
@@ -182,7 +188,8 @@ class Vault:
         done = threading.Event()
 
         def run() -> None:
-            self._slots.void_after(version, generation)
+            for slots in (self._slots, self._light):
+                slots.void_after(version, generation)
             done.set()
 
         self._put(run)
@@ -196,7 +203,7 @@ class Vault:
 
         def run() -> None:
             try:
-                for name in self._slots.mend():
+                for name in (*self._slots.mend(), *self._light.mend()):
                     self._sealed.put(name)
             except (OSError, VaultError) as error:
                 self.notice = str(error)
@@ -218,10 +225,12 @@ class Vault:
 
     def _keep(self, ticket: Ticket, content: Content, ready: "torch.cuda.Event | None") -> None:
         stamp, table = ticket.stamp, content.table
+        begun = time.thread_time()
         try:
             text = layout.header(stamp, table, content.values)
             shape = layout.shape_of(text, table.starts[-1])
-            slot = self._slots.take(shape.total, below=(stamp.version, stamp.generation))
+            slots = self._slots if stamp.base is None else self._light
+            slot = slots.take(shape.total, below=(stamp.version, stamp.generation))
             try:
                 _copy(self._targets(slot, table, shape), content.tensors, ready)
                 ticket.mark_taken()
@@ -235,6 +244,7 @@ class Vault:
             return
         ticket.path = slot.path
         ticket.nbytes = shape.data_bytes
+        ticket.busy_s = time.thread_time() - begun
         ticket.finish(None)
         self._sealed.put(slot.path.name)
 
@@ -291,21 +301,25 @@ class Vault:
         there) and says which pieces it will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
+        first: list[int] | None = None if choose is None else []
         with ExitStack() as pins:
-            local = {number: pins.enter_context(shard) for number, shard in self._local(whole)}
-            look = partial(self._look, whole, local, timeout_s=timeout_s)
-            first: list[int] | None = None if choose is None else []
-            nearest = partial(self._nearest, whole, check=check)
-            parts: list[_Part] = []
-            for number in range(whole.world):
-                part = nearest(number, partial(look, number, first))
-                pins.enter_context(part.shard)  # at once: the next one may not be had
-                parts.append(part)
-            wanted = None if choose is None else choose(Source([shard_of(part.shard) for part in parts], name=name))
+            parts: list[tuple[Whole, int, Callable[..., _Part], _Part]] = []
+            for layer in whole.layers:
+                local = {number: pins.enter_context(shard) for number, shard in self._local(layer)}
+                look: Callable[..., _Part] = partial(self._look, layer, local, timeout_s=timeout_s)
+                for number in range(layer.world):
+                    part = self._nearest(layer, number, partial(look, number, first), check=check)
+                    pins.enter_context(part.shard)  # at once: the next one may not be had
+                    parts.append((layer, number, look, part))
+            wanted: Sequence[Piece] | None = None
+            if choose is not None:
+                outline = [shard_of(part.shard, under=layer is not whole) for layer, _, _, part in parts]
+                wanted = choose(Source(outline, name=name))
             shards = []
-            for number, part in enumerate(parts):
-                shard = nearest(number, partial(self._obtain, look, number, part, wanted))
-                shards.append(shard_of(pins.enter_context(shard)))
+            for layer, number, looks, part in parts:
+                obtain = partial(self._obtain, looks, number, part, wanted)
+                shard = pins.enter_context(self._nearest(layer, number, obtain, check=check))
+                shards.append(shard_of(shard, under=layer is not whole))
             return Source(shards, name=name, pins=pins.pop_all())
 
     def _local(self, whole: Whole) -> Iterator[tuple[int, Pinned]]:
@@ -403,6 +417,7 @@ class Vault:
         self.control.close()
         self._views.clear()
         self._slots.close()
+        self._light.close()
 
 
 @dataclass(frozen=True, slots=True)

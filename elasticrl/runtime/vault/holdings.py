@@ -1,15 +1,25 @@
 """Which version a gang can go on from, and where its shards are: pure functions of what the vaults hold.
 
 The one idea: a version is whole when every shard of it is somewhere. Shards of one version may be cut for different worlds by
-different generations; those sets never mix, but any of them will do.
+different generations; those sets never mix, but any of them will do. A version may lie on an earlier one, its base, whose
+shards hold all that has not changed since: then those must be there as well.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticrl.runtime.vault.layout import Sealed
-from elasticrl.runtime.vault.version import Lineage, Version, alive, lineage_from_json
+from elasticrl.runtime.vault.version import (
+    Lineage,
+    Version,
+    alive,
+    lineage_from_json,
+    version_from_json,
+    version_to_json,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +38,7 @@ class Holding:
     world: int
     nbytes: int
     lineage: Lineage = ()
+    base: Version | None = None  # the version that it lies on
 
     def to_json(self) -> dict[str, object]:
         """For the wire."""
@@ -42,10 +53,11 @@ class Holding:
             "world": self.world,
             "nbytes": self.nbytes,
             "lineage": [cut.to_json() for cut in self.lineage],
+            "base": version_to_json(self.base),
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Holding":
+    def from_json(cls, row: Mapping[str, Any]) -> Holding:
         """The reverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
         return cls(
             at=str(row["at"]),
@@ -57,6 +69,7 @@ class Holding:
             world=int(row["world"]),
             nbytes=int(row["nbytes"]),
             lineage=lineage_from_json(row["lineage"]),
+            base=version_from_json(row["base"]),
         )
 
 
@@ -73,6 +86,7 @@ def holding_of(sealed: Sealed, at: str) -> Holding:
         world=stamp.world,
         nbytes=sealed.shape.data_bytes,
         lineage=stamp.lineage,
+        base=stamp.base,
     )
 
 
@@ -86,6 +100,12 @@ class Whole:
     lineage: Lineage
     sources: tuple[tuple[str, ...], ...]  # by shard: the nodes that have it, the nearest first
     passed_over: tuple[str, ...] = ()  # a sentence for each newer version
+    base: Whole | None = None  # what it lies on: the rest of its shards
+
+    @property
+    def layers(self) -> tuple[Whole, ...]:
+        """It, and what it lies on."""
+        return (self,) if self.base is None else (self, self.base)
 
 
 def newest_whole(holdings: Iterable[Holding], *, here: str, floor: Version | None = None) -> Whole | None:
@@ -106,23 +126,30 @@ def newest_whole(holdings: Iterable[Holding], *, here: str, floor: Version | Non
         if floor is not None and version < floor:
             break
         shards = sets[version, generation, world]
-        absent = [shard for shard in range(world) if shard not in shards]
-        if absent:
-            names = ", ".join(map(str, absent))
-            passed_over.append(
-                f"step {version} of generation {generation} has {world - len(absent)} of {world} shards (missing: {names})"
-            )
+        layers = [(version, shards)]
+        if (base := next(iter(shards.values()))[0].base) is not None:
+            layers.append((base, sets.get((base, generation, world), {})))
+        lacks = [_lack(number, generation, world, held) for number, held in layers]
+        if any(lacks):
+            on = f"step {version} lies on step {base}: " if not lacks[0] else ""
+            passed_over.append(on + next(filter(None, lacks)))
             continue
-        ordered = [sorted(shards[n], key=lambda h: (h.at != here, h.at != h.node, h.at)) for n in range(world)]
-        return Whole(
-            version=version,
-            generation=generation,
-            world=world,
-            lineage=ordered[0][0].lineage,
-            sources=tuple(tuple(dict.fromkeys(h.at for h in held)) for held in ordered),
-            passed_over=tuple(passed_over),
-        )
+        whole, *under = (_whole(number, generation, world, held, here) for number, held in layers)
+        return replace(whole, passed_over=tuple(passed_over), base=under[0] if under else None)
     return None
+
+
+def _lack(version: Version, generation: int, world: int, shards: Mapping[int, Sequence[Holding]]) -> str:
+    absent = [shard for shard in range(world) if shard not in shards]
+    names = ", ".join(map(str, absent))
+    have = f"step {version} of generation {generation} has {world - len(absent)} of {world} shards (missing: {names})"
+    return have if absent else ""
+
+
+def _whole(version: Version, generation: int, world: int, shards: Mapping[int, Sequence[Holding]], here: str) -> Whole:
+    ordered = [sorted(shards[n], key=lambda h: (h.at != here, h.at != h.node, h.at)) for n in range(world)]
+    sources = tuple(tuple(dict.fromkeys(h.at for h in held)) for held in ordered)
+    return Whole(version=version, generation=generation, world=world, lineage=ordered[0][0].lineage, sources=sources)
 
 
 def buddies(ring: Sequence[str], node: str, copies: int) -> tuple[str, ...]:

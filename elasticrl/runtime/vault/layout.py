@@ -28,10 +28,10 @@ from zlib_ng.zlib_ng import crc32
 
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.piece import ITEMSIZE, Piece, starts
-from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
+from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, version_from_json, version_to_json
 
 MAGIC = b"elasticV"
-FORMAT = 2
+FORMAT = 3
 BLOCK = 4 << 20
 PAGE = 4096
 _PRELUDE = struct.Struct(
@@ -59,6 +59,7 @@ class Stamp:
     shard: int
     world: int
     lineage: Lineage = ()
+    base: Version | None = None  # the rest of this shard is in the shard of that version: it has not changed since
 
 
 @dataclass(frozen=True)  # no slots: the JSON of the table is made once
@@ -135,6 +136,7 @@ def header(stamp: Stamp, table: Table, values: Mapping[str, Any]) -> bytes:
         "shard": stamp.shard,
         "world": stamp.world,
         "lineage": [cut.to_json() for cut in stamp.lineage],
+        "base": version_to_json(stamp.base),
     }
     return "\n".join((json.dumps(identity), table.text, json.dumps(values, separators=(",", ":")))).encode()
 
@@ -250,6 +252,7 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
         shard=int(of["shard"]),
         world=int(of["world"]),
         lineage=lineage_from_json(of["lineage"]),
+        base=version_from_json(of["base"]),
     )
     return stamp, _table(text[first : text.index(b"\n", first + 1)])
 

@@ -53,11 +53,13 @@ class Shard:
     values: dict[str, Any]
 
 
-def shard_of(pinned: Pinned) -> Shard:
-    """A pinned vault file as a shard; VaultError if its values are nothing that a vault writes."""
+def shard_of(pinned: Pinned, *, under: bool = False) -> Shard:
+    """A pinned vault file as a shard; VaultError if its values are nothing that a vault writes. What lies `under` another gives
+    its pieces alone.
+    """
     sealed = pinned.sealed
     try:
-        values = json.loads(sealed.values)
+        values = {} if under else json.loads(sealed.values)
     except ValueError as error:
         raise VaultError(f"{pinned.path.name} keeps values that are not understood: {error}") from error
     return Shard(

@@ -5,7 +5,7 @@ generation made after the point where its successor started is not part of it (`
 ledger and checkpoints on disk are all judged by that one rule.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -80,6 +80,16 @@ def longest(lineage: Lineage, others: Iterable[Lineage]) -> Lineage:
     while lineage and (other := by_cut.get(lineage[0])):
         lineage = (*other[: other.index(lineage[0])], *lineage)
     return lineage
+
+
+def version_to_json(version: Version | None) -> list[int] | None:
+    """Plain numbers."""
+    return None if version is None else [version.step, version.update]
+
+
+def version_from_json(row: Sequence[int] | None) -> Version | None:
+    """The reverse."""
+    return None if row is None else Version(*map(int, row))
 
 
 def lineage_from_json(rows: Iterable[Iterable[int]]) -> Lineage:
