@@ -79,15 +79,18 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     history = History()
     pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
     node: Daemon | None = None
-    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
+    log = set_up(
+        pretty=pretty,
+        level=lambda: (node.tree if node else tree).telemetry.level,
+        tap=history,
+        names=lambda: node.names if node else {"job": tree.job.name},
+    )
     try:
         made = Daemon
         if tree.node.role == "rollout":
             from elasticrl.daemon.rollout import RolloutDaemon as made  # noqa: N813 - one of the two
-        node = made(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
-        node.log = node.log.bind(node=node.name)
+        node = made(tree, log=log, history=history, keep=keep, reload=reload)
         node.kept, node.adopt = checkpoints(tree), adopt
-        node.crew.log = node.vault.log = node.roll.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())

@@ -31,6 +31,7 @@ class Crew:
 
     def __init__(self, folder: Path, spec: Spec, *, log: Any, managed: bool) -> None:
         self.me: Member | None = None  # once it is known: nothing is ordered before
+        self.run_of_job = ""  # for the workers' logs
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
         self.post: Callable[[Event], None] = lambda _: None
@@ -185,7 +186,7 @@ class Crew:
 
     async def perform(self, action: Action) -> bool:
         """The core's actions on workers. Without an agent they are lost, and the core will decide them again."""
-        order = order_of(action, self.me) if self.me else None
+        order = order_of(action, self.me, self.run_of_job) if self.me else None
         if order is None:
             return False
         self._link.send(order)

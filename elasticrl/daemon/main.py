@@ -6,6 +6,7 @@ for good when the core says to leave.
 """
 
 import asyncio
+import hashlib
 import os
 import secrets
 import signal
@@ -94,6 +95,7 @@ class Daemon:
         self.name = tree.node.name or socket.gethostname()
         self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
         self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
+        self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
         self.log = log
         self.history = history
         self.metrics = metrics_of(tree)
@@ -229,7 +231,7 @@ class Daemon:
             life = last if last and adopted else await self._begin(store, last)
             self.home.save(life)
             me = life.member
-            self.log = self.log.bind(member=str(me))
+            self.names["member"] = str(me)
             self.neighbours = await self._open_beats(store, me)
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
@@ -357,6 +359,7 @@ class Daemon:
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
+        self.crew.run_of_job = self.names["run"] = run_of(secret)
         self.vault.know(secret)
         neighbours = Neighbours(
             me,
@@ -811,6 +814,11 @@ async def the_secret(store: Store) -> bytes:
         entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     return bytes.fromhex(entry.value.decode())
+
+
+def run_of(secret: bytes) -> str:
+    """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
+    return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
 
 
 def embedded(tree: Tree) -> "Embedded | None":
