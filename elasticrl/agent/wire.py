@@ -189,7 +189,7 @@ class Report:
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
             bits=self.bits, pace=self.pace, lap=self.lap, phase=self.phase, problem=self.problem,
-            restore_s=self.restore_s,
+            restore_s=self.restore_s, unlogged=self.unlogged,
         )  # fmt: skip
 
 

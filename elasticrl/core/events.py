@@ -63,6 +63,7 @@ class Workers(Event):
     phase: str = ""  # that of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm
+    unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone
     restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
 
 

@@ -281,6 +281,7 @@ class Record:
     phase: str = ""  # what its workers are doing, refreshed with the step
     beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
+    unlogged: str = ""  # why what this node's processes say is not kept where it should be
     leaving: bool = False
 
 

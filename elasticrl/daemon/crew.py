@@ -31,6 +31,7 @@ class Crew:
 
     def __init__(self, folder: Path, spec: Spec, *, log: Any, managed: bool) -> None:
         self.me: Member | None = None  # once it is known: nothing is ordered before
+        self.unlogged: Callable[[], str] = str  # why the daemon's own lines are lost; empty: they are not
         self.run_of_job = ""  # for the workers' logs
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
@@ -113,8 +114,9 @@ class Crew:
         event = report.event(now)
         beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
         return replace(
-            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault)
-        )
+            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault),
+            unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
+        )  # fmt: skip
 
     def settle(self, vault: str) -> None:
         """The node's vault listens there."""

@@ -106,6 +106,7 @@ class Daemon:
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
         self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
+        self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         self.etcd = embedded(tree)

@@ -4,7 +4,7 @@ The one idea: the picture is a pure function of what the store says, so the daem
 page and the tests all show the same. Words, not codes; the reason is the very sentence that the core decided by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
 from elasticrl.core.value import dataclass
@@ -111,6 +111,7 @@ def picture(
             *advice(rows, view, needs, training=training),
             *awaited(generating, engines, training=training),
             *found(view, records),
+            *unlogged(records),
         ),
         exit_code=plan.exit_code if plan else None,
     )
@@ -125,6 +126,13 @@ def found(view: View, records: Mapping[str, Record]) -> tuple[str, ...]:
         verdict = plan.verdict
         said.insert(0, f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.")
     return tuple(said)
+
+
+def unlogged(records: Mapping[str, Record]) -> Iterator[str]:
+    """Whose words are lost, or lie elsewhere: training goes on, but who looks for a fault there will miss them."""
+    for node, record in sorted(records.items()):
+        if record.unlogged:
+            yield f"{node} keeps no log as it should: {record.unlogged}. Make room there (df), or mend the folder."
 
 
 def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
