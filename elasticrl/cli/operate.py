@@ -64,11 +64,13 @@ def drain(
     job: Job = None,
     run_dir: Run = None,
     yes: Yes = False,
+    force: Annotated[bool, typer.Option("--force", help="Though fewer than membership.min_nodes are left.")] = False,
     store: StoreAt = None,
 ) -> None:
-    """Let a node finish its step, leave the plan and end. The others go on without it."""
-    confirm(f"{node or 'This node'} leaves the job; the others reform without it (well under a second).", yes=yes)
-    say(store, run_dir, job, "drain", node)
+    """Let a node finish its step, leave the plan and end. The others go on without it; if they cannot, it is refused."""
+    then = "if too few are left, the job saves and holds until another comes" if force else "well under a second"
+    confirm(f"{node or 'This node'} leaves the job; the others reform without it ({then}).", yes=yes)
+    say(store, run_dir, job, "drain", node, force=force)
 
 
 def admit(node: str, job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
@@ -93,9 +95,11 @@ def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt 
     say(store, run_dir, job, "stop")
 
 
-def say(store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None) -> None:
+def say(
+    store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None, **more: bool
+) -> None:
     """Ask for something, and print what will happen."""
-    typer.echo(outside(store, job, "ask", verb, node) if store else ask(run_dir, job, verb, node=node))
+    typer.echo(outside(store, job, "ask", verb, node, **more) if store else ask(run_dir, job, verb, node=node, **more))
 
 
 def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
@@ -121,7 +125,9 @@ def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
         raise screen.Silent(str(error)) from None
 
 
-def outside(where: str, job: str | None, what: str, verb: str = "", node: str | None = None) -> Any:
+def outside(
+    where: str, job: str | None, what: str, verb: str = "", node: str | None = None, *, force: bool = False
+) -> Any:
     """The same without a daemon, from etcd itself."""
     import asyncio
 
@@ -130,7 +136,10 @@ def outside(where: str, job: str | None, what: str, verb: str = "", node: str | 
 
     with explained():
         settings = store.reach(where, job)
-        return asyncio.run(store.look(settings) if what == "look" else store.ask(settings, Verb(verb), node))
+        if what == "look":
+            return asyncio.run(store.look(settings))
+        unless = None if force else store.settings_of(where, job)
+        return asyncio.run(store.ask(settings, Verb(verb), node, unless=unless))
 
 
 @contextmanager

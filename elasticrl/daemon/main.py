@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
+from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
@@ -660,6 +661,8 @@ class Daemon:
         node = question.get("node")
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
+        if asked is Verb.DRAIN and not question.get("force"):
+            await self._needs(node or self.name)
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             assert self.node is not None
@@ -667,6 +670,17 @@ class Daemon:
         else:
             await self._write_down(asked, node)
         return promise(asked, node or self.name)
+
+    async def _needs(self, node: str) -> None:
+        """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
+        store, view, _ = self.seen
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                records, quarantines = await read_all(store)
+                asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+            view = replace(view, records=records, quarantines=quarantines)
+            if why := refusal(view, self.settings, node, asked.values()):
+                raise control.Refused(why)
 
     async def _diagnose(self) -> dict[str, Any]:
         """Where all workers of the job are; if the store is silent, those of this node."""
