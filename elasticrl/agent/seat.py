@@ -212,9 +212,11 @@ class Seat:
             self._changed.wait_for(lambda: self._order is not None)
             return self._order
 
-    def ready(self, bits: str = "") -> None:
-        """Tells the agent that this process is warm, and what decides the bits it computes, if it was asked to find out."""
-        self._say("Ready", bits=bits)
+    def ready(self, bits: str = "", versions: str = "") -> None:
+        """Tells the agent that this process is warm; and, if it was asked to find out, what decides the bits it computes, and
+        what it runs.
+        """
+        self._say("Ready", bits=bits, versions=versions)
 
     def poll(self) -> Order | None:
         """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""

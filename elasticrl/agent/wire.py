@@ -169,6 +169,7 @@ class Report:
     endpoint: str = ""
     echo: str = ""  # where the agent answers neighbours
     bits: str = ""  # fingerprint of what decides the bits that these processes compute
+    versions: str = ""  # what these processes run, as JSON
     pid: int = 0  # the agent's own
     started: int = 0
     workers: tuple[Worker, ...] = ()
@@ -189,7 +190,7 @@ class Report:
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
             bits=self.bits, pace=self.pace, lap=self.lap, phase=self.phase, problem=self.problem,
-            restore_s=self.restore_s, unlogged=self.unlogged,
+            restore_s=self.restore_s, unlogged=self.unlogged, versions=self.versions,
         )  # fmt: skip
 
 

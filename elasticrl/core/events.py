@@ -58,6 +58,7 @@ class Workers(Event):
     echo: str = ""  # where the agent answers neighbours
     vault: str = ""  # where this node's vault listens
     bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
+    versions: str = ""  # what they run, as JSON
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
     lap: Lap | None = None  # how long their newest steps took
     phase: str = ""  # that of the one whose beat is the oldest

@@ -109,6 +109,7 @@ def record_of(state: State, now: float) -> Record:
         role=card.role,
         beat=card.beat,
         bits=workers.bits or card.bits,
+        versions=workers.versions,
         endpoint=workers.endpoint,
         echo=workers.echo,
         vault=workers.vault or card.vault,

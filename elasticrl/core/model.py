@@ -260,6 +260,7 @@ class Record:
     vault: str = ""  # host:port where this node's vault takes copies and gives them back
     endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
     bits: str = ""  # fingerprint of what decides the bits it computes
+    versions: str = ""  # what its workers run, as JSON: names of core.versions
     warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
     problem: str = ""  # why its processes do not get warm
     work: Work = Work.NONE

@@ -50,7 +50,7 @@ class Crew:
         self._child: subprocess.Popen[bytes] | None = None
         self._told = Workers(now=0.0)
         self._vault = ""  # this node's
-        self._bits = ""
+        self._bits = self._versions = ""
         self._committed: Committed | None = None
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
@@ -109,12 +109,13 @@ class Crew:
 
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
-        self._bits = report.bits or self._bits
+        self._bits, self._versions = report.bits or self._bits, report.versions or self._versions
         now = time.monotonic()
         event = report.event(now)
         beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
         return replace(
             event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault),
+            versions=self._versions,
             unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
         )  # fmt: skip
 
@@ -182,7 +183,12 @@ class Crew:
         self.reported(None)
         told = self._told
         self._told = Workers(
-            now=time.monotonic(), generation=told.generation, exit=told.exit, vault=self._vault, bits=self._bits
+            now=time.monotonic(),
+            generation=told.generation,
+            exit=told.exit,
+            vault=self._vault,
+            bits=self._bits,
+            versions=self._versions,
         )
         self.post(self._told)
 

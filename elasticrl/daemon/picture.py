@@ -6,6 +6,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping
 
+from elasticrl.core import versions
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Past
@@ -112,6 +113,7 @@ def picture(
             *awaited(generating, engines, training=training),
             *found(view, records),
             *unlogged(records),
+            *differing(records),
         ),
         exit_code=plan.exit_code if plan else None,
     )
@@ -133,6 +135,12 @@ def unlogged(records: Mapping[str, Record]) -> Iterator[str]:
     for node, record in sorted(records.items()):
         if record.unlogged:
             yield f"{node} keeps no log as it should: {record.unlogged}. Make room there (df), or mend the folder."
+
+
+def differing(records: Mapping[str, Record]) -> tuple[str, ...]:
+    """Who runs another Python or elasticrl than the others. (Another torch or NCCL is a verdict.)"""
+    odd = [each for each in versions.odd(versions.claimed(records)) if each.name not in versions.FATAL]
+    return (f"{versions.sentence(odd)}. {versions.REMEDY}",) if odd else ()
 
 
 def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:

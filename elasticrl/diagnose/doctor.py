@@ -24,6 +24,7 @@ from typing import Final
 from elasticrl.config import ConfigError, Finding, Tree
 from elasticrl.config.ports import PORTS
 from elasticrl.core import matrix
+from elasticrl.core import versions as versions_of
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport
@@ -87,21 +88,13 @@ def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
     >>> [fact.node for fact in differing({"a": {"torch": "2.13.0"}, "b": {"torch": "2.13.0"}, "c": {"torch": "2.12.1"}})]
     ['c']
     """
-    found = []
-    for name in sorted({name for each in of.values() for name in each}):
-        counted = Counter(each.get(name, "none") for each in of.values())
-        (usual, most), *others = counted.most_common()
-        if not others:
-            continue
-        tie = others[0][1] == most
-        for node, each in sorted(of.items()):
-            mine = each.get(name, "none")
-            if mine != usual or tie:
-                detail = f"{name} {mine}" + ("" if tie else f", others {usual}")
-                found.append(
-                    Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=node, detail=detail[:200], source="doctor")
-                )
-    return tuple(found)
+    return tuple(map(evidence, versions_of.odd(of, missing="none")))
+
+
+def evidence(odd: versions_of.Odd) -> Evidence:
+    """As a fact. Example: torch 2.12.1, others 2.13.0"""
+    detail = f"{odd.name} {odd.mine}" + (f", others {odd.usual}" if odd.usual else "")
+    return Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=odd.node, detail=detail[:200], source="doctor")
 
 
 def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iterator[Check]:

@@ -192,6 +192,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"profile": "", "added": "name=value of each"},
     ),
     Declared(
+        name="versions.differ",
+        meaning="A node's workers run another Python or elasticrl than others. They train; another torch or NCCL is a verdict.",
+        level="warning",
+        fields={"said": "which node, and what", "remedy": ""},
+    ),
+    Declared(
         name="transport.sockets",
         meaning="NCCL has chosen sockets on a node with active InfiniBand or RoCE ports: the job is slow, and nothing fails.",
         level="warning",
