@@ -71,9 +71,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     from elasticrl.cli.kept import checkpoints
     from elasticrl.core.model import REFUSED
     from elasticrl.daemon.history import History
-    from elasticrl.daemon.life import Taken
-    from elasticrl.daemon.main import Daemon
-    from elasticrl.store import StoreError
+    from elasticrl.daemon.main import REFUSALS, Daemon
     from elasticrl.telemetry.log import set_up
 
     history = History()
@@ -94,7 +92,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())
-    except (Taken, StoreError, ValueError) as error:
+    except REFUSALS as error:
         log.info("daemon.refused", reason=str(error))
         return REFUSED
     except Exception:

@@ -200,10 +200,17 @@ class Crew:
         self._link.send(order)
         return True
 
+    @property
+    def pid(self) -> int:
+        """The agent's; 0 if there is none that is known."""
+        started = self._child.pid if self._child and self._child.poll() is None else 0
+        return self.report.pid if self.report else started
+
     async def quit(self, reason: str, within_s: float) -> None:
         """End the agent and all processes below it, and wait for it."""
         report, self._over = self.report, True
         if report is None:
+            await self._end_early(within_s)
             return
         self._link.send(Quit(reason=reason))
         deadline = time.monotonic() + within_s
@@ -211,3 +218,14 @@ class Crew:
             if self._child is not None:
                 self._child.poll()  # reap it, or it stays a zombie of ours
             await asyncio.sleep(0.02)
+
+    async def _end_early(self, within_s: float) -> None:
+        """An agent that we started, and that has not spoken yet, takes no orders: it imports torch for some seconds."""
+        child = self._child
+        if child is None:
+            return
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(child.wait, within_s)
+        child.kill()
+        child.wait()

@@ -40,7 +40,7 @@ from elasticrl.daemon.asking import Where
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, next_life
+from elasticrl.daemon.life import Home, Life, Taken, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.past import Broken, Scribe
@@ -81,6 +81,10 @@ QUIT_S = 20.0  # for an agent to end with all that is below it
 T = TypeVar("T")
 
 
+#: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
+REFUSALS = (Taken, StoreError, ValueError)
+
+
 class Daemon:
     """One node of one job."""
 
@@ -110,7 +114,7 @@ class Daemon:
         self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
-        self.etcd = embedded(tree)
+        self.etcd = embedded(tree, dies_with_us=self.foreground)
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
@@ -218,6 +222,7 @@ class Daemon:
             await stack.enter_async_context(background(self._feed(), "watchdog"))
             crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
             vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
+            stack.push_async_exit(self._broken)
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
             try:
@@ -469,12 +474,41 @@ class Daemon:
         if crew.done():
             self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
-        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended")
+        self._say_stopped(code, reason)
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
             await self._part(vault, told=told.done())
             await self._stop_store()
         return code
+
+    async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
+        """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
+        daemon comes.
+        """
+        if not isinstance(error, Exception):
+            return False
+        reason, code = f"{type(error).__name__}: {error}", REFUSED if isinstance(error, REFUSALS) else FAILED
+        self.notify.stopping(reason, 3 * QUIT_S)
+        self._say_stopped(code, reason)
+        if not self.keep:
+            await self.crew.quit(reason, QUIT_S)
+            await self._stop_store()
+        return False
+
+    def _say_stopped(self, code: int, reason: str) -> None:
+        left = self._left() if self.keep else ""
+        more = {"left": left} if left else {}
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended", **more)
+
+    def _left(self) -> str:
+        """What goes on without this daemon, until another one or a person comes."""
+        etcd = self.etcd.running() if self.etcd else None
+        found = {"agent": self.crew.pid, "vault": self.vault.pid, "etcd": etcd.pid if etcd else 0}
+        living = {name: pid for name, pid in found.items() if pid}
+        if not living:
+            return ""
+        said, pids = " and ".join(f"{name} {pid}" for name, pid in living.items()), " ".join(map(str, living.values()))
+        return f"{said}: the next daemon of this node adopts them; without one, kill {pids} ends them"
 
     async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
         """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""
@@ -836,13 +870,14 @@ def run_of(secret: bytes) -> str:
     return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
 
 
-def embedded(tree: Tree) -> "Embedded | None":
+def embedded(tree: Tree, *, dies_with_us: bool) -> "Embedded | None":
     """The etcd that this daemon starts; None: others do."""
     if not tree.store.embedded:
         return None
     from elasticrl.store.embedded import Embedded
 
-    return Embedded(folder=Path(tree.node.state_dir) / tree.job.name / "etcd", binary=tree.store.embedded_binary)
+    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=dies_with_us)
 
 
 class Unserved:

@@ -45,7 +45,12 @@ EVENTS: tuple[Declared, ...] = (
     Declared(
         name="daemon.stopped",
         meaning="The daemon ends.",
-        fields={"code": "exit code", "reason": "why", "workers": "kept (a restart) or ended (a stop)"},
+        fields={
+            "code": "exit code",
+            "reason": "why",
+            "workers": "kept (a restart, or a fault of the daemon's own) or ended (a stop)",
+            "left": "what goes on without it, by its process ids, and what ends that",
+        },
     ),
     Declared(
         name="daemon.reloaded",
