@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from chaos.etcd import LocalCluster
 from elasticrl.cli import serve
 from elasticrl.config.tree import Tree
 from elasticrl.core.events import Asked
@@ -29,7 +30,6 @@ from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
 from elasticrl.store import Store, StoreRefused, StoreSettings, open_store
-from elasticrl.store.cluster import LocalCluster
 from elasticrl.telemetry.log import set_up
 
 TIMEOUT_S = 1.0
