@@ -95,7 +95,7 @@ def told(run_dir: Path | None, job: str | None, node: str | None, *, follow: boo
         threading.Thread(target=listen, args=(path, node, said), kwargs={"follow": follow}, daemon=True).start()
     left, failed = len(sockets), False
     while left:
-        batch = [said.get(), *since(said)]
+        batch = [said.get(), *since(said)] if follow else list(ending(said, left))
         yield from in_order([dict(item) for item in batch if isinstance(item, Mapping)])
         for error in (item for item in batch if isinstance(item, Unanswered)):
             typer.echo(str(error), err=True)
@@ -124,6 +124,14 @@ def since(said: "queue.SimpleQueue[Any]") -> Iterator[Any]:
             yield said.get(timeout=min(SETTLE_S, left))
         except queue.Empty:
             return
+
+
+def ending(said: "queue.SimpleQueue[Any]", left: int) -> Iterator[Any]:
+    """Everything, until so many daemons have said their last."""
+    while left:
+        item = said.get()
+        left -= not isinstance(item, Mapping)
+        yield item
 
 
 def in_order(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
