@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -78,7 +78,7 @@ def logs(
                 typer.echo(line)
         if follow:
             with suppress(KeyboardInterrupt):
-                go_on(readers, sockets, rank, as_json=as_json)
+                go_on(readers, lambda: find.sockets(run_dir, sockets[0].parent.parent.name), rank, as_json=as_json)
     finally:
         for reader in readers.values():
             reader.close()
@@ -151,14 +151,16 @@ def head(rank: int, path: Path) -> str:
     return f"==> rank {rank}: {path} <=="
 
 
-def go_on(readers: dict[int, "Reader"], sockets: Sequence[Path], rank: int | None, *, as_json: bool) -> None:
-    """Lines as they are written, and the files of later generations, until somebody interrupts."""
+def go_on(
+    readers: dict[int, "Reader"], sockets: Callable[[], Sequence[Path]], rank: int | None, *, as_json: bool
+) -> None:
+    """Lines as they are written, and the files of later generations and nodes, until somebody interrupts."""
     shown = (max(readers), readers[max(readers)].path)
     asked = time.monotonic()
     while True:
         if time.monotonic() > asked + MOVED_S:
             asked = time.monotonic()
-            for each, path in written(sockets, patiently=True).items():
+            for each, path in written(sockets(), patiently=True).items():
                 if each in readers:
                     readers[each].move(path)
                 elif rank in (None, each):

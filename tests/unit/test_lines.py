@@ -148,7 +148,7 @@ def test_the_last_lines_of_a_rank_are_found_in_a_file_that_is_longer_than_one_lo
     assert (refused.exit_code, refused.stderr) == (1, "no worker of rank 3 runs on this machine; ranks here: 0, 1\n")
 
 
-def test_followed_logs_go_on_into_the_next_generations_file(machine: Machine) -> None:
+def test_followed_logs_go_on_into_the_next_generations_file_and_to_new_nodes(machine: Machine) -> None:
     machine.node("n0")
     log = machine.writes("n0", 0, "before\n")
     with machine.followed("logs") as process:
@@ -161,6 +161,9 @@ def test_followed_logs_go_on_into_the_next_generations_file(machine: Machine) ->
         assert (first, second.split("  ")[-2]) == ("a torn line", "pack the rows")
         later = machine.writes("n0", 0, "again\n", generation=2)
         assert read(process, 2) == [f"==> rank 0: {later} <==", "again"]
+        machine.node("n1")
+        beside = machine.writes("n1", 1, "here too\n", generation=2)
+        assert read(process, 2) == [f"==> rank 1: {beside} <==", "here too"]
 
 
 def test_events_are_those_of_all_of_the_jobs_daemons_here_in_the_order_of_their_clocks(machine: Machine) -> None:
