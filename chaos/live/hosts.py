@@ -128,7 +128,7 @@ def orders(hosts: Hosts, fault: Fault, known: Known, number: int) -> list[Order]
             Order(node=first, do=f"{hosts.command} pause --yes {job}", undo=f"{hosts.command} resume {job}"),
         ]
     if fault.kind in ASKED:
-        drained = f"{hosts.command} drain {shlex.quote(node)} --yes --job {shlex.quote(hosts.job)}"
+        drained = f"{hosts.command} drain {shlex.quote(node)} --yes --force --job {shlex.quote(hosts.job)}"
         return [Order(node=node, do=drained, undo=hosts.start)] if node else []
     return cut(hosts, fault, node, known, number, guard)
 

@@ -23,12 +23,12 @@ from typing import Any, Self
 
 import yaml
 
+from chaos.etcd import LocalCluster
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.main import read_all
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings, open_store
-from elasticrl.store.cluster import LocalCluster
 from elasticrl.store.embedded import free_ports
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "agent" / "train_small.py"

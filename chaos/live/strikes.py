@@ -645,7 +645,7 @@ class Hands:
 
     # ---- operators
 
-    def _asked(self, asked: str, verb: str, **fields: str) -> bool:
+    def _asked(self, asked: str, verb: str, **fields: str | bool) -> bool:
         try:
             self.gang.ask(asked, verb, **fields)
         except (Unanswered, OSError):
@@ -683,7 +683,7 @@ class Hands:
 
     def _drain(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or node in self.off or not self._asked(self._anyone(), "drain", node=node):
+        if not node or node in self.off or not self._asked(self._anyone(), "drain", node=node, force=True):
             return None
         self.off.add(node)
 

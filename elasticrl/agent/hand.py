@@ -133,6 +133,7 @@ class Hand(LocalElasticAgent):
         self._stopping = ""
         self._committed: seat.Committed | None = None
         self._bits = ""  # as the first warm process has found out; the others need not
+        self._versions = ""  # likewise
         self._number = 0
         self._starting = 0
         self._pause_s = 0.0  # before the next start, after starts that came to nothing
@@ -445,7 +446,7 @@ class Hand(LocalElasticAgent):
             asyncio.get_running_loop().remove_reader(process.channel)
         elif process.warm and process.slot is None:
             self._pause_s, self._problem = 0.0, ""
-            self._bits = self._bits or process.bits
+            self._bits, self._versions = self._bits or process.bits, self._versions or process.versions
         self._poke()
 
     def _dismiss(self, processes: Iterable[pool.Process], why: str) -> None:
@@ -596,6 +597,7 @@ class Hand(LocalElasticAgent):
             endpoint=self._stores.endpoint,
             echo=self._echo.address,
             bits=self._bits,
+            versions=self._versions,
             pid=self._me.pid if self._me else 0,
             started=self._me.started if self._me else 0,
             workers=tuple(

@@ -23,13 +23,15 @@ def main() -> int:
     parser.add_argument("--runtime-dir", type=Path, required=True)
     parser.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     runtime: Path = options.runtime_dir.resolve()
     try:
         spec = load(options.spec)
     except BadSpec as error:
         print(error, file=sys.stderr)
         return 2
+    whose = f"{spec.job}/{spec.node}".replace("%", "%%")
+    layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (runtime / "agent.lock").open("a") as lock:
         try:

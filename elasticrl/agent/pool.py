@@ -47,6 +47,7 @@ class Process:
     parent: int = 0  # the fork server that knows how it ends; 0: it was gone at once
     warm: bool = False
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
+    versions: str = ""  # what it runs, likewise
     said: bytes = b""  # the beginning of its next line
     slot: int | None = None  # None: it has no rank
     rank: int | None = None
@@ -61,7 +62,7 @@ class Process:
             generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
             lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
             endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), role=gang.role.value,
-            reason=gang.reason, backend=gang.backend,
+            reason=gang.reason, backend=gang.backend, run=gang.run,
         )  # fmt: skip
         self.tell(place)
 
@@ -96,7 +97,7 @@ class Process:
         for line in lines:
             plain = json.loads(line)
             if plain["is"] == "Ready":
-                self.warm, self.bits = True, plain.get("bits", "")
+                self.warm, self.bits, self.versions = True, plain.get("bits", ""), plain.get("versions", "")
         return bool(said)
 
     def end(self, why: str) -> None:

@@ -66,6 +66,7 @@ class Assignment:
     role: str = "train"
     reason: str = ""
     backend: str = ""  # "gloo": in place of what is configured
+    run: str = ""  # which run of the job this is, for logs
 
     @property
     def host(self) -> str:
@@ -150,6 +151,7 @@ def rank_env(place: Assignment) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(place.generation),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": os.environ.get("ELASTICRL_JOB", ""),
+        "ELASTICRL_RUN": place.run,
         # The store at MASTER_ADDR is the agent's: rank 0 must not open a second one there, and need not leave last.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
@@ -210,9 +212,11 @@ class Seat:
             self._changed.wait_for(lambda: self._order is not None)
             return self._order
 
-    def ready(self, bits: str = "") -> None:
-        """Tells the agent that this process is warm, and what decides the bits it computes, if it was asked to find out."""
-        self._say("Ready", bits=bits)
+    def ready(self, bits: str = "", versions: str = "") -> None:
+        """Tells the agent that this process is warm; and, if it was asked to find out, what decides the bits it computes, and
+        what it runs.
+        """
+        self._say("Ready", bits=bits, versions=versions)
 
     def poll(self) -> Order | None:
         """The newest order if it was not taken yet: an Assignment or a Park asks you to leave and wait(); a Halt, to end."""

@@ -44,7 +44,7 @@ class Spec:
     interface: str = ""  # for gloo and NCCL; "": theirs to choose
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
     # A worker process computes what decides its bits, once for each agent; by name, as the agent knows nothing of what it runs.
-    fingerprint: str = ""  # the module with `bits()`; "": nobody asks
+    fingerprint: str = ""  # the module with `bits()` and `versions()`; "": nobody asks
     config: str = (
         ""  # the effective configuration as a file's text, secrets removed; workers find it at ELASTICRL_CONFIG
     )

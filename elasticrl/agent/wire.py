@@ -45,6 +45,7 @@ class Gang:
     role: Role = Role.TRAIN
     reason: str = ""
     backend: str = ""  # in place of what is configured
+    run: str = ""  # which run of the job this is, for logs
 
     @property
     def prefix(self) -> str:
@@ -168,6 +169,7 @@ class Report:
     endpoint: str = ""
     echo: str = ""  # where the agent answers neighbours
     bits: str = ""  # fingerprint of what decides the bits that these processes compute
+    versions: str = ""  # what these processes run, as JSON
     pid: int = 0  # the agent's own
     started: int = 0
     workers: tuple[Worker, ...] = ()
@@ -188,7 +190,7 @@ class Report:
             now=now, work=self.work, generation=self.generation, born=self.born, warm=self.warm, step=self.step,
             saved=self.saved, manifest=self.manifest, exit=self.exit, stall=self.stall, endpoint=self.endpoint, echo=self.echo,
             bits=self.bits, pace=self.pace, lap=self.lap, phase=self.phase, problem=self.problem,
-            restore_s=self.restore_s,
+            restore_s=self.restore_s, unlogged=self.unlogged, versions=self.versions,
         )  # fmt: skip
 
 
@@ -199,7 +201,7 @@ KINDS: Final[dict[str, Any]] = {
 }  # what is not here cannot come in
 
 
-def gang_of(plan: Plan, me: Member) -> Gang:
+def gang_of(plan: Plan, me: Member, run: str = "") -> Gang:
     """A member's part of a plan."""
     seat = plan.seat_of[me]
     peers = [s for s in plan.seats if s.role is seat.role]
@@ -207,7 +209,7 @@ def gang_of(plan: Plan, me: Member) -> Gang:
         generation=plan.generation, born=seat.born, rank=_before(peers, me), slots=seat.slots,
         world=sum(s.slots for s in peers), lanes=plan.lanes, resume=plan.resume, rung=plan.rung,
         endpoint=plan.endpoint, nodes=tuple(s.member.node for s in peers for _ in range(s.slots)), role=seat.role,
-        reason=plan.reason, backend=plan.backend,
+        reason=plan.reason, backend=plan.backend, run=run,
     )  # fmt: skip
 
 
@@ -216,13 +218,13 @@ def _before(peers: list[Seat], me: Member) -> int:
     return sum(seat.slots for seat in peers[: members.index(me)])
 
 
-def order_of(action: events.Action, me: Member) -> Order | None:
+def order_of(action: events.Action, me: Member, run: str = "") -> Order | None:
     """What to send for an action of the core; None if it does not concern the agent."""
     match action:
         case events.Launch(plan=plan):
-            return Launch(gang=gang_of(plan, me))
+            return Launch(gang=gang_of(plan, me, run))
         case events.Reform(plan=plan):
-            return Reform(gang=gang_of(plan, me))
+            return Reform(gang=gang_of(plan, me, run))
         case events.Park(plan=plan):
             return Park(generation=plan.generation, endpoint=plan.endpoint, reason=plan.reason)
         case events.Halt(generation=generation, save=save, within_s=within_s, reason=reason):

@@ -31,7 +31,7 @@ class Job:
     page: str
     log: str  # until it has a rank
     witness: str  # the folder where it answers for its stack and its flight recorder
-    fingerprint: str = ""  # the module whose bits() says what decides the bits computed here; "": nobody asks
+    fingerprint: str = ""  # the module with bits() and versions(), of what computes here; "": nobody asks
 
 
 def main(channel: socket.socket, job: Job) -> None:
@@ -61,7 +61,8 @@ def live(channel: socket.socket, job: Job) -> None:
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))
-    seat.ready(str(importlib.import_module(job.fingerprint).bits()) if job.fingerprint else "")
+    told = importlib.import_module(job.fingerprint) if job.fingerprint else None
+    seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     order = seat.expect()
     if isinstance(order, Assignment):
         open_log(order.log)  # what the program prints before it looks at its seat belongs there too

@@ -71,27 +71,28 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     from elasticrl.cli.kept import checkpoints
     from elasticrl.core.model import REFUSED
     from elasticrl.daemon.history import History
-    from elasticrl.daemon.life import Taken
-    from elasticrl.daemon.main import Daemon
-    from elasticrl.store import StoreError
+    from elasticrl.daemon.main import REFUSALS, Daemon
     from elasticrl.telemetry.log import set_up
 
     history = History()
     pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
     node: Daemon | None = None
-    log = set_up(pretty=pretty, level=lambda: (node.tree if node else tree).telemetry.level, tap=history)
+    log = set_up(
+        pretty=pretty,
+        level=lambda: (node.tree if node else tree).telemetry.level,
+        tap=history,
+        names=lambda: node.names if node else {"job": tree.job.name},
+    )
     try:
         made = Daemon
         if tree.node.role == "rollout":
             from elasticrl.daemon.rollout import RolloutDaemon as made  # noqa: N813 - one of the two
-        node = made(tree, log=log.bind(job=tree.job.name), history=history, keep=keep, reload=reload)
-        node.log = node.log.bind(node=node.name)
+        node = made(tree, log=log, history=history, keep=keep, reload=reload)
         node.kept, node.adopt = checkpoints(tree), adopt
-        node.crew.log = node.vault.log = node.roll.log = node.log
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())
-    except (Taken, StoreError, ValueError) as error:
+    except REFUSALS as error:
         log.info("daemon.refused", reason=str(error))
         return REFUSED
     except Exception:

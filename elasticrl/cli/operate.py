@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ StoreAt = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    for verb in (status, events, drain, admit, pause, resume, stop, logs):
+    for verb in (status, drain, admit, pause, resume, stop):
         app.command()(verb)
 
 
@@ -59,30 +59,18 @@ def status(
     raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "FINISHED"} else Exit.FAILED)
 
 
-def events(
-    node: Annotated[str | None, typer.Argument(help="Only what speaks of this node.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    job: Job = None,
-    run_dir: Run = None,
-    as_json: AsJson = False,
-    store: StoreAt = None,
-) -> None:
-    """The newest events that this machine's daemon logged; with --store, what the store says of plan, commit and nodes."""
-    lines = from_store(store, job, node, follow=follow) if store else None
-    for line in lines or stream(run_dir, job, "events", node=node, follow=follow):
-        typer.echo(json.dumps(line) if as_json else render.event(line))
-
-
 def drain(
     node: Annotated[str | None, typer.Argument(help="The node that shall leave; this one if none is named.")] = None,
     job: Job = None,
     run_dir: Run = None,
     yes: Yes = False,
+    force: Annotated[bool, typer.Option("--force", help="Though fewer than membership.min_nodes are left.")] = False,
     store: StoreAt = None,
 ) -> None:
-    """Let a node finish its step, leave the plan and end. The others go on without it."""
-    confirm(f"{node or 'This node'} leaves the job; the others reform without it (well under a second).", yes=yes)
-    say(store, run_dir, job, "drain", node)
+    """Let a node finish its step, leave the plan and end. The others go on without it; if they cannot, it is refused."""
+    then = "if too few are left, the job saves and holds until another comes" if force else "well under a second"
+    confirm(f"{node or 'This node'} leaves the job; the others reform without it ({then}).", yes=yes)
+    say(store, run_dir, job, "drain", node, force=force)
 
 
 def admit(node: str, job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
@@ -107,29 +95,11 @@ def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt 
     say(store, run_dir, job, "stop")
 
 
-def logs(
-    rank: Annotated[int | None, typer.Argument(help="Only this rank.", show_default=False)] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of each.")] = 20,
-    job: Job = None,
-    run_dir: Run = None,
+def say(
+    store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None, **more: bool
 ) -> None:
-    """The last lines that this machine's workers wrote."""
-    found = sorted(of_all(run_dir, job, "logs"), key=lambda entry: entry["rank"])
-    chosen = [entry for entry in found if rank is None or entry["rank"] == rank]
-    if not chosen:
-        typer.echo(
-            f"no worker of rank {rank} runs on this machine; ranks here: {[entry['rank'] for entry in found]}", err=True
-        )
-        raise typer.Exit(Exit.FAILED)
-    for entry in chosen:
-        typer.echo(f"==> rank {entry['rank']}: {entry['log']} <==")
-        text = Path(entry["log"]).read_text(encoding="utf-8", errors="replace").splitlines()
-        typer.echo("\n".join(text[-lines:]))
-
-
-def say(store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None) -> None:
     """Ask for something, and print what will happen."""
-    typer.echo(outside(store, job, "ask", verb, node) if store else ask(run_dir, job, verb, node=node))
+    typer.echo(outside(store, job, "ask", verb, node, **more) if store else ask(run_dir, job, verb, node=node, **more))
 
 
 def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
@@ -144,20 +114,6 @@ def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
         raise typer.Exit(Exit.FAILED) from None
 
 
-def of_all(run_dir: Path | None, job: str | None, verb: str) -> list[Any]:
-    """The same, of all daemons of the job that run on this machine: their lists as one."""
-    from elasticrl.daemon.client import Unanswered
-    from elasticrl.daemon.client import ask as put
-
-    found = list(ask(run_dir, job, verb))
-    first = find.daemon(run_dir, job)
-    for path in find.sockets(run_dir, first.parent.parent.name):
-        if path != first:
-            with suppress(Unanswered):
-                found += put(path, verb)
-    return found
-
-
 def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
     """Ask, for a screen that stays when nobody answers for a while: a daemon that is restarted comes back."""
     from elasticrl.daemon.client import Unanswered
@@ -169,20 +125,9 @@ def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
         raise screen.Silent(str(error)) from None
 
 
-def stream(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """The same for a question with many answers."""
-    from elasticrl.daemon.client import Unanswered, ask_stream
-
-    try:
-        yield from ask_stream(find.daemon(run_dir, job), verb, **fields)
-    except (find.NotFound, Unanswered) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(Exit.FAILED) from None
-    except KeyboardInterrupt:
-        return
-
-
-def outside(where: str, job: str | None, what: str, verb: str = "", node: str | None = None) -> Any:
+def outside(
+    where: str, job: str | None, what: str, verb: str = "", node: str | None = None, *, force: bool = False
+) -> Any:
     """The same without a daemon, from etcd itself."""
     import asyncio
 
@@ -191,7 +136,10 @@ def outside(where: str, job: str | None, what: str, verb: str = "", node: str | 
 
     with explained():
         settings = store.reach(where, job)
-        return asyncio.run(store.look(settings) if what == "look" else store.ask(settings, Verb(verb), node))
+        if what == "look":
+            return asyncio.run(store.look(settings))
+        unless = None if force else store.settings_of(where, job)
+        return asyncio.run(store.ask(settings, Verb(verb), node, unless=unless))
 
 
 @contextmanager

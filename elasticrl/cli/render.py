@@ -14,6 +14,10 @@ COLOUR = {
     "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
+#: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
+BESIDE = frozenset({"at", "ts", "event", "level", "job", "run", "node", "member"})
+SENTENCES = ("reason", "cause", "said", "why", "error", "problem", "text")
+
 
 def paint(text: str, colour: str, *, on: bool) -> str:
     """Coloured, on a terminal."""
@@ -76,11 +80,39 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
 
 
 def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:
-    """One log event on one line."""
+    """One log event on one line: when, how bad, where, what; then its sentence, what it is about, and what to do.
+
+    >>> line = {"at": "2026-11-23T16:02:37.123456Z", "level": "warning", "job": "j", "node": "n3", "event": "worker.exited"}
+    >>> print(event(line | {"generation": 3, "cause": "signal 9 (SIGKILL)", "own": False}, colour=False))
+    2026-11-23T16:02:37.123 warning n3 worker.exited  signal 9 (SIGKILL)  generation=3 own=False
+    """
     on = sys.stdout.isatty() if colour is None else colour
-    level = str(line.get("level", "info"))
-    shown = {key: value for key, value in line.items() if key not in {"at", "event", "level", "job", "node", "member"}}
-    fields = " ".join(f"{key}={value!r}" for key, value in shown.items())
-    tone = {"warning": YELLOW, "error": RED}.get(level, BOLD)
-    at, name = str(line.get("at", ""))[:23], str(line.get("event"))
-    return f"{paint(at, DIM, on=on)} {line.get('node', '')} {paint(name, tone, on=on)} {fields}"
+    level, node, name = str(line.get("level", "info")), str(line.get("node", "-")), str(line.get("event"))
+    fields = {key: value for key, value in line.items() if key not in BESIDE and value not in (None, "", [], (), {})}
+    sentence = next((str(fields.pop(key)) for key in SENTENCES if key in fields), "")
+    remedy, trace = str(fields.pop("remedy", "")), str(fields.pop("exception", ""))
+    tone = {"warning": YELLOW, "error": RED}.get(level, "")
+    at = paint(str(line.get("at") or line.get("ts") or "")[:23], DIM, on=on)
+    head = f"{at} {paint(f'{level:7}', tone, on=on)} {node} {paint(name, tone or BOLD, on=on)}"
+    about = paint(" ".join(f"{key}={_value(value)}" for key, value in fields.items()), DIM, on=on and bool(fields))
+    said = "  ".join(filter(None, (head, sentence, about, remedy and f"-> {remedy}")))
+    return "\n    ".join([said, *trace.splitlines()])
+
+
+def _value(value: Any) -> str:
+    """A field's value in few letters.
+
+    >>> _value({"reward": 0.712345, "kl": 0.5}), _value(["n0", "n1"]), _value("two words"), _value(1280)
+    ('(reward 0.7123, kl 0.5)', 'n0,n1', "'two words'", '1280')
+    """
+    match value:
+        case float():
+            return f"{value:.4g}"
+        case Mapping():
+            return f"({', '.join(f'{key} {_value(each)}' for key, each in value.items())})"
+        case list() | tuple():
+            return ",".join(map(_value, value))
+        case str() if " " in value:
+            return repr(value)
+        case _:
+            return str(value)

@@ -58,11 +58,13 @@ class Workers(Event):
     echo: str = ""  # where the agent answers neighbours
     vault: str = ""  # where this node's vault listens
     bits: str = ""  # fingerprint of what decides the bits that they compute; "" until a process has said it
+    versions: str = ""  # what they run, as JSON
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
     lap: Lap | None = None  # how long their newest steps took
     phase: str = ""  # that of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm
+    unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone
     restore_s: float = 0.0  # how long putting their state back took in this generation: for display alone
 
 

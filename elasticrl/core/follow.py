@@ -32,7 +32,7 @@ from elasticrl.core.suspect import neighbours, probe_targets, probe_turns
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
-PROBLEM = 200  # characters of why a node gets no worker ready
+PROBLEM = 200  # characters of why a node gets no worker ready, or keeps no log
 REPORTS_PER_S = (
     200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
 )
@@ -109,6 +109,7 @@ def record_of(state: State, now: float) -> Record:
         role=card.role,
         beat=card.beat,
         bits=workers.bits or card.bits,
+        versions=workers.versions,
         endpoint=workers.endpoint,
         echo=workers.echo,
         vault=workers.vault or card.vault,
@@ -133,6 +134,7 @@ def record_of(state: State, now: float) -> Record:
         phase=told.phase,
         beat_at=told.beat_at,
         advice=_advice(state),
+        unlogged=workers.unlogged[:PROBLEM],
         leaving=bool(state.leaving),
     )
     # A newer beat alone is worth no write; when something else is written, it and the step go along.

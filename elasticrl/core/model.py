@@ -260,6 +260,7 @@ class Record:
     vault: str = ""  # host:port where this node's vault takes copies and gives them back
     endpoint: str = ""  # of the TCPStore this node offers to the next generation it would head
     bits: str = ""  # fingerprint of what decides the bits it computes
+    versions: str = ""  # what its workers run, as JSON: names of core.versions
     warm: bool = False  # as many warm spare processes as it has slots: it can take a seat at once
     problem: str = ""  # why its processes do not get warm
     work: Work = Work.NONE
@@ -281,6 +282,7 @@ class Record:
     phase: str = ""  # what its workers are doing, refreshed with the step
     beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
+    unlogged: str = ""  # why what this node's processes say is not kept where it should be
     leaving: bool = False
 
 

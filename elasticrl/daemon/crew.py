@@ -31,6 +31,8 @@ class Crew:
 
     def __init__(self, folder: Path, spec: Spec, *, log: Any, managed: bool) -> None:
         self.me: Member | None = None  # once it is known: nothing is ordered before
+        self.unlogged: Callable[[], str] = str  # why the daemon's own lines are lost; empty: they are not
+        self.run_of_job = ""  # for the workers' logs
         self.report: Report | None = None  # the newest; None while there is no agent
         self.first = asyncio.Event()  # the first report has come
         self.post: Callable[[Event], None] = lambda _: None
@@ -48,7 +50,7 @@ class Crew:
         self._child: subprocess.Popen[bytes] | None = None
         self._told = Workers(now=0.0)
         self._vault = ""  # this node's
-        self._bits = ""
+        self._bits = self._versions = ""
         self._committed: Committed | None = None
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
@@ -107,13 +109,15 @@ class Crew:
 
     def _event(self, report: Report) -> Workers:
         """What the agent says, and what only we know. A node whose vault is not there yet cannot take a seat."""
-        self._bits = report.bits or self._bits
+        self._bits, self._versions = report.bits or self._bits, report.versions or self._versions
         now = time.monotonic()
         event = report.event(now)
         beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
         return replace(
-            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault)
-        )
+            event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault),
+            versions=self._versions,
+            unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
+        )  # fmt: skip
 
     def settle(self, vault: str) -> None:
         """The node's vault listens there."""
@@ -179,22 +183,34 @@ class Crew:
         self.reported(None)
         told = self._told
         self._told = Workers(
-            now=time.monotonic(), generation=told.generation, exit=told.exit, vault=self._vault, bits=self._bits
+            now=time.monotonic(),
+            generation=told.generation,
+            exit=told.exit,
+            vault=self._vault,
+            bits=self._bits,
+            versions=self._versions,
         )
         self.post(self._told)
 
     async def perform(self, action: Action) -> bool:
         """The core's actions on workers. Without an agent they are lost, and the core will decide them again."""
-        order = order_of(action, self.me) if self.me else None
+        order = order_of(action, self.me, self.run_of_job) if self.me else None
         if order is None:
             return False
         self._link.send(order)
         return True
 
+    @property
+    def pid(self) -> int:
+        """The agent's; 0 if there is none that is known."""
+        started = self._child.pid if self._child and self._child.poll() is None else 0
+        return self.report.pid if self.report else started
+
     async def quit(self, reason: str, within_s: float) -> None:
         """End the agent and all processes below it, and wait for it."""
         report, self._over = self.report, True
         if report is None:
+            await self._end_early(within_s)
             return
         self._link.send(Quit(reason=reason))
         deadline = time.monotonic() + within_s
@@ -202,3 +218,14 @@ class Crew:
             if self._child is not None:
                 self._child.poll()  # reap it, or it stays a zombie of ours
             await asyncio.sleep(0.02)
+
+    async def _end_early(self, within_s: float) -> None:
+        """An agent that we started, and that has not spoken yet, takes no orders: it imports torch for some seconds."""
+        child = self._child
+        if child is None:
+            return
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(child.wait, within_s)
+        child.kill()
+        child.wait()

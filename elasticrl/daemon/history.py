@@ -15,10 +15,13 @@ class History:
     def __init__(self) -> None:
         self._lines: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._readers: set[asyncio.Queue[dict[str, Any]]] = set()
+        self.lost = ""  # why lines get no further than here; empty: they do
 
     def __call__(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Keep a line, and hand it to those who follow."""
         kept = dict(line)
+        if line.get("event") in {"log.lost", "log.back"}:
+            self.lost = f"its daemon's log takes no lines ({line['error']})" if "error" in line else ""
         self._lines.append(kept)
         for reader in self._readers:
             if not reader.full():  # one that does not read loses lines, not the daemon its memory

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
-from elasticrl.core import dossier
+from elasticrl.core import dossier, versions
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
@@ -99,6 +99,7 @@ class Inquiry:
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
+        self._differ = ""  # what else does, in words
         self._late: tuple[int, frozenset[str]] = (0, frozenset())  # neighbours that are far away, and under which plan
         self._port: Reserved | None = None
         self._env: Mapping[str, str] = {}  # that this node's workers get
@@ -457,19 +458,22 @@ class Inquiry:
             self.spawn(self._look_back(report, broken, time.time_ns()), "look back")
 
     def _compare_versions(self, state: State) -> None:
-        """The leader sees what every node computes with. Who runs another torch is named, seated or not."""
+        """The leader sees what every node runs. Who has another torch or NCCL is named, seated or not; of all else that differs
+        an operator is told.
+        """
         records, plan = state.view.records, state.view.plan
         if state.lead is None or not records or records is self._records:
             return
         from elasticrl.diagnose import doctor
 
         self._records = records
-        claims = {
-            node: {"torch": torch} for node, record in sorted(records.items()) if (torch := torch_of(record.bits))
-        }
-        differ = (
-            {replace(fact, source=dossier.HEALTH) for fact in doctor.differing(claims)} if len(claims) > 1 else set()
-        )
+        odd = versions.odd(versions.claimed(records))
+        fatal = versions.FATAL if self._on_gpus else versions.FATAL - {"nccl"}
+        said = versions.sentence(each for each in odd if each.name not in fatal)
+        if said and said != self._differ:
+            self.log.info("versions.differ", said=said, remedy=versions.REMEDY)
+        self._differ = said
+        differ = {replace(doctor.evidence(each), source=dossier.HEALTH) for each in odd if each.name in fatal}
         facts = sorted(differ - self._claimed, key=str)
         over = sorted(self._claimed - differ, key=str)  # it has come back with the others' torch, or not at all
         self._claimed = differ
@@ -569,14 +573,6 @@ class Inquiry:
 def short_of(starving: Mapping[str, str]) -> str:
     """In words; "" if of nothing."""
     return "; ".join(f"{name} {value}" for name, value in sorted(starving.items()))
-
-
-def torch_of(bits: str) -> str:
-    """Which torch a node's fingerprint claims; "" if it says none."""
-    with suppress(ValueError):
-        plain = json.loads(bits)
-        return str(plain.get("torch", "")) if isinstance(plain, dict) else ""
-    return ""
 
 
 def ago(seconds: float) -> datetime:

@@ -6,6 +6,7 @@ for good when the core says to leave.
 """
 
 import asyncio
+import hashlib
 import os
 import secrets
 import signal
@@ -13,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
+from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
@@ -38,7 +40,7 @@ from elasticrl.daemon.asking import Where
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, next_life
+from elasticrl.daemon.life import Home, Life, Taken, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.past import Broken, Scribe
@@ -79,6 +81,10 @@ QUIT_S = 20.0  # for an agent to end with all that is below it
 T = TypeVar("T")
 
 
+#: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
+REFUSALS = (Taken, StoreError, ValueError)
+
+
 class Daemon:
     """One node of one job."""
 
@@ -94,6 +100,7 @@ class Daemon:
         self.name = tree.node.name or socket.gethostname()
         self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
         self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
+        self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
         self.log = log
         self.history = history
         self.metrics = metrics_of(tree)
@@ -104,9 +111,10 @@ class Daemon:
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
         self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
+        self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
-        self.etcd = embedded(tree)
+        self.etcd = embedded(tree, dies_with_us=self.foreground)
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
@@ -214,6 +222,7 @@ class Daemon:
             await stack.enter_async_context(background(self._feed(), "watchdog"))
             crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
             vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
+            stack.push_async_exit(self._broken)
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
             try:
@@ -229,7 +238,7 @@ class Daemon:
             life = last if last and adopted else await self._begin(store, last)
             self.home.save(life)
             me = life.member
-            self.log = self.log.bind(member=str(me))
+            self.names["member"] = str(me)
             self.neighbours = await self._open_beats(store, me)
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
@@ -357,6 +366,7 @@ class Daemon:
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
+        self.crew.run_of_job = self.names["run"] = run_of(secret)
         self.vault.know(secret)
         neighbours = Neighbours(
             me,
@@ -464,12 +474,41 @@ class Daemon:
         if crew.done():
             self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
-        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended")
+        self._say_stopped(code, reason)
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
             await self._part(vault, told=told.done())
             await self._stop_store()
         return code
+
+    async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
+        """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
+        daemon comes.
+        """
+        if not isinstance(error, Exception):
+            return False
+        reason, code = f"{type(error).__name__}: {error}", REFUSED if isinstance(error, REFUSALS) else FAILED
+        self.notify.stopping(reason, 3 * QUIT_S)
+        self._say_stopped(code, reason)
+        if not self.keep:
+            await self.crew.quit(reason, QUIT_S)
+            await self._stop_store()
+        return False
+
+    def _say_stopped(self, code: int, reason: str) -> None:
+        left = self._left() if self.keep else ""
+        more = {"left": left} if left else {}
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended", **more)
+
+    def _left(self) -> str:
+        """What goes on without this daemon, until another one or a person comes."""
+        etcd = self.etcd.running() if self.etcd else None
+        found = {"agent": self.crew.pid, "vault": self.vault.pid, "etcd": etcd.pid if etcd else 0}
+        living = {name: pid for name, pid in found.items() if pid}
+        if not living:
+            return ""
+        said, pids = " and ".join(f"{name} {pid}" for name, pid in living.items()), " ".join(map(str, living.values()))
+        return f"{said}: the next daemon of this node adopts them; without one, kill {pids} ends them"
 
     async def _part(self, visits: asyncio.Task[None], *, told: bool) -> None:
         """This node leaves. The job's end ends the vault; otherwise others may still need what is in it."""
@@ -656,6 +695,8 @@ class Daemon:
         node = question.get("node")
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
+        if asked is Verb.DRAIN and not question.get("force"):
+            await self._needs(node or self.name)
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             assert self.node is not None
@@ -663,6 +704,17 @@ class Daemon:
         else:
             await self._write_down(asked, node)
         return promise(asked, node or self.name)
+
+    async def _needs(self, node: str) -> None:
+        """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
+        store, view, _ = self.seen
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                records, quarantines = await read_all(store)
+                asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+            view = replace(view, records=records, quarantines=quarantines)
+            if why := refusal(view, self.settings, node, asked.values()):
+                raise control.Refused(why)
 
     async def _diagnose(self) -> dict[str, Any]:
         """Where all workers of the job are; if the store is silent, those of this node."""
@@ -813,13 +865,19 @@ async def the_secret(store: Store) -> bytes:
     return bytes.fromhex(entry.value.decode())
 
 
-def embedded(tree: Tree) -> "Embedded | None":
+def run_of(secret: bytes) -> str:
+    """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
+    return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
+
+
+def embedded(tree: Tree, *, dies_with_us: bool) -> "Embedded | None":
     """The etcd that this daemon starts; None: others do."""
     if not tree.store.embedded:
         return None
     from elasticrl.store.embedded import Embedded
 
-    return Embedded(folder=Path(tree.node.state_dir) / tree.job.name / "etcd", binary=tree.store.embedded_binary)
+    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=dies_with_us)
 
 
 class Unserved:

@@ -11,8 +11,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticrl.config import load
+from elasticrl.config import load, to_core
+from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
+from elasticrl.core.settings import Settings
 from elasticrl.daemon.history import about
 from elasticrl.daemon.main import promise, readable
 from elasticrl.daemon.past import read as read_past
@@ -25,6 +27,13 @@ from elasticrl.store import Store, StoreError, StoreRefused, StoreSettings, open
 
 NOBODY = Member(node="", incarnation=0)  # whose eyes we look with: a member that nobody is
 FIRST_S = 10.0  # for the first picture
+
+
+def settings_of(where: str, job: str | None) -> Settings:
+    """What the core goes by, as far as `--store` says: endpoints alone do not tell how many nodes the job needs."""
+    if where.endswith((".yaml", ".yml")):
+        return to_core(load(where, (f"job.name={job}",) if job else ()))
+    return Settings(job=job or "")
 
 
 def reach(where: str, job: str | None) -> StoreSettings:
@@ -81,8 +90,8 @@ async def look(where: StoreSettings) -> dict[str, Any]:
     return asdict(made)
 
 
-async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:
-    """`elasticrl drain` and the like: what will happen now, or StoreRefused."""
+async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unless: Settings | None = None) -> str:
+    """`elasticrl drain` and the like: what will happen now, or StoreRefused. `unless`: a drain leaves too few by these."""
     async with open_store(where) as store:
         view = await now(store)
         if view.plan is None and not view.records:
@@ -93,6 +102,10 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None) -> str:
             )
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
             raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
+        if verb is Verb.DRAIN and node and unless is not None:
+            asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+            if why := refusal(view, unless, node, asked.values()):
+                raise StoreRefused(why)
         if not await request(store, verb, node, view.generation):
             raise StoreRefused(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
     return promise(verb, node or "")

@@ -4,8 +4,9 @@ The one idea: the picture is a pure function of what the store says, so the daem
 page and the tests all show the same. Words, not codes; the reason is the very sentence that the core decided by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from elasticrl.core import versions
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Past
@@ -111,6 +112,8 @@ def picture(
             *advice(rows, view, needs, training=training),
             *awaited(generating, engines, training=training),
             *found(view, records),
+            *unlogged(records),
+            *differing(records),
         ),
         exit_code=plan.exit_code if plan else None,
     )
@@ -125,6 +128,19 @@ def found(view: View, records: Mapping[str, Record]) -> tuple[str, ...]:
         verdict = plan.verdict
         said.insert(0, f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.")
     return tuple(said)
+
+
+def unlogged(records: Mapping[str, Record]) -> Iterator[str]:
+    """Whose words are lost, or lie elsewhere: training goes on, but who looks for a fault there will miss them."""
+    for node, record in sorted(records.items()):
+        if record.unlogged:
+            yield f"{node} keeps no log as it should: {record.unlogged}. Make room there (df), or mend the folder."
+
+
+def differing(records: Mapping[str, Record]) -> tuple[str, ...]:
+    """Who runs another Python or elasticrl than the others. (Another torch or NCCL is a verdict.)"""
+    odd = [each for each in versions.odd(versions.claimed(records)) if each.name not in versions.FATAL]
+    return (f"{versions.sentence(odd)}. {versions.REMEDY}",) if odd else ()
 
 
 def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:

@@ -34,6 +34,7 @@ from elasticrl.daemon.main import (
     how_it_ended,
     own_address,
     promise,
+    run_of,
     the_secret,
 )
 from elasticrl.daemon.roll import key_of
@@ -85,8 +86,9 @@ class RolloutDaemon(Daemon):
             life = await self._begin(self.store, self.home.load())
             self.home.save(life)
             self.me = life.member
-            self.log = self.log.bind(member=str(self.me))
-            self._write_down_what_it_needs(await self._patiently(lambda: the_secret(self.store)))
+            secret = await self._patiently(lambda: the_secret(self.store))
+            self.names |= {"run": run_of(secret), "member": str(self.me)}
+            self._write_down_what_it_needs(secret)
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
             server = control.Control(
                 self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", failed=self.log.exception

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +25,10 @@ from typing import Final
 from elasticrl.config import ConfigError, Finding, Tree
 from elasticrl.config.ports import PORTS
 from elasticrl.core import matrix
+from elasticrl.core import versions as versions_of
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import Result, findings
-from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport
+from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.store import StoreError, open_store
@@ -87,39 +89,67 @@ def differing(of: Mapping[str, Mapping[str, str]]) -> tuple[Evidence, ...]:
     >>> [fact.node for fact in differing({"a": {"torch": "2.13.0"}, "b": {"torch": "2.13.0"}, "c": {"torch": "2.12.1"}})]
     ['c']
     """
-    found = []
-    for name in sorted({name for each in of.values() for name in each}):
-        counted = Counter(each.get(name, "none") for each in of.values())
-        (usual, most), *others = counted.most_common()
-        if not others:
-            continue
-        tie = others[0][1] == most
-        for node, each in sorted(of.items()):
-            mine = each.get(name, "none")
-            if mine != usual or tie:
-                detail = f"{name} {mine}" + ("" if tie else f", others {usual}")
-                found.append(
-                    Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=node, detail=detail[:200], source="doctor")
-                )
-    return tuple(found)
+    return tuple(map(evidence, versions_of.odd(of, missing="none")))
+
+
+def evidence(odd: versions_of.Odd) -> Evidence:
+    """As a fact. Example: torch 2.12.1, others 2.13.0"""
+    detail = f"{odd.name} {odd.mine}" + (f", others {odd.usual}" if odd.usual else "")
+    return Evidence(kind=Kind.VERSION, sign=Sign.VERSIONS, node=odd.node, detail=detail[:200], source="doctor")
 
 
 def linted(tree: Tree | None, env: Mapping[str, str], nodes: int | None) -> Iterator[Check]:
     """The workers' environment: ours, and what the configuration adds."""
-    machine = environment.Machine(
+    found = environment.lint(workers(tree, env), machine(nodes))
+    yield from _complaints(found, "environment", "")
+    if not found:
+        yield Check(name="environment", level=OK, value="nothing that is wrong, unknown or outdated")
+
+
+def in_units(tree: Tree | None, nodes: int | None) -> Iterator[Check]:
+    """The same of what systemd gives our units, where there are any: this shell's environment is not theirs."""
+    known = units.units()
+    wrong: dict[environment.Finding, list[str]] = {}
+    for unit in known:
+        for finding in environment.lint(workers(tree, unit.environment), machine(nodes)):
+            if finding.name in unit.environment:  # else the configuration has it, and it is named above
+                wrong.setdefault(finding, []).append(unit.name)
+    strange = [
+        replace(c, name=f"units.{c.name}", value=f"{u.name}: {c.value}")
+        for u in known
+        for c in other_nccl(u.environment)
+    ]
+    yield from strange
+    for finding, names in wrong.items():
+        yield from _complaints((finding,), "units", f"in {' and '.join(names)}: ")
+    unread = {path: why for unit in known for path, why in unit.unread.items()}
+    for path, why in unread.items():
+        yield Check(
+            name="units.file", level=WARN, value=f"their EnvironmentFile {path} cannot be read ({why})",
+            why="What it sets is not looked at; systemd does not start a unit without a file that has to be there.",
+            remedy="Run the doctor as root, or create the file.",
+        )  # fmt: skip
+    if known and not (wrong or unread or strange):
+        said = f"nothing that is wrong, unknown or outdated in {' and '.join(unit.name for unit in known)}"
+        yield Check(name="units", level=OK, value=said)
+
+
+def _complaints(found: Iterable[environment.Finding], where: str, who: str) -> Iterator[Check]:
+    for finding in found:
+        level = {"fail": FAIL, "warn": WARN}.get(finding.level, OK)
+        yield Check(
+            name=f"{where}.{finding.name}", level=level, value=f"{who}{finding.name}={finding.value}: {finding.said}",
+            why="A variable that is wrong or unknown is silently ignored, or means something else.", remedy=finding.remedy,
+        )  # fmt: skip
+
+
+def machine(nodes: int | None) -> environment.Machine:
+    """What the linter has to know of this one."""
+    return environment.Machine(
         interfaces=frozenset(health.interfaces()), hcas=frozenset(name.partition(":")[0] for name in health.hcas()),
         vendor="nvidia" if Path("/proc/driver/nvidia").exists() else "amd" if Path("/dev/kfd").exists() else "", nodes=nodes,
         megatron=find_spec("megatron") is not None, active=fabric.active(),
     )  # fmt: skip
-    found = environment.lint(workers(tree, env), machine)
-    for finding in found:
-        level = {"fail": FAIL, "warn": WARN}.get(finding.level, OK)
-        yield Check(
-            name=f"environment.{finding.name}", level=level, value=f"{finding.name}={finding.value}: {finding.said}",
-            why="A variable that is wrong or unknown is silently ignored, or means something else.", remedy=finding.remedy,
-        )  # fmt: skip
-    if not found:
-        yield Check(name="environment", level=OK, value="nothing that is wrong, unknown or outdated")
 
 
 def workers(tree: Tree | None, env: Mapping[str, str]) -> dict[str, str]:
@@ -460,7 +490,8 @@ async def examine(
 ) -> list[Check]:
     """Everything but the probe of other nodes."""
     before = health.counters(time.monotonic())
-    checks = [*configured(found), *installed(), *other_nccl(env), *linted(tree, env, nodes), *network(tree)]
+    checks = [*configured(found), *installed(), *other_nccl(env), *linted(tree, env, nodes), *in_units(tree, nodes)]
+    checks += network(tree)
     if tree is not None:
         checks += checkpoints(tree)
         checks += [check async for check in store(tree)]

@@ -24,13 +24,66 @@ BOUND: Final = 4 << 20  # bytes of one file in one look: 40 ms of work
 
 
 @dataclass(slots=True)
-class _File:
+class Growing:
+    """A file that somebody writes to its end, and may rename to begin anew. Example: Growing(Path("rank_0.log")).gained()"""
+
     path: Path
-    rank: int
-    parser: "Parser | None" = None  # once there is something to read
     stream: FileIO | None = None
     identity: tuple[int, int] = (0, 0)  # of the open file: its path may name another one by now
     read: int = 0  # bytes of it
+
+    def open(self, *, begin: bool) -> None:
+        """From its beginning, or from where it ends now. One that is not there yet will be read from its beginning."""
+        try:
+            self.stream = FileIO(self.path)
+        except OSError:
+            return
+        self.identity = _identity(os.fstat(self.stream.fileno()))
+        self.read = 0 if begin else self.stream.seek(0, os.SEEK_END)
+
+    def gained(self) -> bytes:
+        """What it has gained since it was last asked, up to a bound."""
+        if self.stream is None:
+            self.open(begin=True)
+            if self.stream is None:
+                return b""
+        try:
+            there = os.stat(self.path)  # noqa: PTH116 - five times a second for each worker
+        except OSError:
+            there = None  # renamed, and there is no new one yet
+        if there is not None and there.st_size == self.read and _identity(there) == self.identity:
+            return b""
+        if data := self._rest():
+            return data
+        if there is not None and _identity(there) != self.identity:
+            self.close()
+            self.open(begin=True)
+            return self._rest()
+        if there is not None and there.st_size < self.read:
+            self.read = self.stream.seek(0)  # cut short in place
+        return b""
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def _rest(self) -> bytes:
+        """What has not been read of the open file, up to the bound."""
+        try:
+            data = self.stream.read(BOUND) if self.stream else b""
+        except OSError:
+            return b""
+        self.read += len(data)
+        return data
+
+
+@dataclass(slots=True)
+class _File:
+    growing: Growing
+    rank: int
+    parser: "Parser | None" = None  # once there is something to read
     grown: float = 0.0  # when it last did
     pending: bool = False  # lines are kept back
 
@@ -56,19 +109,19 @@ class Tail:
             self._finish(self._files.pop(rank))
         for rank, path in paths.items():
             known = self._files.get(rank)
-            if known is not None and known.path == path:
+            if known is not None and known.growing.path == path:
                 continue
             if known is not None:
                 self._finish(known)
-            file = _File(path, rank)
-            self._open(file, begin=begin)
+            file = _File(Growing(path), rank)
+            file.growing.open(begin=begin)
             self._files[rank] = file
 
     def look(self, now: float, *, over: bool = False) -> list[Evidence]:
         """What the files have gained, as evidence of the core's clock (`now`, monotonic). `over`: no more lines are awaited."""
         found, self._rest = self._rest, []
         for _, file in sorted(self._files.items()):
-            data = self._gained(file)
+            data = file.growing.gained()
             if data:
                 file.grown, file.pending = now, True
                 found += self._parser(file).feed(data)
@@ -92,59 +145,16 @@ class Tail:
         if file.parser is None:
             from elasticrl.diagnose.logs import Parser
 
-            file.parser = Parser(source=str(file.path), rank=file.rank, node=self._node)
+            file.parser = Parser(source=str(file.growing.path), rank=file.rank, node=self._node)
         return file.parser
-
-    def _open(self, file: _File, *, begin: bool) -> None:
-        try:
-            file.stream = FileIO(file.path)
-        except OSError:
-            return  # not there yet
-        file.identity = _identity(os.fstat(file.stream.fileno()))
-        file.read = 0 if begin else file.stream.seek(0, os.SEEK_END)
-
-    def _gained(self, file: _File) -> bytes:
-        if file.stream is None:
-            self._open(file, begin=True)
-            if file.stream is None:
-                return b""
-        try:
-            there = os.stat(file.path)  # noqa: PTH116 - five times a second for each worker
-        except OSError:
-            there = None  # renamed, and there is no new one yet
-        if there is not None and there.st_size == file.read and _identity(there) == file.identity:
-            return b""
-        if data := self._rest_of(file):
-            return data
-        if there is not None and _identity(there) != file.identity:
-            self._close(file)
-            self._open(file, begin=True)
-            return self._rest_of(file)
-        if there is not None and there.st_size < file.read:
-            file.read = file.stream.seek(0)  # cut short in place
-        return b""
-
-    def _rest_of(self, file: _File) -> bytes:
-        """What has not been read of the open file, up to the bound."""
-        try:
-            data = file.stream.read(BOUND) if file.stream else b""
-        except OSError:
-            return b""
-        file.read += len(data)
-        return data
 
     def _finish(self, file: _File) -> None:
         """A dead worker's last words are the ones that count."""
-        if data := self._gained(file):
+        if data := file.growing.gained():
             self._rest += self._parser(file).feed(data)
         if file.parser is not None:
             self._rest += file.parser.flush()
-        self._close(file)
-
-    def _close(self, file: _File) -> None:
-        if file.stream is not None:
-            file.stream.close()
-            file.stream = None
+        file.growing.close()
 
 
 def _identity(of: os.stat_result) -> tuple[int, int]:

@@ -121,12 +121,14 @@ def read(folder: Path) -> Left:
     if not notes or any("loss" in each.facts for each in gathered.printed):
         notes = tuple(gathered.printed) or notes  # the trainer's own events say more than its history
     jobs = Counter(str(each.said.get("job", "")) for each in gathered.happenings)
+    runs = sorted({str(each.said["run"]) for each in gathered.happenings if each.said.get("run")})
     files = (
         f"{len(gathered.logs)} daemon logs ({len(gathered.happenings)} events)",
         f"{len(gathered.took)} lines of steps' times",
         f"{len(notes)} notes of the trainer",
         f"{len(incidents)} incidents",
         f"{len(entries)} checkpoints",
+        f"{len(runs) if len(runs) > 1 else 0} runs of this job ({', '.join(runs)})",
     )
     return Left(
         where=folder.name or str(folder),

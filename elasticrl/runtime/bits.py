@@ -13,6 +13,8 @@ import platform
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 
+from elasticrl import __version__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bits:
@@ -103,6 +105,16 @@ def bits() -> Bits:
         libraries=" ".join(f"{name}={os.environ[name]}" for name in steering if name in os.environ),
         probe=_probe("cuda" if cuda else "cpu"),
     )
+
+
+def versions() -> str:
+    """What this process runs, as JSON: what an operator makes equal on all nodes, whatever it does to bits."""
+    import torch
+
+    found = {"python": platform.python_version(), "elasticrl": __version__, "torch": torch.__version__}
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return json.dumps(found, separators=(",", ":"))
 
 
 def _processor() -> str:

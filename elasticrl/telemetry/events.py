@@ -3,10 +3,19 @@
 `docs/EVENTS.md` is generated from this table, and an event that is not in it is itself logged as a `bug`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 Level = Literal["debug", "info", "warning", "error"]
+#: What a line says besides its event, level and time: whose it is.
+NAMES: Final = {
+    "job": "its name",
+    "run": "eight letters that tell one run of a job from another of that name: the same on all nodes, whatever restarts, "
+    "for as long as the job's store keeps what it knows of it",
+    "node": "whose line it is",
+    "member": "node/incarnation: which life of that node; of a daemon",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +45,12 @@ EVENTS: tuple[Declared, ...] = (
     Declared(
         name="daemon.stopped",
         meaning="The daemon ends.",
-        fields={"code": "exit code", "reason": "why", "workers": "kept (a restart) or ended (a stop)"},
+        fields={
+            "code": "exit code",
+            "reason": "why",
+            "workers": "kept (a restart, or a fault of the daemon's own) or ended (a stop)",
+            "left": "what goes on without it, by its process ids, and what ends that",
+        },
     ),
     Declared(
         name="daemon.reloaded",
@@ -181,6 +195,12 @@ EVENTS: tuple[Declared, ...] = (
         name="environment.profile",
         meaning="comm.profile has set these in the workers' environment.",
         fields={"profile": "", "added": "name=value of each"},
+    ),
+    Declared(
+        name="versions.differ",
+        meaning="A node's workers run another Python or elasticrl than others. They train; another torch or NCCL is a verdict.",
+        level="warning",
+        fields={"said": "which node, and what", "remedy": ""},
     ),
     Declared(
         name="transport.sockets",
@@ -419,13 +439,31 @@ EVENTS: tuple[Declared, ...] = (
 BY_NAME: dict[str, Declared] = {declared.name: declared for declared in EVENTS}
 
 
+def names(environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker's, from the environment that its agent gave it.
+
+    >>> names({"ELASTICRL_JOB": "ppo-7b", "ELASTICRL_NODE": "n03", "ELASTICRL_RUN": "5d0c9e1f", "RANK": "2"})
+    {'job': 'ppo-7b', 'run': '5d0c9e1f', 'node': 'n03'}
+    """
+    found = {name: environment.get(f"ELASTICRL_{name.upper()}", "") for name in ("job", "run", "node")}
+    return {name: value for name, value in found.items() if value}
+
+
 def document() -> str:
     """`docs/EVENTS.md`, from the table."""
     lines = [
         "# Events",
         "",
         "Every line that elasticrl logs is one of these. Under systemd and in files a line is one JSON object with `event`,",
-        "`level`, `at` (UTC), `job`, `node` and `member` besides the fields below; on a terminal it is coloured text.",
+        "`level`, `at` (UTC) and whose it is, besides the fields below; on a terminal it is coloured text.",
+        "",
+        *(f"- `{name}`: {text}" for name, text in NAMES.items()),
+        "",
+        "A daemon learns `run` and `member` from the store: what it says before that has neither. A job that is stopped",
+        "and begun again goes on as the same run; one whose store was lost or made anew, `--adopt` or not, is another.",
+        "What an agent says (`agent.log`) are sentences, each with job and node. A worker finds these names in its",
+        "environment: `ELASTICRL_JOB`, `ELASTICRL_RUN`, `ELASTICRL_NODE`.",
+        "",
         "This page is generated: `python -m elasticrl.telemetry.events > docs/EVENTS.md`.",
         "",
     ]

@@ -12,7 +12,7 @@ from io import FileIO
 from threading import RLock
 from typing import Any, TextIO, cast
 
-from elasticrl.telemetry.events import BY_NAME
+from elasticrl.telemetry.events import BY_NAME, NAMES
 
 # structlog brings rich and pygments along where they are installed, 40 ms of each daemon's start, to draw exceptions that ours
 # never are: `format_exc_info` has made them text by then.
@@ -24,7 +24,7 @@ import structlog  # noqa: E402 - see above
 if _hide:
     del sys.modules["rich"]
 
-BOUND = frozenset({"event", "level", "at", "job", "node", "member", "exception", "exc_info", "stack_info"})
+BOUND = frozenset({*NAMES, "event", "level", "at", "exception", "exc_info", "stack_info"})
 
 
 def declared(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -55,6 +55,15 @@ def at_least(level: Callable[[], str]) -> Processor:
         return line
 
     return keep
+
+
+def named(names: Callable[[], Mapping[str, object]]) -> Processor:
+    """Say in every line of this process whose it is, a library's and this module's own among them. Asked for at each."""
+
+    def name(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**names(), **line}
+
+    return name
 
 
 class Lines:
@@ -111,9 +120,11 @@ def set_up(
     pretty: bool | None = None,
     level: Callable[[], str] = lambda: "info",
     tap: Processor | None = None,
-    bound: Mapping[str, object] | None = None,
+    names: Callable[[], Mapping[str, object]] = dict,
 ) -> Any:
-    """Configure logging for this process and return its logger. `pretty` None: on a terminal. `tap` sees every line."""
+    """Configure logging for this process and return its logger. `pretty` None: on a terminal. `tap` sees every line. `names`:
+    whose lines these are (`events.NAMES`), as far as it is known by then.
+    """
     stream = stream or sys.stderr
     pretty = stream.isatty() if pretty is None else pretty
     lines = Lines(stream)
@@ -121,6 +132,7 @@ def set_up(
         processors=[
             declared,
             at_least(level),
+            named(names),
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             structlog.processors.format_exc_info,
             *([tap] if tap else []),
@@ -132,4 +144,4 @@ def set_up(
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
-    return structlog.get_logger().bind(**(bound or {}))
+    return structlog.get_logger()

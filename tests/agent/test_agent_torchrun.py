@@ -15,8 +15,8 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
+from chaos.etcd import LocalCluster
 from elasticrl.agent import rendezvous
-from elasticrl.store.cluster import LocalCluster
 
 SCRIPT = str(Path(__file__).with_name("train_plain.py"))
 

@@ -8,17 +8,20 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.etcd import LocalCluster
 from elasticrl.cli import serve
 from elasticrl.config.tree import Tree
 from elasticrl.core.events import Asked
-from elasticrl.core.model import Intent, Member, Quarantine, Record, Verb
-from elasticrl.core.settings import Settings
+from elasticrl.core.model import Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
+from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
+from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 from elasticrl.daemon.control import Control
 from elasticrl.daemon.history import History
@@ -26,8 +29,7 @@ from elasticrl.daemon.main import Daemon, read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
-from elasticrl.store import Store, StoreSettings, open_store
-from elasticrl.store.cluster import LocalCluster
+from elasticrl.store import Store, StoreRefused, StoreSettings, open_store
 from elasticrl.telemetry.log import set_up
 
 TIMEOUT_S = 1.0
@@ -131,6 +133,46 @@ def test_two_that_ask_at_once_both_get_what_they_are_told() -> None:
 def test_a_node_that_is_not_there_cannot_be_drained() -> None:
     async def script(it: Reached) -> None:
         assert await it.refused("drain", node="n99") == "n99 is no member now; elasticrl status shows who is"
+
+    with_asked(script)
+
+
+def test_a_node_that_the_others_cannot_spare_leaves_only_if_that_is_meant() -> None:
+    async def script(it: Reached) -> None:
+        members = [await it.join(node) for node in ("n0", "n1")]
+        plan = Plan(
+            generation=1, phase=Phase.TRAIN, seats=tuple(Seat(member=each, born=1) for each in members), lanes=8
+        )
+        it.node.sight.view = replace(it.node.sight.view, plan=plan)
+        it.daemon.settings = replace(it.daemon.settings, membership=Membership(min_nodes=2))
+        for named in ({"node": "n1"}, {}):
+            said = await it.refused("drain", **named)
+            assert "1 of the 2 nodes are left that the job needs (membership.min_nodes)" in said
+            assert said.endswith(f"elasticrl drain {named.get('node', 'n0')} --force")
+        assert not (await it.store.scan(keys.DRAINS)).entries
+        assert not it.node.loop._events
+        assert [line["event"] for line in it.history._lines] == []  # nothing was done, so nothing is told
+        await it.join("n2")  # it trains as little as the others, and has no seat
+        assert "stays" in await it.refused("drain", node="n1")
+        assert "n1 was asked to leave" in await it.ask("drain", node="n1", force=True)
+        assert "n0 was asked to leave" in await it.ask("drain", force=True)
+
+    with_asked(script)
+
+
+def test_the_store_alone_tells_who_can_be_spared_where_a_configuration_says_how_many_are_needed() -> None:
+    async def script(it: Reached) -> None:
+        members = [await it.join(node) for node in ("n0", "n1")]
+        plan = Plan(
+            generation=1, phase=Phase.TRAIN, seats=tuple(Seat(member=each, born=1) for each in members), lanes=8
+        )
+        await it.store.put(keys.PLAN, keys.dump(plan))
+        where = StoreSettings(endpoints=it.etcd.endpoints, namespace=keys.namespace("j"))
+        needs = Settings(job="j", membership=Membership(min_nodes=2))
+        with pytest.raises(StoreRefused, match="n1 stays"):
+            await outside.ask(where, Verb.DRAIN, "n1", unless=needs)
+        assert "n1 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n1", unless=Settings(job="j"))
+        assert "n0 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n0")
 
     with_asked(script)
 

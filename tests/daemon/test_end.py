@@ -91,7 +91,7 @@ def test_nodes_that_are_all_drained_at_once_leave_soon_and_with_all_saved(nodes:
             job.until(lambda: job.plan().phase is Phase.HOLD, 20.0, "the pause")
         begun = time.monotonic()
         for node in nodes:
-            job.ask(node, "drain")
+            job.ask(node, "drain", force=True)
         assert job.ends() == [0] * len(nodes)
         assert time.monotonic() - begun < 20.0
         sealed = max(line.step for line in job.sealed())

@@ -5,6 +5,7 @@ One job serves all tests, in order: each begins when three ranks train, and ends
 
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -112,6 +113,20 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     assert cli("status", *at).returncode == 1
     assert cli("resume", *at).returncode == 0
     job.until_steps(3, within_s=20.0)
+
+
+def test_what_is_said_here_is_shown_of_all_nodes_here_and_alike(job: Job) -> None:
+    run_dir = ("--run-dir", str(job.folder / "run"))
+    lines = [json.loads(line) for line in cli("events", "--json", *run_dir).stdout.splitlines()]
+    up = [line for line in lines if line["event"] == "daemon.started"]
+    assert {line["node"] for line in up} == set(NODES)
+    assert len({line["run"] for line in up}) == 1
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    logs = cli("logs", "-n", "1", *run_dir)
+    assert (logs.returncode, logs.stdout.count("==> rank ")) == (0, 3), logs.stderr
+    said = {record.versions for record in job.records().values()}
+    assert len(said) == 1, said
+    assert json.loads(said.pop())["python"] == platform.python_version()
 
 
 def test_a_store_that_is_not_there_is_said_so() -> None:
@@ -230,6 +245,10 @@ def test_a_drained_node_leaves_cleanly_and_returns(job: Job) -> None:
     job.ask("n1", "drain")
     assert job.daemons["n1"].wait(30.0) == 0
     job.until_steps(2, after=drained_at, within_s=10.0)
+    needed = cli("drain", "n0", "--yes", "--run-dir", str(job.folder / "run"))
+    assert (needed.returncode, "n0 stays: without it 1 of the 2 nodes" in needed.stderr) == (1, True), needed.stderr
+    needed = cli("drain", "n0", "--yes", "--store", str(job.folder / "job.yaml"))
+    assert (needed.returncode, "elasticrl drain n0 --force" in needed.stderr) == (2, True), needed.stderr
     assert not [
         line for line in job.events("n1", "worker.exited") if line["at"] > job.events("n1", "control.asked")[-1]["at"]
     ]

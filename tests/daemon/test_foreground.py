@@ -1,5 +1,6 @@
 """`elasticrl run`: some nodes and an etcd in the foreground, and nothing of them afterwards."""
 
+import json
 import os
 import signal
 import subprocess
@@ -80,3 +81,11 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(fol
     assert "stopped by an operator" in logs
     assert "Traceback" not in logs
     assert '"bug"' not in logs
+    runs = set()
+    for node in ("n0", "n1"):
+        lines = list(map(json.loads, (folder / "log" / "fg" / f"{node}.daemon.log").read_text().splitlines()))
+        assert {(line["job"], line["node"]) for line in lines} == {("fg", node)}
+        up = [line["event"] for line in lines].index("daemon.started")
+        assert {line["member"] for line in lines[up:]} == {f"{node}/1"}
+        runs |= {line["run"] for line in lines[up:]}
+    assert len(runs) == 1

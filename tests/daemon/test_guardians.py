@@ -1,8 +1,13 @@
 """What starts etcd and the agent goes on trying where the machine says no, and leaves nothing that nobody would find again."""
 
 import asyncio
+import json
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from structlog.testing import CapturingLogger
 
+from chaos.live.local import SCRIPT
 from elasticrl.agent import wire
 from elasticrl.agent.spec import Spec
 from elasticrl.config.tree import Tree
@@ -170,3 +177,91 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         return code
 
     assert asyncio.run(run()) == 1
+
+
+class Broken:
+    """A daemon with an etcd of its own whose beat port somebody has: it ends with `bug` once agent and etcd are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.taken.bind(("127.0.0.1", 0))
+        conf = {
+            "job": {"name": "j", "program": str(SCRIPT)},
+            "node": {
+                "name": "n0", "device": "cpu", "interface": "lo", "run_dir": f"{folder}/run", "state_dir": f"{folder}/state",
+                "beat_port": self.taken.getsockname()[1],
+            },
+            "store": {"embedded": True},
+            "membership": {"min_nodes": 2},
+            "vault": {"dir": f"{folder}/vault", "copies": 0},
+            "checkpoint": {"dir": f"{folder}/saves"},
+            "telemetry": {"log_dir": f"{folder}/log", "format": "json"},
+        }  # fmt: skip
+        (folder / "job.yaml").write_text(yaml.safe_dump(conf))
+
+    def start(self, *flags: str) -> "subprocess.Popen[bytes]":
+        command = [
+            sys.executable,
+            "-m",
+            "elasticrl.cli.main",
+            "daemon",
+            "--config",
+            str(self.folder / "job.yaml"),
+            *flags,
+        ]
+        with (self.folder / "said").open("ab") as said:
+            return subprocess.Popen(command, stdout=said, stderr=said)
+
+    def lines(self, name: str) -> list[dict[str, object]]:
+        lines = map(json.loads, (self.folder / "said").read_text().splitlines())
+        return [line for line in lines if line["event"] == name]
+
+    def until(self, claim: Callable[[], object], within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not claim():
+            assert time.monotonic() < deadline, (self.folder / "said").read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def broken(folder: Path) -> Iterator[Broken]:
+    made = Broken(folder)
+    try:
+        yield made
+    finally:
+        made.taken.close()
+        for pid in processes(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_foreground_daemon_that_ends_by_a_bug_leaves_nothing(broken: Broken) -> None:
+    assert broken.start("--foreground").wait(60.0) == 1
+    (stopped,) = broken.lines("daemon.stopped")
+    assert (stopped["code"], stopped["workers"], "left" in stopped) == (1, "ended", False)
+    assert broken.lines("bug")
+    assert broken.lines("store.started")
+    broken.until(lambda: not processes(broken.folder), within_s=5.0)
+
+
+def test_a_daemon_that_ends_by_a_bug_says_what_it_leaves_for_the_next_and_what_ends_it(broken: Broken) -> None:
+    assert broken.start().wait(60.0) == 1
+    (stopped,) = broken.lines("daemon.stopped")
+    assert (stopped["code"], stopped["workers"]) == (1, "kept")
+    named = re.search(r"agent (\d+) .*etcd (\d+): the next daemon of this node adopts them", str(stopped["left"]))
+    assert named, stopped
+    assert set(map(int, named.groups())) <= set(processes(broken.folder))
+    broken.taken.close()
+    with broken.start() as daemon:
+        broken.until(lambda: broken.lines("daemon.started") and broken.lines("agent.started"))
+        assert [line["adopted"] for line in broken.lines("store.started")] == [False, True]
+        assert broken.lines("agent.started")[-1]["adopted"]
+        assert broken.lines("agent.started")[-1]["pid"] == int(named[1])
+        daemon.terminate()  # nobody asks systemd here, so it hands over
+        assert daemon.wait(30.0) == 0
+    left = str(broken.lines("daemon.stopped")[-1]["left"])
+    told = re.search(r"without one, (kill [\d ]+) ends them$", left)
+    assert told, left
+    subprocess.run(told[1].split(), check=True)
+    broken.until(lambda: not processes(broken.folder))

@@ -1,7 +1,10 @@
 """Loading what the cursor names: by threads and processes, through deaths, reforms and epoch edges."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,10 +15,12 @@ from typing import Any
 import pytest
 from vault_nodes import until
 
+from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
 from elasticrl.runtime.data.loader import Batch, Loader, StreamLoader
 from elasticrl.runtime.vault.errors import DataError
 
+PAGE = Path(__file__).parents[2] / "docs" / "MIGRATING.md"
 WALK = Walk(name="d", size=100, lanes=4, per_lane=3, seed=1)
 
 
@@ -264,3 +269,12 @@ def test_a_stream_that_hangs_is_named_within_the_deadline():
         loader.fetch(0, [0])
     release.set()
     loader.close()
+
+
+def test_the_program_on_the_page_loads_ahead_and_uses_each_sample_once(tmp_path: Path):
+    (program,) = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "loads.py").write_text(program)
+    done = subprocess.run([sys.executable, "loads.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = audit(tmp_path / "run" / "loads")
+    assert (found.ok, found.steps) == (True, 20), found.sentence

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from store_kit import Backend
 
-from elasticrl.store.cluster import LocalCluster
+from chaos.etcd import LocalCluster
 from elasticrl.store.etcd import EtcdStore
 from elasticrl.store.memory import MemoryServer
 from elasticrl.store.settings import StoreSettings

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from chaos.etcd import LocalCluster
 from elasticrl.store import Batch, Store, StoreSettings, open_store
-from elasticrl.store.cluster import LocalCluster
 from elasticrl.store.memory import MemoryServer, MemoryStore
 
 

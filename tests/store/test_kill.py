@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from store_kit import Wire, until, watching
 
+from chaos.etcd import LocalCluster
 from elasticrl.store import (
     Absent,
     Put,
@@ -20,7 +21,6 @@ from elasticrl.store import (
     Unchanged,
     open_store,
 )
-from elasticrl.store.cluster import LocalCluster
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from store_kit import Wire, watching
 
+from chaos.etcd import LocalCluster
 from elasticrl.store import Absent, Put, Store, StoreRefused, StoreSettings, StoreUnavailable, Tls, open_store
-from elasticrl.store.cluster import LocalCluster
 from elasticrl.store.embedded import find_binary
 
 

@@ -61,12 +61,12 @@ def test_a_report_survives_the_wire_and_is_the_event_that_the_core_knows() -> No
     stall = Stall(slot=0, step=1283, phase="update", for_s=12.0, budget_s=10.0, waiting=True)
     report = wire.Report(
         work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
-        exit=ended, stall=stall, endpoint="h:1", ended=(wire.Ended(number=3, exit=ended, rank=1, said="b"),),
+        exit=ended, stall=stall, endpoint="h:1", unlogged="full", ended=(wire.Ended(number=3, exit=ended, rank=1, said="b"),),
     )  # fmt: skip
     assert wire.decode(wire.encode(report)) == report
     assert report.event(5.0) == events.Workers(
         now=5.0, work=Work.FAILED, generation=14, born=12, warm=True, step=1283, saved=1280, manifest="step-00001280",
-        exit=ended, stall=stall, endpoint="h:1",
+        exit=ended, stall=stall, endpoint="h:1", unlogged="full",
     )  # fmt: skip
 
 

@@ -93,3 +93,11 @@ def test_who_cannot_get_ready_is_named_once_for_all_who_say_the_same():
     same = replace(one, member=member("n03"))
     assert unready({"n00": one, "n01": two, "n03": same}) == "; n00 and 2 more cannot get ready: no peft"
     assert unready({"n00": replace(one, warm=True)}) == "", "it has workers; only their successor does not get ready"
+
+
+def test_a_node_says_that_its_words_are_lost_until_they_are_not():
+    life = Writer()
+    leads(life)
+    life.at(2.6, Workers(now=0, unlogged="the log folder takes nothing new"))
+    life.at(2.7, Workers(now=0))
+    assert [record.unlogged for record in life.written][-2:] == ["the log folder takes nothing new", ""]

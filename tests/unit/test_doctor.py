@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from chaos.etcd import LocalCluster
 from elasticrl.cli import doctor
 from elasticrl.config import Tree, read
 from elasticrl.core.judge import judge
@@ -20,7 +21,6 @@ from elasticrl.core.pairs import Result as PairResult
 from elasticrl.core.verdict import Fault
 from elasticrl.diagnose import doctor as diagnosis
 from elasticrl.diagnose.health import Check, Level
-from elasticrl.store.cluster import LocalCluster
 
 app = typer.Typer()
 app.callback()(lambda: None)

@@ -177,8 +177,10 @@ os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 for number in range(300):
     log.info("leader.elected", member=f"n{number}/1")
 assert [line["event"] for line in history._lines].count("log.lost") == 1
+assert history.lost == "its daemon's log takes no lines ([Errno 28] No space left on device)"
 os.dup2(here, 2)
 log.info("leader.resigned", member="n0/1")
+assert not history.lost
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 log.info("leader.elected", member="n0/1")
 sys.exit(75)

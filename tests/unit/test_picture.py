@@ -78,3 +78,10 @@ def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
     assert state(Quarantine(member=N0, reason="silent"), 2) == "spare"
     assert state(Quarantine(member=N0, reason="silent", strikes=3), 2) == "quarantined"
     assert state(Quarantine(member=N0, reason="silent", strikes=3, held=False), 1) == "spare"
+
+
+def test_a_node_whose_words_are_lost_is_named_with_the_reason():
+    why = "the log folder /var/log/elasticrl takes nothing new (No space left on device): workers write on elsewhere"
+    records = {"n0": Record(member=N0), "n1": Record(member=N1, unlogged=why)}
+    found = picture("ppo", View(), records, {}, needs=1)
+    assert found.advice[-1:] == (f"n1 keeps no log as it should: {why}. Make room there (df), or mend the folder.",)

@@ -374,3 +374,10 @@ def test_a_step_that_was_cut_short_goes_on_in_the_next_generation_and_a_new_proc
     marks, line = after(marks, 3.0, Snapshot(pid=2, generation=3, step=9, phase="update", since=2.5), rank=0)
     assert line is None
     assert marks.seconds == {}
+
+
+def test_a_folder_that_holds_several_runs_of_a_job_says_so(tmp_path: Path) -> None:
+    for n, name in enumerate(("5d0c9e1f", "aa00bb11")):
+        said = log(10.0 * n, "plan.adopted", "n0", run=name, generation=1, reason="r")
+        (tmp_path / f"n{n}.daemon.log").write_text(json.dumps(said) + "\n")
+    assert "2 runs of this job (5d0c9e1f, aa00bb11)" in read(tmp_path).files

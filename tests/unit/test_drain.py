@@ -1,0 +1,70 @@
+"""Which nodes may be asked to leave: those that the others can do without, as the leader would count them."""
+
+import pytest
+
+from elasticrl.core.drain import refusal
+from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.settings import Membership, Settings
+
+
+def member(node: str) -> Member:
+    return Member(node=node, incarnation=1)
+
+
+def seen(seated: str, *more: Record, phase: Phase = Phase.TRAIN, gone: str = "") -> View:
+    """Nodes a, b, c ... have seats and train; `gone` has no lease any more; others have records of their own."""
+    seats = tuple(Seat(member=member(node), born=1) for node in seated)
+    plan = Plan(generation=3, phase=phase, seats=seats, lanes=8)
+    records = {
+        node: Record(member=member(node), work=Work.TRAINING, generation=3, born=1)
+        for node in seated
+        if node not in gone
+    }
+    return View(plan=plan, records=records | {record.member.node: record for record in more}, quarantines={})
+
+
+def spare(node: str, **fields: object) -> Record:
+    return Record(member=member(node), warm=True, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("view", "least", "asked", "stays"),
+    [
+        (seen("abc"), 2, "", False),
+        (seen("ab"), 2, "", True),
+        (seen("a"), 1, "", True),
+        (seen("abc"), 2, "b", True),  # another was asked just before, and has not said so yet
+        (seen("abc"), 3, "b", False),  # they are too few already
+        (seen("ab", spare("c")), 2, "", False),  # which takes its place
+        (seen("ab", spare("c")), 2, "c", True),  # but was asked to leave, too
+        (seen("ab", spare("c", leaving=True)), 2, "", True),
+        (seen("ab", Record(member=member("c"))), 2, "", True),  # not warm yet: the job would hold for it
+        (seen("abc", gone="c"), 2, "", True),
+        (seen("ab", phase=Phase.HOLD), 2, "", True),  # paused: it could not go on
+        (seen("a", phase=Phase.HOLD), 2, "", False),  # it holds as it is
+        (seen("ab", phase=Phase.STOP), 2, "", False),
+        (View(records={"a": spare("a")}), 1, "", False),  # no plan yet
+        (View(plan=seen("ab").plan), 2, "", False),  # nobody can say
+    ],
+)  # fmt: skip
+def test_who_cannot_be_spared_stays(view: View, least: int, asked: str, stays: bool) -> None:
+    settings = Settings(lanes=8, membership=Membership(min_nodes=least))
+    said = refusal(view, settings, "a", [member(node) for node in asked])
+    assert bool(said) is stays
+    assert not refusal(view, settings, "z")  # who has no seat can always go
+
+
+def test_a_spare_in_quarantine_takes_nobodys_place_and_an_earlier_lifes_request_counts_for_nothing() -> None:
+    settings = Settings(lanes=8, membership=Membership(min_nodes=2))
+    view = seen("ab", spare("c"))
+    kept_out = {"c": Quarantine(member=member("c"), reason="silent")}
+    assert refusal(View(plan=view.plan, records=view.records, quarantines=kept_out), settings, "a")
+    assert not refusal(view, settings, "a", [Member(node="c", incarnation=0)])
+
+
+def test_the_sentence_says_what_is_needed_and_how_to_do_it_anyway() -> None:
+    settings = Settings(lanes=8, membership=Membership(min_nodes=2))
+    assert refusal(seen("ab"), settings, "b") == (
+        "b stays: without it 1 of the 2 nodes are left that the job needs (membership.min_nodes), and it would hold until "
+        "another comes. Start one first, or let it leave all the same: elasticrl drain b --force"
+    )
