@@ -8,16 +8,17 @@ that update, everybody had waited, so what was kept is sealed (`sealed`): only t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place as place_of
-from elasticrl.runtime.checkpoint.saver import Outcome, Retention, Saver
+from elasticrl.runtime.checkpoint.saver import Outcome, Own, Retention, Saver
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
 from elasticrl.runtime.chronicle import Chronicle
 from elasticrl.runtime.context import Context
@@ -73,7 +74,8 @@ class Keeper:
         self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
-        self.saved: str | None = None  # the manifest of the newest checkpoint that this worker's writer published
+        self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
+        self.marked: str | None = None  # that whose commit this worker writes down on its disk, once it is made
         self._say = say
         self.late = False  # the newest copies did not arrive in time
         self._said = ""
@@ -83,6 +85,11 @@ class Keeper:
         self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
+        self._publishes = True  # of the gang this worker's writer does; or of its node, if each has a disk of its own
+        self._own: Own | None = None  # if each has
+        self._published: Published | None = None  # then: who has published what of this generation
+        self._written = ""  # the newest checkpoint that this worker's writer has done its part of
+        self._soon = False  # the next whole step is to be saved
         self._lineage: Lineage = ()
         self._copies = 0  # that this gang can have of each shard
         self._facts = Facts()
@@ -95,19 +102,33 @@ class Keeper:
         generation: int,
         rank: int,
         world: int,
-        nodes: Collection[str],
+        nodes: Sequence[str],
         lineage: Lineage,
         segments: Iterable[Segment],
         lanes: Iterable[int],
         facts: Facts,
+        soon: bool = False,
     ) -> None:
-        """This worker's place from now on, and the history it goes on from."""
+        """This worker's place from now on, among those on these nodes, and the history it goes on from. `soon`: what is on disk
+        would not bring the job back, so the next whole step is saved.
+        """
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
         self.kept, self._released, self._whole = None, False, None
+        self._publishes, self._soon = rank == 0, soon
+        if self.context.own_disk:
+            mine = tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
+            self._own, self._publishes = Own(shards=mine, nodes=tuple(nodes)), rank == mine[0]
+            self._published = Published([nodes.index(node) for node in set(nodes)])
         with self._softly():
-            self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+            self.ledger.begin(
+                generation=generation,
+                lineage=lineage,
+                segments=segments,
+                lanes=lanes,
+                nodes=nodes if self.context.own_disk else (),
+            )
 
     def restored(self, values: Any) -> None:
         """The ledger's rows as of the version that is gone on from."""
@@ -197,7 +218,9 @@ class Keeper:
         kept.sealed = True
         if kept.whole:
             self.chronicled(kept.steps, digest)
-        if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
+        due = kept.steps % self.context.tree.checkpoint.every == 0 or self._soon
+        if kept.whole and kept.steps and due:
+            self._soon = False
             self.save(kept)
         elif kept.whole:
             self._prepare(kept.steps)
@@ -221,7 +244,8 @@ class Keeper:
         try:
             self._writer().save(
                 kept.ticket,
-                finish=self._rank == 0,
+                finish=self._publishes,
+                own=self._own,
                 parent=self._committed or None,
                 flush=[self.ledger.fileno()],
             )
@@ -249,7 +273,7 @@ class Keeper:
 
     def save_last(self, kept: Kept, check: Callable[[], None]) -> None:
         """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk."""
-        if self.saved == self.name(kept):
+        if self.saved == self.name(kept) or (self._own and self._written == self.name(kept)):
             return
         if not kept.asked:  # twice at once, and the two would clear each other's files away
             self.save(kept)
@@ -273,9 +297,40 @@ class Keeper:
         for outcome in outcomes:
             if not outcome.ok:
                 self._complain(outcome.why)
-            elif outcome.manifest:
-                self.saved = outcome.manifest
+                continue
+            self._written = name_of(outcome.version, outcome.generation)
+            if not outcome.manifest:
+                continue
+            if self._published is None:
+                self.saved = self.marked = outcome.manifest
+            elif outcome.generation == self._generation:
+                self._published.add(outcome.version.step)
         return outcomes
+
+    def whole(self, manifest: str) -> None:
+        """Every shard of this checkpoint is on disk: rank 0 says so, and whoever has published it will mark its commit."""
+        if self._publishes:
+            self.marked = manifest
+        if self._rank == 0:
+            self.saved = manifest
+
+    def written(self, kept: Kept) -> None:
+        """Everybody's last save has ended well."""
+        if self._own:
+            self.whole(self.name(kept))
+
+    def say(self) -> tuple[float, ...]:
+        """What this worker adds to its notes: where each node has a disk of its own, a step that is on this one."""
+        return (self._published.say(),) if self._published else ()
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        """All ranks' notes, in rank order, without what each has added."""
+        if self._published is None:
+            return rows
+        step = self._published.hear([row[-1] for row in rows])
+        if step is not None:
+            self.whole(name_of(Version(step), self._generation))
+        return [row[:-1] for row in rows]
 
     def shelf(self) -> tuple[Entry, ...]:
         """The checkpoints that are there."""
@@ -295,7 +350,7 @@ class Keeper:
             self.ledger.committed(parsed[0])
         conf = self.context.tree.checkpoint
         try:
-            if self._rank == 0:  # by the writer: the training thread waits for no disk
+            if self._publishes:  # by the writer: the training thread waits for no disk
                 retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every)
                 self._writer().committed(manifest, retention, generation=generation)
         except (StateError, OSError) as error:

@@ -79,8 +79,17 @@ class Ledger:
         self._generation = 0
         self._tail: dict[int, list[tuple[Version, str]]] = {}  # as text, because it is asked for at every step
 
-    def begin(self, *, generation: int, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int]) -> None:
-        """A generation starts: on which history, with which data, and which lanes this worker carries in it.
+    def begin(
+        self,
+        *,
+        generation: int,
+        lineage: Lineage,
+        segments: Iterable[Segment],
+        lanes: Iterable[int],
+        nodes: Sequence[str] = (),
+    ) -> None:
+        """A generation starts: on which history, with which data, and which lanes this worker carries in it. `nodes`: where
+        each has a ledger of its own, those that have one of this generation.
 
         Lanes that it no longer carries are dropped from its tail; those that it now carries come with `restored`.
         """
@@ -94,6 +103,7 @@ class Ledger:
                 "generation": generation,
                 "lineage": [cut.to_json() for cut in lineage],
                 "segments": [segment.to_json() for segment in segments],
+                **({"nodes": sorted(set(nodes))} if nodes else {}),
             }
         )
 
