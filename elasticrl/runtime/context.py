@@ -45,8 +45,8 @@ class Context:
 
     @property
     def own_disk(self) -> bool:
-        """Whether each node has a disk of its own, and nobody sees another's."""
-        return not self.tree.checkpoint.shared
+        """Whether a gang's nodes have disks of their own, of which nobody sees another's."""
+        return not self.tree.checkpoint.shared and not self.alone
 
     @property
     def notes_dir(self) -> Path:

@@ -48,7 +48,6 @@ def agree_on_disks(
     floor: int,
     reload: bool,
     commit: str | None,
-    uncommitted: bool,
     waited_s: float,
     wait: Callable[[str, float], None],
 ) -> Agreed:
@@ -60,11 +59,11 @@ def agree_on_disks(
     """
     rows = exchange(gang, {**_words(disk, commit), "vault": [h.to_json() for h in holdings], "waited_s": waited_s})
     memory = [Holding.from_json(row) for words in rows for row in words["vault"]]
-    everybody = [Held.from_json(row) for words in rows for row in words["disk"]]
+    everybody = [_known(Held.from_json(row), floor) for words in rows for row in words["disk"]]
     whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor))
     if whole is not None:
         return _from_memory(whole, everybody, disk.node, floor)
-    choice = choose(everybody, here=disk.node, uncommitted=uncommitted)
+    choice = choose(everybody, here=disk.node)
     if why := _lacking(choice, floor):
         wait(why, max(float(words["waited_s"]) for words in rows))
     problems = [str(problem) for words in rows for problem in words["problems"]]
@@ -75,7 +74,7 @@ def agree_on_disks(
         problems += bad.values()
         name = name_of(choice.whole.version, choice.whole.generation)
         everybody = [each for each in everybody if each.manifest.name != name or each.node not in bad]
-        choice = choose(everybody, here=disk.node, uncommitted=uncommitted)
+        choice = choose(everybody, here=disk.node)
     if found := [*choice.short, *problems]:
         raise CheckpointRefused(
             f"No checkpoint is whole on the disks of the {count(len({h.node for h in everybody}), 'node')} that are here: "
@@ -94,6 +93,11 @@ def _words(disk: Disk, commit: str | None) -> dict[str, Any]:
     except CheckpointError as error:
         return {"disk": [], "problems": [f"{disk.node}: {error}"]}
     return {"disk": [each.to_json() for each in found], "problems": problems}
+
+
+def _known(each: Held, floor: int) -> Held:
+    """The plan says that this step was committed. All may have lost their power before any wrote that down on its disk."""
+    return replace(each, committed=each.committed or each.manifest.version == Version(floor))
 
 
 def _from_memory(whole: Whole, everybody: Sequence[Held], here: str, floor: int) -> Agreed:

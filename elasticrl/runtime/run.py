@@ -575,7 +575,7 @@ class Run:
             speaks=place.slot == 0, timeout_s=self.tree.checkpoint.timeout_s,
         )  # fmt: skip
         agreed = agree_on_disks(
-            disk, holdings, gang, floor=place.resume, reload=rung4, commit=commit, uncommitted=self.context.alone,
+            disk, holdings, gang, floor=place.resume, reload=rung4, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=self._await_disks,
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
@@ -587,14 +587,14 @@ class Run:
         limit_s = self.tree.checkpoint.wait_s
         now = time.monotonic()
         self._lacking_since = now - waited_s
-        if self._seat is None or waited_s >= limit_s:
+        if waited_s >= limit_s:
             return
         self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
         self._beat.training()
         with self._phase("disks"):
             while time.monotonic() < now + limit_s - waited_s:
                 self._flag.check("waiting for disks")
-                if self._seat.halt:
+                if self._seat and self._seat.halt:
                     raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
                 self._beat.still()
                 time.sleep(SLICE_S)

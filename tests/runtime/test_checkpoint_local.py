@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from state_jobs import FACTS, Job, pinned, same, snapshots
+from typer.testing import CliRunner
 from vault_nodes import cluster, ring
 
+from elasticrl.cli import state
+from elasticrl.cli.kept import checkpoints
+from elasticrl.config import Tree
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.local import Choice, Held, Published, assemble, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, Facts, Manifest
@@ -173,6 +178,44 @@ def test_parts_that_lie_side_by_side_make_one_checkpoint(tmp_path: Path):
     with open_checkpoint(there, made.name) as source:
         other.parts.restore(source)
     assert same(other.state(), job.state())
+
+
+def test_the_verbs_say_that_a_nodes_directory_is_a_part_and_make_a_whole_of_all(tmp_path: Path):
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    state.register(app)
+
+    def elasticrl(*words: object, ok: int = 0) -> str:
+        done = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
+        assert done.exit_code == ok, done.output
+        return done.output
+
+    save(tmp_path, Job(seed=1).train(1), 5)
+    disks, mine = tmp_path / "disks", tmp_path / "mine"
+    (mine / "job").mkdir(parents=True)
+    (disks / "n1").rename(mine / "job" / "n1")  # what n1 sees: its own, below the job's
+    said = elasticrl("checkpoint", "list", mine)
+    assert "committed, 1 of 3 parts" in said
+    assert "of step-00000005-g2 this disk's part is good; a run resumes from" in elasticrl("checkpoint", "verify", mine)
+    assert "has 1 of its 3 parts" in elasticrl("checkpoint", "export", mine, tmp_path / "model", ok=1)
+    assert "missing: 1 on the disk of n1" in elasticrl("checkpoint", "assemble", disks, tmp_path / "all", ok=1)
+    (mine / "job" / "n1").rename(disks / "n1")
+    assert "step-00000005-g2: 3 parts of 3 nodes" in elasticrl("checkpoint", "assemble", disks, tmp_path / "all")
+    assert "0 of 1 bad; a run would resume from step-00000005-g2" in elasticrl("checkpoint", "verify", tmp_path / "all")
+    assert "several jobs or nodes have checkpoints" in elasticrl("checkpoint", "list", disks, ok=2)
+
+
+def test_an_empty_store_is_told_of_what_this_nodes_disk_has(tmp_path: Path):
+    save(tmp_path, Job(seed=1).train(1), 5)
+    there = {"dir": str(tmp_path), "shared": False}
+    (tmp_path / FACTS.job).mkdir()
+    tree = Tree.model_validate({"job": {"name": FACTS.job}, "node": {"name": "n1"}, "checkpoint": there})
+    look = checkpoints(tree)
+    assert look(True) is None, "its disk is empty"
+    (tmp_path / "disks" / "n1").rename(tmp_path / FACTS.job / "n1")
+    kept = look(True)
+    assert kept is not None
+    assert (kept.name, kept.step, kept.place) == ("step-00000005-g2", 5, str(tmp_path / FACTS.job / "n1"))
 
 
 def test_a_step_is_whole_on_the_disks_when_all_nodes_have_told_it():
