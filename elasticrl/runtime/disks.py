@@ -7,7 +7,7 @@ starting. What never comes is said; an older checkpoint that is whole is taken, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,8 @@ def agree_on_disks(
     if whole is not None:
         return _from_memory(whole, everybody, disk.node, floor)
     choice = choose(everybody, here=disk.node)
-    if why := _lacking(choice, floor):
+    here = {str(words["node"]) for words in rows}
+    if why := _lacking(choice, floor, here):
         wait(why, max(float(words["waited_s"]) for words in rows))
     problems = [str(problem) for words in rows for problem in words["problems"]]
     while choice.whole is not None:
@@ -75,9 +76,9 @@ def agree_on_disks(
         name = name_of(choice.whole.version, choice.whole.generation)
         everybody = [each for each in everybody if each.manifest.name != name or each.node not in bad]
         choice = choose(everybody, here=disk.node)
-    if found := [*choice.short, *problems]:
+    if found := [*(short.said for short in choice.short), *problems]:
         raise CheckpointRefused(
-            f"No checkpoint is whole on the disks of the {count(len({h.node for h in everybody}), 'node')} that are here: "
+            f"No checkpoint is whole on the disks of the {count(len(here), 'node')} that are here: "
             f"{'; '.join(found)}. Bring the missing nodes back with their disks, or put their folders ({disk.place} there) on "
             "nodes of the same names; or start a job of another name. Nothing was changed."
         )
@@ -87,12 +88,12 @@ def agree_on_disks(
 def _words(disk: Disk, commit: str | None) -> dict[str, Any]:
     """What this node's disk has, if this worker speaks for it."""
     if not disk.speaks:
-        return {"disk": [], "problems": []}
+        return {"node": disk.node, "disk": [], "problems": []}
     try:
         found, problems = held(disk.place, disk.node, commit=commit)
     except CheckpointError as error:
-        return {"disk": [], "problems": [f"{disk.node}: {error}"]}
-    return {"disk": [each.to_json() for each in found], "problems": problems}
+        return {"node": disk.node, "disk": [], "problems": [f"{disk.node}: {error}"]}
+    return {"node": disk.node, "disk": [each.to_json() for each in found], "problems": problems}
 
 
 def _known(each: Held, floor: int) -> Held:
@@ -118,15 +119,16 @@ def _from_memory(whole: Whole, everybody: Sequence[Held], here: str, floor: int)
     )  # fmt: skip
 
 
-def _lacking(choice: Choice, floor: int) -> str:
-    """What is known to have been committed, and is not here; empty if nothing is."""
-    if choice.short:
-        return choice.short[0]
-    return (
-        f"step {floor} was committed, and none of the disks that are here has a part of it"
-        if choice.step < floor
-        else ""
-    )
+def _lacking(choice: Choice, floor: int, here: Collection[str]) -> str:
+    """What was committed, and may be had from nodes that are not here; empty if nothing may. A node that is here and lacks its
+    part has lost it: no waiting brings that back.
+    """
+    for short in choice.short:
+        if not set(short.nodes) & set(here):
+            return short.said
+    if max([choice.step, *(short.step for short in choice.short)]) >= floor:
+        return ""
+    return f"step {floor} was committed, and none of the disks that are here has a part of it"
 
 
 def _bring(disk: Disk, whole: Whole, gang: Gang) -> dict[str, str]:
@@ -157,5 +159,5 @@ def _from_disks(choice: Choice, everybody: Sequence[Held], gang: Gang, problems:
     manifest = next(each.manifest for each in everybody if each.manifest.name == name)
     return Agreed(
         version=whole.version, lineage=whole.lineage, whole=whole, checkpoint=name,
-        manifest=replace(manifest, own=None), passed_over=(*choice.short, *problems),
+        manifest=replace(manifest, own=None), passed_over=(*(short.said for short in choice.short), *problems),
     )  # fmt: skip

@@ -110,7 +110,7 @@ def test_a_shard_that_is_bad_on_one_disk_is_named_and_never_brought(tmp_path: Pa
     assert not list(vault.glob("*.shard"))
     choice = offered(tmp_path, but=["n1"])
     assert choice.whole is None
-    assert choice.short[0].endswith(
+    assert choice.short[0].said.endswith(
         "step 7 of generation 2 has 2 of its 3 parts on the disks that are here (missing: 1 on the disk of n1)"
     )
 
@@ -121,8 +121,8 @@ def test_a_node_that_did_not_come_to_save_makes_all_step_back(tmp_path: Path):
     save(tmp_path, job.train(1), 7, lost=("n2",))
     choice = offered(tmp_path)
     assert choice.step == 5
-    assert "has 2 of its 3 parts" in choice.short[0]
-    assert "on the disk of n2" in choice.short[0]
+    assert "has 2 of its 3 parts" in choice.short[0].said
+    assert "on the disk of n2" in choice.short[0].said
 
 
 def test_a_commit_that_one_node_has_written_down_is_one_for_all(tmp_path: Path):

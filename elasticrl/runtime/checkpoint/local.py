@@ -67,11 +67,23 @@ def held(place: Place, node: str, *, commit: str | None = None) -> tuple[tuple[H
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Short:
+    """A checkpoint that lacks parts. `nodes`: on whose disks those are, where that is known.
+
+    Example: Short(step=1280, said="step 1280 of generation 14 has 2 of its 3 parts on the disks ...", nodes=("n01",))
+    """
+
+    step: int
+    said: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What everybody's disks come to. `whole`: the newest with all its parts here; `short`: a sentence for each newer one."""
+    """What everybody's disks come to. `whole`: the newest with all its parts here; `short`: all that is newer."""
 
     whole: Whole | None = None
-    short: tuple[str, ...] = ()
+    short: tuple[Short, ...] = ()
 
     @property
     def step(self) -> int:
@@ -88,7 +100,7 @@ def choose(everybody: Iterable[Held], *, here: str, uncommitted: bool = False) -
     everything = [each for each in everything if each.manifest.name in counting]
     whole = newest_whole([holding for each in everything for holding in _holdings(each)], here=here)
     newest = max(everything, key=lambda each: (each.manifest.generation, each.manifest.version), default=None)
-    short: dict[str, str] = {}
+    short: dict[str, Short] = {}
     for each in sorted(everything, key=lambda each: (each.manifest.version, each.manifest.generation), reverse=True):
         manifest = each.manifest
         if whole is not None and manifest.version <= whole.version:
@@ -98,15 +110,16 @@ def choose(everybody: Iterable[Held], *, here: str, uncommitted: bool = False) -
     return Choice(whole=whole, short=tuple(short.values()))
 
 
-def _short(manifest: Manifest, everything: Sequence[Held]) -> str:
+def _short(manifest: Manifest, everything: Sequence[Held]) -> Short:
     here = {shard for each in everything if each.manifest.name == manifest.name for shard in each.manifest.shards}
     absent = [shard for shard in range(manifest.world) if shard not in here]
-    nodes = dict.fromkeys(manifest.nodes[shard] for shard in absent if shard < len(manifest.nodes))
+    nodes = tuple(dict.fromkeys(manifest.nodes[shard] for shard in absent if shard < len(manifest.nodes)))
     where = f" on the disk of {' and '.join(nodes)}" if nodes else ""
-    return (
+    said = (
         f"step {manifest.version.step} of generation {manifest.generation} has {manifest.world - len(absent)} of its "
         f"{manifest.world} parts on the disks that are here (missing: {', '.join(map(str, absent))}{where})"
     )
+    return Short(step=manifest.version.step, said=said, nodes=nodes)
 
 
 def _holdings(each: Held) -> list[Holding]:
@@ -177,9 +190,8 @@ def assemble(disks: Mapping[str, Place], target: Place, *, name: str | None = No
         everybody = [each for each in everybody if each.manifest.name == name]
     choice = choose(everybody, here="", uncommitted=name is not None)
     if choice.whole is None:
-        found = (
-            "; ".join(choice.short) or f"there is {'no committed checkpoint' if name is None else f'no {name}'} at all"
-        )
+        none = f"there is no {name or 'committed checkpoint'} at all"
+        found = "; ".join(short.said for short in choice.short) or none
         raise CheckpointRefused(f"No checkpoint is whole in {', '.join(map(str, disks.values()))}: {found}.")
     whole = choice.whole
     chosen = name_of(whole.version, whole.generation)
