@@ -808,7 +808,7 @@ class Run:
         if not self._unsealed and self._restored is None:
             return
         self._hold().await_copies(self._check, self._beat.waiting)
-        self._notes_heard(exchange(self._gang_now, self._notes()))
+        self._notes_heard(exchange(self._gang_now, (*self._notes(), *self._hold().say())))
 
     @property
     def _unsealed(self) -> bool:
@@ -883,7 +883,7 @@ class Run:
         found: dict[str, Reduced] = {}
         # Before the vote: its outcome tells everybody that everybody had waited.
         keeper.await_copies(self._check, self._beat.waiting)
-        said = self._notes()
+        said = (*self._notes(), *keeper.say())
         last = list(self._roles)[-1]
         for name, role in self._roles.items():
             found[name] = role.live.reduce(said if name == last else ())
@@ -906,13 +906,12 @@ class Run:
     def _notes(self) -> tuple[float, ...]:
         """What this rank has to say with its vote."""
         halt = self._seat.halt if self._seat else None
-        said = notes.write(ending=halt is not None and halt.save, late=self._hold().late, digests=self._digest)
-        return (*said, *self._hold().say())
+        return notes.write(ending=halt is not None and halt.save, late=self._hold().late, digests=self._digest)
 
     def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
-        keeper = self._hold()
-        heard = notes.read(keeper.hear(rows), self._digest)
+        rows = self._hold().hear(rows)
+        heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
         self._ending = self._ending or heard.ending
         self._check_replicas(heard.odd)
