@@ -102,33 +102,30 @@ class Keeper:
         generation: int,
         rank: int,
         world: int,
-        nodes: Sequence[str],
+        nodes: Collection[str],
         lineage: Lineage,
         segments: Iterable[Segment],
         lanes: Iterable[int],
         facts: Facts,
-        soon: bool = False,
     ) -> None:
-        """This worker's place from now on, among those on these nodes, and the history it goes on from. `soon`: what is on disk
-        would not bring the job back, so the next whole step is saved.
-        """
+        """This worker's place from now on, and the history it goes on from."""
         self._generation, self._rank, self._world = generation, rank, world
         self._lineage, self._facts = lineage, facts
         self._copies = 0 if self.context.alone else min(self.context.tree.vault.copies, len(set(nodes)) - 1)
         self.kept, self._released, self._whole = None, False, None
+        with self._softly():
+            self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+
+    def publishing(self, *, rank: int, nodes: Sequence[str], soon: bool) -> None:
+        """Before a generation begins: whose writer publishes. That of rank 0, or of one worker of each node, if each has a disk
+        of its own; `nodes` are the ranks'. `soon`: what is on disk would not bring the job back, so the next whole step is saved.
+        """
         self._publishes, self._soon = rank == 0, soon
         if self.context.own_disk:
             mine = tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
             self._own, self._publishes = Own(shards=mine, nodes=tuple(nodes)), rank == mine[0]
             self._published = Published([nodes.index(node) for node in set(nodes)])
-        with self._softly():
-            self.ledger.begin(
-                generation=generation,
-                lineage=lineage,
-                segments=segments,
-                lanes=lanes,
-                nodes=nodes if self.context.own_disk else (),
-            )
+            self.ledger.nodes = tuple(sorted(set(nodes)))
 
     def restored(self, values: Any) -> None:
         """The ledger's rows as of the version that is gone on from."""

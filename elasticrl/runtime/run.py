@@ -713,6 +713,7 @@ class Run:
             )
         self._now = agreed.version
         self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)
         keeper.begin(
             generation=place.generation,
             rank=place.rank,
@@ -722,7 +723,6 @@ class Run:
             segments=self._cursor.segments if self._cursor else (),
             lanes=self.carried,
             facts=facts,
-            soon=agreed.exposed,
         )
         if agreed.published:
             keeper.whole(agreed.published)

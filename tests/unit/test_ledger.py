@@ -134,7 +134,8 @@ def test_one_nodes_ledger_is_no_proof_and_names_the_nodes_that_it_lacks(tmp_path
     for node, lanes in zip(nodes, deal(WALK.lanes, 3), strict=True):
         ledger = Ledger(tmp_path / node, writer=f"{node}-w0")
         lineage = (Cut(1, Version(-1)),)
-        ledger.begin(generation=1, lineage=lineage, segments=cursor.segments, lanes=lanes, nodes=nodes)
+        ledger.nodes = nodes
+        ledger.begin(generation=1, lineage=lineage, segments=cursor.segments, lanes=lanes)
         for step in range(5):
             for lane in lanes:
                 ledger.record(Version(step), lane, cursor.ids(step, 0, lane))

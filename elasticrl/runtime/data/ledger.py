@@ -69,6 +69,7 @@ class Ledger:
         self.directory = run_dir / FOLDER
         self.directory.mkdir(parents=True, exist_ok=True)
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
+        self.nodes: tuple[str, ...] = ()  # where each node has a ledger of its own: those of the generation that begins
         self._file = os.open(
             self.directory / f"{self.writer}{SUFFIX}",
             os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
@@ -79,17 +80,8 @@ class Ledger:
         self._generation = 0
         self._tail: dict[int, list[tuple[Version, str]]] = {}  # as text, because it is asked for at every step
 
-    def begin(
-        self,
-        *,
-        generation: int,
-        lineage: Lineage,
-        segments: Iterable[Segment],
-        lanes: Iterable[int],
-        nodes: Sequence[str] = (),
-    ) -> None:
-        """A generation starts: on which history, with which data, and which lanes this worker carries in it. `nodes`: where
-        each has a ledger of its own, those that have one of this generation.
+    def begin(self, *, generation: int, lineage: Lineage, segments: Iterable[Segment], lanes: Iterable[int]) -> None:
+        """A generation starts: on which history, with which data, and which lanes this worker carries in it.
 
         Lanes that it no longer carries are dropped from its tail; those that it now carries come with `restored`.
         """
@@ -103,7 +95,7 @@ class Ledger:
                 "generation": generation,
                 "lineage": [cut.to_json() for cut in lineage],
                 "segments": [segment.to_json() for segment in segments],
-                **({"nodes": sorted(set(nodes))} if nodes else {}),
+                **({"nodes": self.nodes} if self.nodes else {}),
             }
         )
 
