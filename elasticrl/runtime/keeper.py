@@ -85,8 +85,7 @@ class Keeper:
         self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
-        self._publishes = True  # of the gang this worker's writer does; or of its node, if each has a disk of its own
-        self._own: Own | None = None  # if each has
+        self._own: Own | None = None  # what is written here, where each node has a disk of its own
         self._published: Published | None = None  # then: who has published what of this generation
         self._written = ""  # the newest checkpoint that this worker's writer has done its part of
         self._soon = False  # the next whole step is to be saved
@@ -117,13 +116,13 @@ class Keeper:
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
     def publishing(self, *, rank: int, nodes: Sequence[str], soon: bool) -> None:
-        """Before a generation begins: whose writer publishes. That of rank 0, or of one worker of each node, if each has a disk
-        of its own; `nodes` are the ranks'. `soon`: what is on disk would not bring the job back, so the next whole step is saved.
+        """Before a generation begins: whose disk is written to, that of all or each of these `nodes`, one for each rank, its own.
+        `soon`: what is on disk would not bring the job back, so the next whole step is saved.
         """
-        self._publishes, self._soon = rank == 0, soon
+        self._soon = soon
         if self.context.own_disk:
             mine = tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
-            self._own, self._publishes = Own(shards=mine, nodes=tuple(nodes)), rank == mine[0]
+            self._own = Own(shards=mine, nodes=tuple(nodes))
             self._published = Published([nodes.index(node) for node in set(nodes)])
             self.ledger.nodes = tuple(sorted(set(nodes)))
 
@@ -259,6 +258,11 @@ class Keeper:
         if (every - steps % every) * (now - before[1]) / (steps - before[0]) < WARM_S:
             with suppress(OSError):  # the save will say it
                 self._writer()
+
+    @property
+    def _publishes(self) -> bool:
+        """Whether it is this worker's writer that does: of the gang, or of its node."""
+        return self._rank == (self._own.shards[0] if self._own else 0)
 
     def _writer(self) -> Saver:
         if self._saver is None:
