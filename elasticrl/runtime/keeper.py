@@ -116,8 +116,8 @@ class Keeper:
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
     def publishing(self, *, rank: int, nodes: Sequence[str], soon: bool) -> None:
-        """Before a generation begins: whose disk is written to, that of all or each of these `nodes`, one for each rank, its own.
-        `soon`: what is on disk would not bring the job back, so the next whole step is saved.
+        """Before a generation begins: the ranks' nodes, as each may have a disk of its own. `soon`: what is on disk would not
+        bring the job back, so the next whole step is saved.
         """
         self._soon = soon
         if self.context.own_disk:
