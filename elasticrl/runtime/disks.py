@@ -137,7 +137,7 @@ def _bring(disk: Disk, whole: Whole, gang: Gang) -> dict[str, str]:
     if disk.speaks:
         try:
             bring(disk.place, whole, disk.vault, job=disk.job, node=disk.node, timeout_s=disk.timeout_s)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             words = {"bad": str(error), "node": disk.node}
         except VaultError as error:
             words = {"full": f"{disk.node}: {error}"}
