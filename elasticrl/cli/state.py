@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     group.command("verify")(checkpoint_verify)
     group.command("prune")(checkpoint_prune)
     group.command("export")(checkpoint_export)
+    group.command("assemble")(checkpoint_assemble)
     app.add_typer(group)
 
 
@@ -139,7 +140,7 @@ def checkpoint_list(where: Where, as_json: AsJson = False) -> None:
             entry.name,
             str(entry.version.step),
             str(entry.generation),
-            "BROKEN" if entry.problem else "committed" if entry.committed else "not committed",
+            "BROKEN" if entry.problem else _state(entry),
             size(entry.manifest.nbytes) if entry.manifest else "-",
             entry.manifest.written if entry.manifest else "-",
             entry.problem or contents(entry.manifest),
@@ -167,8 +168,9 @@ def checkpoint_verify(where: Where, name: Which = None, as_json: AsJson = False)
         for problem in found:
             typer.echo(problem.sentence)
         if not found and entry.manifest is not None:
-            state = "committed" if entry.committed else "not committed"
-            typer.echo(f"{entry.name}: good, {state}, {len(entry.manifest.files)} files, {size(entry.manifest.nbytes)}")
+            typer.echo(
+                f"{entry.name}: good, {_state(entry)}, {len(entry.manifest.files)} files, {size(entry.manifest.nbytes)}"
+            )
     trusted = next((entry.name for entry in entries if entry.committed and not problems[entry.name]), None)
     bad = sum(bool(found) for found in problems.values())
     if as_json:
@@ -181,8 +183,45 @@ def checkpoint_verify(where: Where, name: Which = None, as_json: AsJson = False)
         )
     elif name is None:
         on = f"a run would resume from {trusted}" if trusted else "no run could resume from any of them"
+        if trusted and any(entry.manifest and entry.manifest.own is not None for entry in entries):
+            on = f"of {trusted} this disk's part is good; a run resumes from the newest of which all nodes' parts are"
         typer.echo(f"{bad} of {len(entries)} bad; {on}")
     raise typer.Exit(Exit.FAILED if bad else Exit.OK)
+
+
+def _state(entry: "Entry") -> str:
+    manifest = entry.manifest
+    state = "committed" if entry.committed else "not committed"
+    if manifest is None or len(manifest.shards) == manifest.world:
+        return state
+    return f"{state}, {len(manifest.shards)} of {manifest.world} parts"
+
+
+def checkpoint_assemble(
+    run: Run,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A directory for checkpoints.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Which one; the newest whole one if none is named.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one whole checkpoint of the parts in nodes' own directories, put side by side in RUN (checkpoint.shared: false)."""
+    from elasticrl.runtime.checkpoint.local import assemble
+    from elasticrl.runtime.checkpoint.place import place
+    from elasticrl.runtime.vault.errors import StateError
+
+    disks = {path.name: place(path) for path in sorted(run.glob("*/")) if place(path).names()}
+    if not disks:
+        refuse(f"no directory in {run} has checkpoints: put those of all nodes there, side by side")
+    try:
+        made = assemble(disks, place(target), name=name)
+    except StateError as error:
+        fail(str(error), as_json=as_json)
+    if as_json:
+        plainly = {"ok": True, "name": made.name, "target": str(target), "nbytes": made.nbytes, "parts": made.world}
+        typer.echo(json.dumps(plainly, indent=2))
+        return
+    typer.echo(f"{made.name}: {made.world} parts of {len(disks)} nodes, {size(made.nbytes)}, in {target}")
 
 
 def checkpoint_prune(
@@ -309,10 +348,12 @@ def place_of(where: str) -> "Place":
     for candidate in (root, root / "checkpoints"):
         if place(candidate).names():
             return place(candidate)
-    below = [path for parent in (root, root / "checkpoints") for path in sorted(parent.glob("*/"))]
-    holding = [path for path in below if place(path).names()]
+    holding: list[Path] = []
+    for depth in ("*/", "*/*/"):  # the second: a node's own directory, below the job's
+        below = [path for parent in (root, root / "checkpoints") for path in sorted(parent.glob(depth))]
+        holding = holding or [path for path in below if place(path).names()]
     if len(holding) > 1:
-        refuse(f"several jobs have checkpoints below {root}; name one: {', '.join(map(str, holding))}")
+        refuse(f"several jobs or nodes have checkpoints below {root}; name one: {', '.join(map(str, holding))}")
     return place(holding[0] if holding else root / "checkpoints" if (root / "checkpoints").is_dir() else root)
 
 

@@ -9,7 +9,7 @@ from elasticrl.config.core import to_core
 from elasticrl.config.finding import ConfigError, Finding, Origin
 from elasticrl.config.load import Loaded, load, read
 from elasticrl.config.secrets import reveal
-from elasticrl.config.tree import Tree, digest, dumps, loads
+from elasticrl.config.tree import Tree, digest, dumps, loads, run_dir
 
 __all__ = [
     "Change",
@@ -25,6 +25,7 @@ __all__ = [
     "loads",
     "read",
     "reveal",
+    "run_dir",
     "taken_up",
     "to_core",
 ]

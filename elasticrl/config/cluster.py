@@ -302,8 +302,8 @@ class Checkpoint(Section):
     dir: Text = "/var/lib/elasticrl/checkpoints"
     """A directory, or the URL of any fsspec file system. The job's name is appended."""
     shared: bool = True
-    """true: all nodes see the same directory. false: each node has a disk of its own, which is for a single node yet: with
-    several no save becomes whole, nothing is committed, and only memory brings state back."""
+    """true: all nodes see the same directory. false: each node saves its own shards to a disk of its own (the node's name is
+    appended too); when all memory is lost, the disks of all nodes that made a checkpoint are needed to go on from it."""
     every: Count = 100
     """Steps between disk checkpoints. Less loses less when all memory is lost, at more writing."""
     keep_last: Count = 3
@@ -313,6 +313,10 @@ class Checkpoint(Section):
     timeout_s: Seconds = 1800.0
     """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
     storage; less reports a dead file server sooner."""
+    wait_s: Span = 600.0
+    """Seconds that a gang waits, with shared: false and all memory lost, for nodes whose disks have parts of the newest
+    checkpoint; then it goes back to an older one that is whole, or ends. Less goes on without a dead node sooner; more suits
+    machines that start slowly."""
     allow: tuple[Literal["lanes", "batch", "data", "job", "parts"], ...] = ()
     """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
     samples would be lost or used twice, or state dropped. Take it out again once the job has resumed."""

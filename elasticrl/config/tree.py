@@ -55,6 +55,14 @@ class Tree(Section):
     data: Data = Data()
 
 
+def run_dir(tree: Tree, node: str) -> str:
+    """Where a node finds its job's checkpoints, ledger and chronicle. Where each has a disk of its own, its name is in it: so
+    several on one machine do not meet, and folders that were put side by side are one run.
+    """
+    where = f"{tree.checkpoint.dir.rstrip('/')}/{tree.job.name}"
+    return where if tree.checkpoint.shared else f"{where}/{node}"
+
+
 def values(tree: Tree) -> Mapping[str, object]:
     """Every key with its value, as the code holds it."""
     found: dict[str, object] = {}

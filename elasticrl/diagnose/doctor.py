@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from elasticrl.config import ConfigError, Finding, Tree
+from elasticrl.config import ConfigError, Finding, Tree, run_dir
 from elasticrl.config.ports import PORTS
 from elasticrl.core import matrix
 from elasticrl.core import versions as versions_of
@@ -237,7 +237,7 @@ def checkpoints(tree: Tree) -> Iterator[Check]:
     if "://" in place:
         yield Check(name="checkpoint.dir", level=SKIP, value=f"{place}: object stores are not looked at")
         return
-    folder = Path(place) / tree.job.name
+    folder = Path(run_dir(tree, tree.node.name or socket.gethostname()))
     there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
     mount = health.mount_of(_read("/proc/self/mountinfo"), str(there.resolve()))
     if mount is not None:

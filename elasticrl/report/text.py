@@ -53,7 +53,7 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
         times = [each.total_s for each in story.recoveries]
         found.append(("recovery", human(median(times)), f"median; longest {human(max(times))}"))
     if left.samples is not None:
-        word = "each exactly once" if left.samples.ok else "NOT exactly once"
+        word = "each exactly once" if left.samples.ok else "NOT proven" if left.samples.absent else "NOT exactly once"
         found.append(("samples", f"{left.samples.samples:,}", word))
     if left.digests is not None:
         again = left.digests.rerun

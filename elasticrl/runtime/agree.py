@@ -20,13 +20,15 @@ from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
 
 if TYPE_CHECKING:
+    from elasticrl.runtime.checkpoint.manifest import Manifest
     from elasticrl.runtime.checkpoint.place import Place
     from elasticrl.runtime.group import Gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What the gang goes on from: a version in the vaults, a checkpoint, or (neither) the beginning.
+    """What the gang goes on from: a version in the vaults, a checkpoint, or (neither) the beginning. Both: a checkpoint whose
+    parts were on the nodes' own disks, and are in their vaults now.
 
     Example: Agreed(version=Version(1284), lineage=(...), whole=Whole(...))
     """
@@ -36,6 +38,16 @@ class Agreed:
     whole: Whole | None = None
     checkpoint: str | None = None
     passed_over: tuple[str, ...] = ()  # a sentence for everything newer that would not do
+    manifest: Manifest | None = None  # of `checkpoint`, where not every rank can read it
+    published: str | None = (
+        None  # a newer checkpoint than the commit that is whole on the nodes' disks, unknown to rank 0
+    )
+    exposed: bool = False  # what is on the nodes' disks would not bring back what was committed
+
+    @property
+    def remembered(self) -> bool:
+        """Does it come from memory, where survivors may have it as it is?"""
+        return self.whole is not None and self.checkpoint is None
 
 
 def agree(

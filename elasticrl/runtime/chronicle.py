@@ -179,7 +179,8 @@ def read(run_dir: Path) -> History:
         _read_file(path, found)
     if not found.kinds and not found.problems:
         raise DataError(
-            f"There is no chronicle in {run_dir / FOLDER}: is this the run's directory, and is lanes.digest on?"
+            f"There is no chronicle in {run_dir / FOLDER}: is this the run's directory, and is lanes.digest on? Where each "
+            "node has a disk of its own (checkpoint.shared: false), only those that carried rank 0 have a part of it."
         )
     if len(found.kinds) > 1:
         kinds = " and ".join(f"{kind} ({writer})" for kind, writer in sorted(found.kinds.items()))

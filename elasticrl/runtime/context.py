@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elasticrl.config import Tree, digest, load, loads
+from elasticrl.config import Tree, digest, load, loads, run_dir
 from elasticrl.runtime.vault.slots import word
 
 CONFIG = "ELASTICRL_CONFIG"  # the path of the configuration, as the daemon uses it
@@ -41,8 +41,12 @@ class Context:
     @property
     def run_dir(self) -> str:
         """Where checkpoints, ledger and chronicle go."""
-        where = self.tree.checkpoint.dir.rstrip("/")
-        return f"{where}/{self.job}"
+        return run_dir(self.tree, self.node)
+
+    @property
+    def own_disk(self) -> bool:
+        """Whether a gang's nodes have disks of their own, of which nobody sees another's."""
+        return not self.tree.checkpoint.shared and not self.alone
 
     @property
     def notes_dir(self) -> Path:

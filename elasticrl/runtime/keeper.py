@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place as place_of
-from elasticrl.runtime.checkpoint.saver import Outcome, Retention, Saver
+from elasticrl.runtime.checkpoint.saver import Outcome, Own, Retention, Saver
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
 from elasticrl.runtime.chronicle import Chronicle
 from elasticrl.runtime.context import Context
@@ -75,7 +76,8 @@ class Keeper:
         self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
-        self.saved: str | None = None  # the manifest of the newest checkpoint that this worker's writer published
+        self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
+        self.marked: str | None = None  # that whose commit this worker writes down on its disk, once it is made
         self._say = say
         self.late = False  # the newest copies did not arrive in time
         self._said = ""
@@ -85,6 +87,10 @@ class Keeper:
         self._whole: tuple[int, float] | None = None  # the newest whole step, and when it was sealed
         self._committed = ""
         self._generation, self._rank, self._world = 0, 0, 1
+        self._own: Own | None = None  # what is written here, where each node has a disk of its own
+        self._published: Published | None = None  # then: who has published what of this generation
+        self._written = ""  # the newest checkpoint that this worker's writer has done its part of
+        self._soon = False  # the next whole step is to be saved
         self._lineage: Lineage = ()
         self._copies = 0  # that this gang can have of each shard
         self.full: Version | None = None  # the newest state of this generation that lies on no other
@@ -118,6 +124,17 @@ class Keeper:
         self.kept, self.full, self._released, self._whole = None, None, False, None
         with self._softly():
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
+
+    def publishing(self, *, rank: int, nodes: Sequence[str], soon: bool) -> None:
+        """Before a generation begins: the ranks' nodes, as each may have a disk of its own. `soon`: what is on disk would not
+        bring the job back, so the next whole step is saved.
+        """
+        self._soon = soon
+        if self.context.own_disk:
+            mine = tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
+            self._own = Own(shards=mine, nodes=tuple(nodes))
+            self._published = Published([nodes.index(node) for node in set(nodes)])
+            self.ledger.nodes = tuple(sorted(set(nodes)))
 
     def restored(self, values: Any) -> None:
         """The ledger's rows as of the version that is gone on from."""
@@ -237,7 +254,9 @@ class Keeper:
         kept.sealed = True
         if kept.whole:
             self.chronicled(kept.steps, digest)
-        if kept.whole and kept.steps and kept.steps % self.context.tree.checkpoint.every == 0:
+        due = kept.steps % self.context.tree.checkpoint.every == 0 or self._soon
+        if kept.whole and kept.steps and due:
+            self._soon = False
             self.save(kept)
         elif kept.whole:
             self._prepare(kept.steps)
@@ -261,7 +280,8 @@ class Keeper:
         try:
             self._writer().save(
                 kept.ticket,
-                finish=self._rank == 0,
+                finish=self._publishes,
+                own=self._own,
                 parent=self._committed or None,
                 flush=[self.ledger.fileno()],
             )
@@ -279,6 +299,11 @@ class Keeper:
             with suppress(OSError):  # the save will say it
                 self._writer()
 
+    @property
+    def _publishes(self) -> bool:
+        """Whether it is this worker's writer that does: of the gang, or of its node."""
+        return self._rank == (self._own.shards[0] if self._own else 0)
+
     def _writer(self) -> Saver:
         if self._saver is None:
             self._saver = Saver(
@@ -289,7 +314,7 @@ class Keeper:
 
     def save_last(self, kept: Kept, check: Callable[[], None]) -> None:
         """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk."""
-        if self.saved == self.name(kept):
+        if self.saved == self.name(kept) or (self._own and self._written == self.name(kept)):
             return
         if not kept.asked:  # twice at once, and the two would clear each other's files away
             self.save(kept)
@@ -313,9 +338,40 @@ class Keeper:
         for outcome in outcomes:
             if not outcome.ok:
                 self._complain(outcome.why)
-            elif outcome.manifest:
-                self.saved = outcome.manifest
+                continue
+            self._written = name_of(outcome.version, outcome.generation)
+            if not outcome.manifest:
+                continue
+            if self._published is None:
+                self.saved = self.marked = outcome.manifest
+            elif outcome.generation == self._generation:
+                self._published.add(outcome.version.step)
         return outcomes
+
+    def whole(self, manifest: str) -> None:
+        """Every shard of this checkpoint is on disk: rank 0 says so, and whoever has published it will mark its commit."""
+        if self._publishes:
+            self.marked = manifest
+        if self._rank == 0:
+            self.saved = manifest
+
+    def written(self, kept: Kept) -> None:
+        """Everybody's last save has ended well."""
+        if self._own:
+            self.whole(self.name(kept))
+
+    def say(self) -> tuple[float, ...]:
+        """What this worker adds to its notes: where each node has a disk of its own, a step that is on this one."""
+        return (self._published.say(),) if self._published else ()
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+        """All ranks' notes, in rank order, without what each has added."""
+        if self._published is None:
+            return rows
+        step = self._published.hear([row[-1] for row in rows])
+        if step is not None:
+            self.whole(name_of(Version(step), self._generation))
+        return [row[:-1] for row in rows]
 
     def shelf(self) -> tuple[Entry, ...]:
         """The checkpoints that are there."""
@@ -335,7 +391,7 @@ class Keeper:
             self.ledger.committed(parsed[0])
         conf = self.context.tree.checkpoint
         try:
-            if self._rank == 0:  # by the writer: the training thread waits for no disk
+            if self._publishes:  # by the writer: the training thread waits for no disk
                 retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every)
                 self._writer().committed(manifest, retention, generation=generation)
         except (StateError, OSError) as error:

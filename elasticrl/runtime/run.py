@@ -43,13 +43,14 @@ from elasticrl.runtime.agree import Agreed, agree, exchange
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
-from elasticrl.runtime.checkpoint.manifest import parse_name
+from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId
 from elasticrl.runtime.digest import Digest
+from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
@@ -200,6 +201,7 @@ class Run:
         self._first: dict[str, Any] | None = None  # registered parts' state before anything was done
         self._told_close = False  # that the bits are not exact
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
+        self._lacking_since: float | None = None  # when disks that are not here were first missed
 
     # ---- what a script calls
 
@@ -437,9 +439,9 @@ class Run:
 
     def _see_committed(self) -> None:
         """What was saved last is marked as committed on the disk too, by us: nobody does when we have ended."""
-        keeper, parsed = self._hold(), parse_name(self._hold().saved or "")
+        keeper, parsed = self._hold(), parse_name(self._hold().marked or "")
         if self._seat is None or parsed is None:
-            return  # not rank 0's worker, or alone, where a save is a commit
+            return  # not one that published, or alone, where a save is a commit
         limit_s = (self._seat.halt.within_s if self._seat.halt else self.tree.recovery.drain_s) / 2
         limit = time.monotonic() + limit_s
         if self._beat.now.phase != "done":
@@ -447,7 +449,7 @@ class Run:
         while (told := self._seat.committed) is None or told.step < parsed[0].step:
             if time.monotonic() > limit:
                 self._say(
-                    f"step {parsed[0].step} is saved as {keeper.saved}, but was not committed within {limit_s:g} s: the store "
+                    f"step {parsed[0].step} is saved as {keeper.marked}, but was not committed within {limit_s:g} s: the store "
                     "was away, or the plan had changed. If `elasticrl status` does not name it either, a later run goes on "
                     "from the commit before it."
                 )
@@ -541,18 +543,7 @@ class Run:
         """Everything registered as it was after the newest version that is whole everywhere."""
         keeper, gang = self._hold(), self._gang
         assert gang is not None
-        told = self._seat.committed if self._seat else None
-        rung4 = place.rung == Rung.RELOAD
-        agreed = agree(
-            self.context.node,
-            keeper.holdings() if place.slot == 0 else (),
-            gang,
-            keeper.place,
-            floor=0 if rung4 else place.resume,
-            disk=rung4,
-            commit=told.manifest if told else None,
-            uncommitted=self.context.alone,
-        )
+        agreed = self._agree(place, keeper, gang)
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
         self.timeline.mark("spread")
@@ -565,13 +556,59 @@ class Run:
         self._worth = True
         self._counts = {self._now: self.progress.count}
         self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
-        if agreed.whole is None:  # into the vaults at once: what lies there of another history is dead from now on
+        if not agreed.remembered:  # into the vaults at once: what lies there of another history is dead from now on
             self._snapshot(self._now, whole=not self._now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
         elif not self._now.update:  # what was restored is digested too: it must be what it was
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
+
+    def _agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
+        """What all go on from."""
+        told = self._seat.committed if self._seat else None
+        commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
+        holdings = keeper.holdings() if place.slot == 0 else ()
+        if not self.context.own_disk:
+            return agree(
+                self.context.node,
+                holdings,
+                gang,
+                keeper.place,
+                floor=0 if rung4 else place.resume,
+                disk=rung4,
+                commit=commit,
+                uncommitted=self.context.alone,
+            )
+        since = self._lacking_since
+        disk = Disk(
+            place=keeper.place, vault=self.context.vault, job=self.context.job, node=self.context.node,
+            speaks=place.slot == 0, timeout_s=self.tree.checkpoint.timeout_s,
+        )  # fmt: skip
+        agreed = agree_on_disks(
+            disk, holdings, gang, floor=place.resume, reload=rung4, commit=commit,
+            waited_s=0.0 if since is None else time.monotonic() - since, wait=self._await_disks,
+        )  # fmt: skip
+        if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
+            self._lacking_since = None
+        return agreed
+
+    def _await_disks(self, why: str, waited_s: float) -> None:
+        """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
+        limit_s = self.tree.checkpoint.wait_s
+        now = time.monotonic()
+        self._lacking_since = now - waited_s
+        if waited_s >= limit_s:
+            return
+        self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
+        self._beat.training()
+        with self._phase("disks"):
+            while time.monotonic() < now + limit_s - waited_s:
+                self._flag.check("waiting for disks")
+                if self._seat and self._seat.halt:
+                    raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
+                self._beat.still()
+                time.sleep(SLICE_S)
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
@@ -582,7 +619,7 @@ class Run:
             lanes=lanes * n,
             carried=tuple(tuple(lane * n + i for lane in mine for i in range(n)) for mine in self._deal.carried),
         )
-        count = self._counts.get(agreed.version) if agreed.whole is not None else None
+        count = self._counts.get(agreed.version) if agreed.remembered else None
         self._counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
         kept: set[str] = set()
         for name, role in self._roles.items():
@@ -661,6 +698,7 @@ class Run:
             batch=self._cursor.batch if self._cursor else 0,
             data=self._cursor.describe() if self._cursor else "",
         )
+        self._permit(agreed, facts)
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
             with keeper.vault.gather(
@@ -670,13 +708,10 @@ class Run:
                 check=lambda: self._flag.check("getting shards"),
             ) as source:
                 self.timeline.mark("gather")
-                parts.restore(source, but={*kept, "ledger"})
+                parts.restore(source, allow=() if agreed.remembered else allow, but={*kept, "ledger"})
                 values = source.values
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
         elif agreed.checkpoint is not None:
-            written = read_manifest(keeper.place, agreed.checkpoint)
-            for change in permitted(keeper.place, written, facts, allow=allow):
-                self._say(change.sentence)
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
@@ -689,6 +724,7 @@ class Run:
             )
         self._now = agreed.version
         self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)
         keeper.begin(
             generation=place.generation,
             rank=place.rank,
@@ -700,6 +736,8 @@ class Run:
             lanes=self.carried,
             facts=facts,
         )
+        if agreed.published:
+            keeper.whole(agreed.published)
         if "ledger" in values:
             keeper.restored(trees.join(values["ledger"], {}))
         self.timeline.mark("restore")
@@ -709,6 +747,15 @@ class Run:
             self._say(
                 f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
             )
+
+    def _permit(self, agreed: Agreed, facts: Facts) -> None:
+        """What differs from the run that wrote the checkpoint is said, or refused."""
+        if agreed.checkpoint is None:
+            return
+        place = self._hold().place
+        written = agreed.manifest or read_manifest(place, agreed.checkpoint)
+        for change in permitted(place, written, facts, allow=self.tree.checkpoint.allow):
+            self._say(change.sentence)
 
     def _begin_anew(self, parts: Parts) -> None:
         """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
@@ -773,7 +820,7 @@ class Run:
         if not self._unsealed and self._restored is None:
             return
         self._hold().await_copies(self._check, self._beat.waiting)
-        self._notes_heard(exchange(self._gang_now, self._notes()))
+        self._notes_heard(exchange(self._gang_now, (*self._notes(), *self._hold().say())))
 
     @property
     def _unsealed(self) -> bool:
@@ -838,7 +885,7 @@ class Run:
         found: dict[str, Reduced] = {}
         # Before the vote: its outcome tells everybody that everybody had waited.
         keeper.await_copies(self._check, self._beat.waiting)
-        said = self._notes()
+        said = (*self._notes(), *keeper.say())
         last = list(self._roles)[-1]
         for name, role in self._roles.items():
             found[name] = role.live.reduce(said if name == last else ())
@@ -871,6 +918,7 @@ class Run:
 
     def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
         """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
+        rows = self._hold().hear(rows)
         heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
         self._worth = heard.worth(self.tree.vault.inside)
@@ -917,6 +965,7 @@ class Run:
                 keeper.save_last(keeper.kept, self._check)
                 self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
+                keeper.written(keeper.kept)
         self._poll()
 
     # ---- inside: small things

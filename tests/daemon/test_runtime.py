@@ -1,11 +1,14 @@
 """The whole thing: daemons, agents, vaults, and a real trainer under `runtime.join`; killed, and the same bits at the end."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from chaos.live.local import Job
 from elasticrl.cli.find import answers
@@ -106,6 +109,40 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
         job.until_steps(4, after=at, within_s=60.0)
         newest = max(line.step for line in job.sealed() if line.at < at)
         assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path)
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_nodes_with_own_disks_wait_for_the_last_one_and_end_with_the_same_bits(tmp_path: Path):
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "node": {"workers": 2},
+        "membership": {"grow": "always"},
+        "checkpoint": {"every": 20, "shared": False},
+        "lanes": {"digest": "full"},
+    }
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
+        job.start(*NODES)
+        job.until_steps(6, within_s=90.0, count=3)
+        job.until(lambda: bool(job.events("n0", "checkpoint.committed")), 60.0, "a commit")
+        for node in NODES:
+            job.kill_node(node)
+        shutil.rmtree(job.folder / "vault")
+        committed = max(line["step"] for line in job.events("n0", "checkpoint.committed"))
+        job.start("n0", "n1")
+
+        def waits() -> bool:
+            if not answers(job.home("n0") / "control.sock"):
+                return False
+            rows = job.ask("n0", "status")["rows"]
+            return [row["phase"] for row in rows if row["node"] in ("n0", "n1")] == ["disks", "disks"]
+
+        job.until(waits, 90.0, "n0 and n1 to wait for the disk of n2")
+        at = time.monotonic()
+        job.start("n2")
+        job.until_steps(6, after=at, within_s=60.0, count=3)
+        assert min(line.step for line in job.sealed() if line.at > at) >= committed
         job.ask("n0", "stop")
         ends_as_if_undisturbed(job, tmp_path)
 

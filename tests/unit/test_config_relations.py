@@ -247,11 +247,19 @@ CASES = [
     ),
     Case(
         "checkpoint.shared",
-        "true with several nodes",
-        ["checkpoint.shared=false", "membership.max_nodes=2"],
-        "false with up to 2 nodes",
+        "true where checkpoint.dir is a URL",
+        ["checkpoint.shared=false", "checkpoint.dir=s3://runs/ppo", "membership.grow=always"],
+        "false with s3://runs/ppo",
         ["checkpoint.shared=true"],
         "Set shared: true",
+    ),
+    Case(
+        "checkpoint.shared",
+        "go with grow: always",
+        ["checkpoint.shared=false", "membership.max_nodes=2"],
+        "false with grow: useful and up to 2 nodes",
+        ["membership.grow=always"],
+        "Set membership.grow: always",
     ),
     Case(
         "checkpoint.every",

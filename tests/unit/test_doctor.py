@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from chaos.etcd import LocalCluster
 from elasticrl.cli import doctor
-from elasticrl.config import Tree, read
+from elasticrl.config import Tree, read, run_dir
 from elasticrl.core.judge import judge
 from elasticrl.core.pairs import Result as PairResult
 from elasticrl.core.verdict import Fault
@@ -131,11 +131,12 @@ def test_one_connection_to_the_gpu_is_no_mistake_where_megatron_is_installed(
 
 
 def test_a_checkpoint_that_is_larger_than_what_is_free_fails(tmp_path: Path) -> None:
-    newest = tmp_path / "ckpt" / "doctored" / "step-00000100-g3"
+    tree = tree_of(config(tmp_path))
+    newest = Path(run_dir(tree, socket.gethostname())) / "step-00000100-g3"
     newest.mkdir(parents=True)
     with (newest / "shard").open("wb") as stream:
         stream.truncate(shutil.disk_usage(tmp_path).free)  # sparse: it has no bytes on the disk
-    found = {check.name: check for check in diagnosis.checkpoints(tree_of(config(tmp_path)))}
+    found = {check.name: check for check in diagnosis.checkpoints(tree)}
     assert found["checkpoint.space"].level is Level.FAIL
     assert (
         "16384" in found["checkpoint.space"].why

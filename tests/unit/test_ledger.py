@@ -129,6 +129,25 @@ def test_a_step_that_was_under_way_does_not_count_as_missing_unless_it_was_commi
     assert "NOT exactly once, 6 findings: step 4: sample" in found.sentence
 
 
+def test_one_nodes_ledger_is_no_proof_and_names_the_nodes_that_it_lacks(tmp_path: Path):
+    cursor, nodes = Cursor(WALK), ("n-0", "n1", "n2")
+    for node, lanes in zip(nodes, deal(WALK.lanes, 3), strict=True):
+        ledger = Ledger(tmp_path / node, writer=f"{node}-w0")
+        lineage = (Cut(1, Version(-1)),)
+        ledger.nodes = nodes
+        ledger.begin(generation=1, lineage=lineage, segments=cursor.segments, lanes=lanes)
+        for step in range(5):
+            for lane in lanes:
+                ledger.record(Version(step), lane, cursor.ids(step, 0, lane))
+    found = audit(tmp_path / "n-0")
+    assert not found.ok
+    assert (found.absent, found.missing) == (("n1", "n2"), ())
+    assert found.sentence.startswith(
+        "NOT proven, 1 finding: the ledgers of n1, n2 are not here, and samples are missing"
+    )
+    assert audit(tmp_path).ok, "side by side they prove it"
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_kills_joins_and_leaves_lose_and_repeat_nothing(tmp_path: Path, seed: int):
     chance = random.Random(seed)

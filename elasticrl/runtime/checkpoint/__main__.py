@@ -114,7 +114,7 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
         return {**answer, "ok": False, "why": f"the snapshot is {pinned.reason}"}
     with pinned:
         stamp = pinned.sealed.stamp
-        where, written = place(request["where"]), False
+        where, written, own = place(request["where"]), False, request["own"]
         try:
             _flush(flush)
             if request["finish"]:
@@ -133,6 +133,8 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                     parent=request["parent"],
                     lineage=stamp.lineage,
                     timeout_s=request["timeout_s"],
+                    own=own["shards"] if own else None,
+                    nodes=own["nodes"] if own else (),
                     hopeless=hope,
                 )
                 answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}

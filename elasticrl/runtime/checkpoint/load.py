@@ -26,7 +26,14 @@ def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
     """One checkpoint as a source. With `check`, every file is hashed first; CheckpointCorrupt names the bad one."""
     if check and (problems := verify(place, name)):
         raise CheckpointCorrupt("; ".join(problem.sentence for problem in problems))
-    return Source(open_shards(place, read_manifest(place, name)), name=f"checkpoint {name}")
+    manifest = read_manifest(place, name)
+    if manifest.own is not None and len(manifest.own) < manifest.world:
+        raise CheckpointRefused(
+            f"{name} at {place} has {len(manifest.own)} of its {manifest.world} parts; the others are on the disks of "
+            f"{', '.join(sorted({*manifest.nodes} - {manifest.nodes[shard] for shard in manifest.own})) or 'other nodes'}. Put "
+            "all nodes' directories side by side, and make one of them: elasticrl checkpoint assemble RUN TARGET."
+        )
+    return Source(open_shards(place, manifest), name=f"checkpoint {name}")
 
 
 def open_shards(place: Place, manifest: Manifest) -> list[Shard]:

@@ -137,6 +137,7 @@ class Manifest:
     lineage: Lineage = ()
     written: str = ""  # wall clock, for people
     own: tuple[int, ...] | None = None  # the shards that are here, on a node's own disk; None: all of them
+    nodes: tuple[str, ...] = ()  # with `own`: on whose disk each shard is
 
     @property
     def name(self) -> str:
@@ -168,6 +169,7 @@ class Manifest:
                 "lineage": [cut.to_json() for cut in self.lineage],
                 "written": self.written,
                 "own": self.own,
+                "nodes": self.nodes,
                 "files": [asdict(file) for file in self.files],
             }
         )
@@ -192,6 +194,7 @@ class Manifest:
                 lineage=lineage_from_json(body["lineage"]),
                 written=str(body["written"]),
                 own=None if body.get("own") is None else tuple(map(int, body["own"])),
+                nodes=tuple(map(str, body.get("nodes", ()))),
                 files=tuple(FileEntry(**file) for file in body["files"]),
             )
         except (ValueError, KeyError, TypeError) as error:

@@ -134,12 +134,14 @@ def finish(
     lineage: Lineage = (),
     timeout_s: float = 600.0,
     own: Collection[int] | None = None,
+    nodes: Sequence[str] = (),
     hopeless: Callable[[], str] = lambda: "",
 ) -> Manifest:
     """Wait until every shard is staged, then publish. One process of the gang does this. `hopeless` may say why the missing
     ones will not come.
 
-    `own`: where each node writes to its own disk, the shards of this node; one process of each node does it then.
+    `own`: where each node writes to its own disk, the shards of this node; one process of each node does it then. `nodes`: on
+    whose disk each shard is.
     """
     name = name_of(version, generation)
     with explained(f"Saving step {version}", place):
@@ -170,6 +172,7 @@ def finish(
             lineage=lineage,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
             own=None if own is None else tuple(sorted(own)),
+            nodes=tuple(nodes),
         )
         faults.reach("checkpoint.manifest", name)
         with place.output(name, MANIFEST) as out:

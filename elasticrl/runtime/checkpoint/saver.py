@@ -42,6 +42,17 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """Where each node has a disk of its own: the shards that this one publishes, and on whose disk each shard is.
+
+    Example: Own(shards=(2, 3), nodes=("n00", "n00", "n01", "n01"))
+    """
+
+    shards: tuple[int, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """What is kept after a commit."""
 
@@ -90,11 +101,13 @@ class Saver:
         ticket: Ticket,
         *,
         finish: bool,
+        own: Own | None = None,
         parent: str | None = None,
         queue: int = 2,
         flush: Sequence[int] = (),
     ) -> None:
-        """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes.
+        """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes. With
+        `own` on one of each node, which waits for that node's.
         `flush`: files (the ledger) that the writer has on their disk first; flushing is not for the training thread either.
 
         CheckpointError if it can't be begun, for example because `queue` saves are under way already.
@@ -122,6 +135,7 @@ class Saver:
                     "path": str(ticket.path),
                     "facts": asdict(self.facts),
                     "finish": finish,
+                    "own": asdict(own) if own is not None else None,
                     "parent": parent,
                     "timeout_s": self.timeout_s,
                 },

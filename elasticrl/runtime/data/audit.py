@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticrl.core.words import count
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import FOLDER, Record, decode, files_of
 from elasticrl.runtime.vault.errors import DataError
@@ -30,11 +31,14 @@ class Audit:
     duplicates: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    absent: tuple[
+        str, ...
+    ] = ()  # nodes whose ledgers are not here, where each has its own; what they have is not `missing`
 
     @property
     def ok(self) -> bool:
         """Exactly once."""
-        return not (self.duplicates or self.missing or self.problems)
+        return not (self.duplicates or self.missing or self.problems or self.absent)
 
     @property
     def sentence(self) -> str:
@@ -44,9 +48,23 @@ class Audit:
                 f"{self.samples} uses of samples in {self.steps} steps and {self.generations} generations: each exactly once "
                 f"({self.superseded} superseded records, {self.torn} torn lines do not count)"
             )
-        found = [*self.problems, *self.duplicates, *self.missing]
+        found = [*self._absence, *self.problems, *self.duplicates, *self.missing]
         more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        return f"NOT exactly once, {len(found)} findings: " + "; ".join(found[:SHOWN]) + more
+        claim = "NOT proven" if self.absent else "NOT exactly once"
+        return f"{claim}, {count(len(found), 'finding')}: " + "; ".join(found[:SHOWN]) + more
+
+    @property
+    def _absence(self) -> tuple[str, ...]:
+        if not self.absent:
+            return ()
+        whose = (
+            f"the ledgers of {', '.join(self.absent)} are" if self.absent[1:] else f"the ledger of {self.absent[0]} is"
+        )
+        sentence = (
+            f"{whose} not here, and samples are missing without: where each node has a disk of its own "
+            "(checkpoint.shared: false), put the directories of all nodes side by side in one, and audit that"
+        )
+        return (sentence,)
 
 
 @dataclass(slots=True)
@@ -56,6 +74,10 @@ class _Read:
     records: dict[tuple[str, int], Record] = field(default_factory=dict)
     lineages: dict[int, Lineage] = field(default_factory=dict)
     segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
+    nodes: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # that have a ledger of a generation, if each has one
+    here: set[str] = field(default_factory=set)  # nodes of whom there is one
     repeated: int = 0
     torn: int = 0
     problems: list[str] = field(default_factory=list)
@@ -94,6 +116,7 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
     for step, turn, sample in sorted(used):
         if step <= last and (turn, sample) not in expected[step]:
             problems.append(f"step {step}: {_use((turn, sample))} was used and is not among the step's samples")
+    absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
     return Audit(
         steps=max(last - first + 1, 0),
         last=last,
@@ -103,8 +126,9 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
         repeated=read.repeated,
         torn=read.torn,
         duplicates=tuple(duplicates),
-        missing=tuple(missing),
+        missing=() if absent else tuple(missing),
         problems=tuple(problems),
+        absent=tuple(absent),
     )
 
 
@@ -112,6 +136,7 @@ def _read(run_dir: Path) -> _Read:
     found = _Read()
     for path in files_of(run_dir, FOLDER):
         lines = path.read_bytes().split(b"\n")
+        found.here.add(path.stem.rsplit("-", 2)[0])  # NODE-WRITER-LIFE
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
@@ -127,6 +152,7 @@ def _read(run_dir: Path) -> _Read:
                 generation = int(body["generation"])
                 found.lineages[generation] = lineage_from_json(body["lineage"])
                 found.segments[generation] = tuple(Segment.from_json(row) for row in body["segments"])
+                found.nodes[generation] = tuple(map(str, body.get("nodes", ())))
     if not found.lineages:
         raise DataError(f"There is no ledger in {run_dir / FOLDER}: is this the run's directory?")
     return found

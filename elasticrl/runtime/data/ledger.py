@@ -69,6 +69,7 @@ class Ledger:
         self.directory = run_dir / FOLDER
         self.directory.mkdir(parents=True, exist_ok=True)
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
+        self.nodes: tuple[str, ...] = ()  # where each node has a ledger of its own: those of the generation that begins
         self._file = os.open(
             self.directory / f"{self.writer}{SUFFIX}",
             os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
@@ -94,6 +95,7 @@ class Ledger:
                 "generation": generation,
                 "lineage": [cut.to_json() for cut in lineage],
                 "segments": [segment.to_json() for segment in segments],
+                **({"nodes": self.nodes} if self.nodes else {}),
             }
         )
 

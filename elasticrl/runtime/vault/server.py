@@ -327,7 +327,8 @@ class Server:
         held = dict(self._scan()).get(path)
         if held is None:
             raise VaultError(f"{path.name} is not sealed")
-        self._push(name.writer, path, held)
+        if not name.writer.startswith(FETCHED):  # from a disk, for this restore: nobody needs a copy
+            self._push(name.writer, path, held)
         return {"buddies": list(self._buddies)}
 
     async def _copied(self, request: Mapping[str, Any]) -> dict[str, Any]:
