@@ -19,7 +19,7 @@ help:
 # A machine without python3.11 under that name uses its python3; pyproject refuses anything older than 3.11.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PY) >/dev/null && p=$(PY) || p=python3; [ -x $(BIN)/python ] || $$p -m venv $(VENV)
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,lora,data,deepspeed,tensorboard,report,etcd3,devetcd,dev]'
 	@touch $(STAMP)
 
 # Compiled here, as pip does with what it installs: where Python may not write bytecode by itself (PYTHONDONTWRITEBYTECODE), each of
