@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from elasticrl.core.words import bar
+from elasticrl.telemetry.events import names
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
@@ -65,7 +66,8 @@ class Lines:
         """Both, if asked."""
         print(event.line, file=self._stream, flush=True)
         if self._plain:
-            head = {"ts": datetime.now(UTC).isoformat(), "event": event.name, "step": event.step}
+            at = {"ts": datetime.now(UTC).isoformat(), "event": event.name, "level": "info"}
+            head = {**at, **names(os.environ), "step": event.step}
             print(json.dumps(head | dict(event.fields)), file=self._stream, flush=True)
 
     def close(self) -> None:
