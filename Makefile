@@ -39,7 +39,8 @@ system:
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto tests/unit tests/sim
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest --ignore tests/unit --ignore tests/sim
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime tests/store tests/agent
+	$(BIN)/python -m pytest $(addprefix --ignore tests/,unit sim runtime store agent)
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit

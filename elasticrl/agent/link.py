@@ -5,7 +5,6 @@ the core decides lost orders again.
 """
 
 import asyncio
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from elasticrl.agent import spec as specs
 from elasticrl.agent import wire
 
-log = logging.getLogger(__name__)
 RETRY_S = 0.05  # a unix socket costs nothing to try
 
 
@@ -22,7 +20,7 @@ class Link:
     """Keeps the connection to one agent; run it beside the daemon's loop."""
 
     def __init__(
-        self, path: Path, reported: Callable[[wire.Report], None], lost: Callable[[], None] = lambda: None
+        self, path: Path, reported: Callable[[wire.Report], None], lost: Callable[[str], None] = lambda _: None
     ) -> None:
         self.latest: wire.Report | None = None
         self._path = path
@@ -50,15 +48,15 @@ class Link:
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._writer = writer
+            self._writer, why = writer, "its socket closed"
             try:
                 await self._read(reader)
             except (ConnectionError, ValueError) as error:
-                log.warning("the agent's connection ends: %s", error)
+                why = f"its connection broke: {error}"
             finally:
                 self._writer = None
                 writer.close()
-            self._lost()
+            self._lost(why)
             await asyncio.sleep(RETRY_S)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

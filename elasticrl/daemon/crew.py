@@ -175,10 +175,10 @@ class Crew:
         self._logged = max(self._logged, *numbers)
         self._link.send(Acknowledge(ended=numbers))
 
-    def _lost(self) -> None:
+    def _lost(self, why: str) -> None:
         """The agent is gone, and with it, by its own construction, its workers."""
         self._silent.set()
-        self.log.info("agent.lost", reason="its socket closed")
+        self.log.info("agent.lost", reason=why)
         self.report, self._logged = None, 0
         self.reported(None)
         told = self._told

@@ -461,7 +461,7 @@ def document() -> str:
         "",
         "A daemon learns `run` and `member` from the store: what it says before that has neither. A job that is stopped",
         "and begun again goes on as the same run; one whose store was lost or made anew, `--adopt` or not, is another.",
-        "What an agent says (its own log) are sentences, each with job and node. A worker finds these names in its",
+        "What an agent says, in a log of its own, are sentences, each with job and node. A worker finds these names in its",
         "environment: `ELASTICRL_JOB`, `ELASTICRL_RUN`, `ELASTICRL_NODE`.",
         "",
         "This page is generated: `python -m elasticrl.telemetry.events > docs/EVENTS.md`.",

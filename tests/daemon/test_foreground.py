@@ -83,7 +83,8 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(fol
     assert '"bug"' not in logs
     runs = set()
     for node in ("n0", "n1"):
-        lines = list(map(json.loads, (folder / "log" / "fg" / f"{node}.daemon.log").read_text().splitlines()))
+        text = (folder / "log" / "fg" / f"{node}.daemon.log").read_text()
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         assert {(line["job"], line["node"]) for line in lines} == {("fg", node)}
         up = [line["event"] for line in lines].index("daemon.started")
         assert {line["member"] for line in lines[up:]} == {f"{node}/1"}
