@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         return digests(nodes.run_dir)
 
 
-def gang(folder: Path, *, wait: str = "60s", step_ms: float = 200.0, every: int = 10, **more: object) -> Nodes:
+def gang(folder: Path, *, wait: str = "60s", step_ms: float = 500.0, every: int = 10, **more: object) -> Nodes:
     conf = {"checkpoint": {"shared": False, "wait": wait, "keep_last": 2}, "membership": {"grow": "always"}}
     return Nodes(folder, steps=STEPS, every=every, step_ms=step_ms, conf=conf, **more)
 
@@ -86,9 +86,9 @@ def writers(nodes: Nodes, node: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("strategy", "after"),
     [
-        ("replicated", TRIO),
+        pytest.param("replicated", TRIO, marks=pytest.mark.slow),
         ("replicated", ("n3", "n2", "n0", "n1")),  # other ranks, another world, and one whose disk is empty
-        ("fsdp", ("n1", "n3", "n2", "n0")),
+        pytest.param("fsdp", ("n1", "n3", "n2", "n0"), marks=pytest.mark.slow),
     ],
 )
 def test_the_disks_of_all_bring_back_a_job_that_lost_all_memory(tmp_path, undisturbed, strategy, after):
@@ -119,7 +119,7 @@ def test_the_disks_of_all_bring_back_a_job_that_lost_all_memory(tmp_path, undist
         assert "put the directories of all nodes side by side" in alone.sentence
 
 
-def test_a_commit_is_told_when_every_node_has_published_and_not_before(tmp_path, undisturbed):
+def test_a_commit_is_told_when_every_node_has_published_and_not_before(tmp_path):
     with gang(tmp_path) as nodes:
         nodes.plan(*TRIO)
         nodes.until(lambda: len(list(writers(nodes, "n1"))) == 1, "a writer on n1", 60.0)
@@ -135,11 +135,10 @@ def test_a_commit_is_told_when_every_node_has_published_and_not_before(tmp_path,
         assert newest(nodes) != first, "n1 never published that"
         assert all(newest(nodes) in names(nodes, node) for node in TRIO)
         assert step > int(first.split("-")[1])
-        nodes.until_done()
-        assert digests(nodes.run_dir) == undisturbed
 
 
-def test_what_a_dead_workers_writer_published_is_told_by_the_next_generation(tmp_path, undisturbed):
+@pytest.mark.slow
+def test_what_a_dead_workers_writer_published_is_told_by_the_next_generation(tmp_path):
     with gang(tmp_path, every=20) as nodes:
         nodes.plan(*TRIO)
         nodes.until(lambda: len(list(writers(nodes, "n1"))) == 1, "a writer on n1", 60.0)
@@ -152,10 +151,9 @@ def test_what_a_dead_workers_writer_published_is_told_by_the_next_generation(tmp
         nodes.plan(*TRIO)
         until_committed(nodes, 20)
         assert newest(nodes) == "step-00000020-g1"
-        nodes.until_done()
-        assert digests(nodes.run_dir) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_with_its_disk_costs_nothing_while_its_copies_live(tmp_path, undisturbed):
     with gang(tmp_path, every=20) as nodes:
         nodes.plan(*TRIO)
@@ -165,7 +163,7 @@ def test_a_node_that_is_gone_with_its_disk_costs_nothing_while_its_copies_live(t
         shutil.rmtree(nodes.run_dir / "n2")
         nodes.plan("n0", "n1")
         second = until_committed(nodes, committed + 1)
-        assert second % 20, "saved at once, as the commit lay on n2's disk too"
+        assert second < committed + 20, "saved at once, as the commit lay on n2's disk too"
         power_loss(nodes)
         nodes.plan("n1", "n0")
         said(nodes, "n0", f"from step {second}.0")
@@ -175,6 +173,7 @@ def test_a_node_that_is_gone_with_its_disk_costs_nothing_while_its_copies_live(t
         assert max(found) == STEPS
 
 
+@pytest.mark.slow
 def test_a_disk_that_never_comes_back_makes_all_go_back_to_an_older_step_and_say_so(tmp_path, undisturbed):
     with gang(tmp_path, wait="1s") as nodes:
         nodes.plan("n0", "n1")
@@ -207,6 +206,7 @@ def test_nothing_begins_anew_where_a_part_of_every_checkpoint_is_lost_and_nobody
             assert "Bring the missing nodes back with their disks" in worker.text
 
 
+@pytest.mark.slow
 def test_who_comes_late_is_waited_for(tmp_path, undisturbed):
     with gang(tmp_path) as nodes:
         nodes.plan(*TRIO)
