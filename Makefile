@@ -35,7 +35,8 @@ system:
 	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs >/dev/null; }
 
-# What decides and what computes is tested on all cores at once; what runs real processes, one test after the other.
+# What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
+# is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto tests/unit tests/sim
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
