@@ -93,7 +93,14 @@ class Machine:
     @contextmanager
     def followed(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         command = [sys.executable, "-m", "elasticrl.cli.main", *arguments, "--follow", "--run-dir", str(self.folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # ignored in a shell's background, and inherited
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        with process:
             try:
                 yield process
                 process.send_signal(signal.SIGINT)
