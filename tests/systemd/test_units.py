@@ -33,6 +33,10 @@ CONF = {
 }
 
 
+#: In the agent's environment; the second is a variable that never existed, and does nothing.
+NOTED = 'Environment="NOTE=two words" NCCL_MAX_RINGS=4\n'
+
+
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     assert not missing(), f"this test must run where it can be run: {missing()} (make test installs it)"
@@ -49,8 +53,8 @@ def machine() -> Iterator[Machine]:
         ),
         files={
             "/etc/elasticrl/elasticrl.yaml": yaml.safe_dump(CONF),
-            "/etc/elasticrl/environment": f"PATH={path}\nPYTHONDONTWRITEBYTECODE=1\n",
-            "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\n{tmp}",
+            "/etc/elasticrl/environment": f"PATH={path}\nPYTHONPATH={ROOT}\nPYTHONDONTWRITEBYTECODE=1\n",
+            "/etc/systemd/system/elasticrl-agent.service.d/test.conf": f"[Service]\n{tmp}{NOTED}",
             # A short watchdog, so that the test of a hung daemon is short too; and less time to stop than a drain takes: the
             # daemon asks for more.
             "/etc/systemd/system/elasticrl.service.d/test.conf": f"[Service]\nWatchdogSec=3\nTimeoutStopSec=1500ms\n{tmp}",
@@ -94,6 +98,21 @@ def test_start_means_ready_and_status_says_training(machine: Machine) -> None:
     shown = json.loads(machine.run("runuser", "-u", "elasticrl", "--", elasticrl, "status", "--json").stdout)
     assert (shown["state"], shown["nodes"], shown["rows"][0]["leader"]) == ("TRAINING", 1, True)
     assert "solo" in machine.run(elasticrl, "status").stdout
+
+
+def test_the_doctor_sees_what_systemd_gives_the_units(machine: Machine) -> None:
+    script = (
+        "import json\n"
+        "from elasticrl.diagnose import doctor, units\n"
+        "found = {unit.name: [dict(unit.environment), dict(unit.unread)] for unit in units.units()}\n"
+        "print(json.dumps([found, [check.value for check in doctor.in_units(None, None)]]))\n"
+    )
+    said = machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", script).stdout
+    found, checks = json.loads(said)
+    agent, unread = found["elasticrl-agent.service"]
+    assert (agent["NOTE"], agent["PYTHONPATH"], unread) == ("two words", str(ROOT), {})
+    assert found["elasticrl.service"][0]["ELASTICRL_AGENT"] == "systemd"
+    assert [check.partition(":")[0] for check in checks] == ["in elasticrl-agent.service"], checks
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "hang"])
