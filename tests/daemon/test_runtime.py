@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.live.local import Job
+from chaos.live.local import Job, command_line
 from elasticrl.cli.find import answers
 from elasticrl.config import dumps, load
 from elasticrl.daemon.client import ask
@@ -126,8 +126,10 @@ def test_after_a_loss_of_power_nodes_with_own_disks_wait_for_the_last_one_and_en
         job.start(*NODES)
         job.until_steps(6, within_s=90.0, count=3)
         job.until(lambda: bool(job.events("n0", "checkpoint.committed")), 60.0, "a commit")
+        workers = {line.pid for line in job.sealed()}
         for node in NODES:
             job.kill_node(node)
+        job.until(lambda: not any(map(command_line, workers)), 20.0, "the end of all workers")
         shutil.rmtree(job.folder / "vault")
         committed = max(line["step"] for line in job.events("n0", "checkpoint.committed"))
         job.start("n0", "n1")
