@@ -266,7 +266,7 @@ def test_a_daemon_that_goes_away_during_a_question_is_said_so(tmp_path: Path, sa
 def test_a_run_outlives_a_daemon_that_goes_away_during_its_question(tmp_path: Path) -> None:
     with ending(tmp_path / "j" / "n0" / "control.sock", says=b"", reads=True):
         daemon = subprocess.Popen([sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"])
-        assert serve.follow([daemon], tmp_path, "j", 0.05) == 75
+        assert serve.follow([daemon], tmp_path, "j", 0.05, 0) == 75
 
 
 def test_events_that_are_not_followed_come_to_an_end() -> None:
