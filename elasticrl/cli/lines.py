@@ -171,7 +171,7 @@ def go_on(
                     typer.echo(head(each, path))
                 shown = (each, path)
                 typer.echo(line)
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # files that are written tell nobody; Ctrl-C ends the waiting
 
 
 class Reader:

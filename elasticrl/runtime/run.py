@@ -608,7 +608,7 @@ class Run:
                 if self._seat and self._seat.halt:
                     raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
                 self._beat.still()
-                time.sleep(SLICE_S)
+                time.sleep(SLICE_S)  # between looks, up to checkpoint.wait, or until a plan with more nodes comes
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""

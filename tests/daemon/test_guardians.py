@@ -221,7 +221,7 @@ class Broken:
         deadline = time.monotonic() + within_s
         while not claim():
             assert time.monotonic() < deadline, (self.folder / "said").read_text()
-            time.sleep(0.05)
+            time.sleep(0.05)  # between looks, up to the deadline
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ with elasticrl.runtime.join("job.yaml") as run:
     run.register(model=torch.nn.Linear(1000, 1000), optimizer=SGD(lr=0.1))
     for step in run.steps(4):
         with step:
-            time.sleep(how["pause_s"])
+            time.sleep(how["pause_s"])  # stands for work: what a state may cost is a part of the time since the last
             run.keep()
             for number in range(3):
                 for lane in run.lanes():
