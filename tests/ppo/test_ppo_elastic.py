@@ -233,10 +233,13 @@ def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_pat
                 (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
                 (ends / "fresh").rename(ends / members[-1])
                 gang.workers[members[-1]].process.join(120)
+                assert gang.workers[members[-1]].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
                 gang.kill_worker(members[-1])
                 gang.plan(*members)
             gang.until_done(within_s=240.0)
             digests.append(outcome(gang))
             if engine == "served":  # it is busy with the weights that the step began with until all updates are made
-                assert {mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())} <= {"0", "1"}
+                marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]
+                assert len(marks) == 3
+                assert set(marks) <= {"0", "1"}
     assert all(each == digests[0] for each in digests)
