@@ -267,10 +267,17 @@ class Daemon:
             await stack.enter_async_context(background(steps.run(), "steps"))
             await self._serve_page(stack)
             await stack.enter_async_context(background(self._look_at(store), "store's health"))
+            told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+            def end(number: signal.Signals) -> None:
+                if not told.done():
+                    told.set_result(number.name)
+
+            self._hear_signals(end)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
             await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry"))
-            return await self._until_the_end(node, crew, vault)
+            return await self._until_the_end(node, told, crew, vault)
 
     # ---- beginnings
 
@@ -438,18 +445,17 @@ class Daemon:
 
     # ---- the middle
 
-    async def _until_the_end(self, node: Node, crew: asyncio.Task[None], vault: asyncio.Task[None]) -> int:
-        """Run the node until it leaves, or until a signal ends this daemon."""
+    def _hear_signals(self, ended: Callable[[signal.Signals], None]) -> None:
+        """From here on no signal ends this process by itself."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[str] = loop.create_future()
-
-        def end(number: signal.Signals) -> None:
-            if not told.done():
-                told.set_result(number.name)
-
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, end, number)
+            loop.add_signal_handler(number, ended, number)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    async def _until_the_end(
+        self, node: Node, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
+    ) -> int:
+        """Run the node until it leaves, or until a signal ends this daemon."""
         running = asyncio.create_task(node.run(), name="node")
         some: set[asyncio.Future[Any]] = {running, told, crew}
         await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)

@@ -100,7 +100,7 @@ class RolloutDaemon(Daemon):
             await stack.enter_async_context(background(self._guard_store(), "etcd"))
             belongs = await stack.enter_async_context(background(self._belong(), "lease"))
             keeps = await stack.enter_async_context(background(self._keep(), "keeper"))
-            self._hear_signals()
+            self._hear_signals(self._signalled)
             self.log.info("daemon.started", member=str(self.me), pid=os.getpid(), adopted=False, version=__version__)
             self.notify.ready(f"{self.me} is up")
             some: set[asyncio.Future[Any]] = {self._ending, belongs, keeps}
@@ -111,12 +111,6 @@ class RolloutDaemon(Daemon):
             return await self._finish(self._ending.result(), keeps, belongs)
 
     # ---- its end
-
-    def _hear_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     def _signalled(self, number: signal.Signals) -> None:
         self._end(End(code=0, reason=number.name, over=not self.keep))
