@@ -1,13 +1,16 @@
-"""What the daemon costs a step, on a machine whose speed changes: the same job under a daemon and without, taking turns.
+"""What the daemon costs a step, on a machine whose speed changes: the same job under a daemon and without, in one run.
 
-    python bench/cost.py [--world 2] [--rounds 12] [--turn 20] [--sides daemon,plain] [--json]          (as root)
+    python bench/cost.py [--world 2] [--rounds 12] [--turn 20] [--sides daemon,plain] [--beside] [--json]          (as root)
 
-The job is that of bench/ppo.py, and so are the sides. Each lives in a cgroup of its own (workers, daemon, agent, vault, etcd),
-and one of the two is always frozen, so that the other has the whole machine. A turn is some seconds, a round is four turns, by
-one side, twice by the other, by the first again: what the machine does in these minutes it does to both. Counted are the time
-in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such. Shown is, of all
-rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with fewer than six
-rounds there is none). `--sides plain,plain` shows how exact that is.
+The job is that of bench/ppo.py, and so are the sides. Each lives in a cgroup of its own (workers, daemon, agent, vault, etcd).
+They take turns: one of the two is always frozen, so that the other has the whole machine. A turn is some seconds, a round is
+four turns, by one side, twice by the other, by the first again. With `--beside` both run at the same time, each with all its
+processes on one processor, and change places after each turn: a round is two turns. What the machine does to one it then does
+to the other in the same moment, so that tells far smaller differences where speed changes within seconds; and nothing that a
+daemon does can hide on a processor that would idle.
+Counted are the time in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such.
+Shown is, of all rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with
+fewer than six rounds there is none). `--sides plain,plain` shows how exact that is.
 """
 
 import argparse
@@ -75,6 +78,14 @@ class Freezer:
         while done not in state.read_text():
             time.sleep(0.001)  # the kernel stops each thread where it can, and tells nobody when all are
 
+    def pin(self, processor: int) -> None:
+        """All that are in it, while it is frozen; whom they start is where they are."""
+        group = self.groups[-1]
+        threads = group / "tasks" if (group / "tasks").exists() else group / "cgroup.threads"
+        for thread in threads.read_text().split():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), {processor})
+
     def used_s(self) -> float:
         """Processor time so far, of all that were ever in it."""
         if (usage := self.groups[0] / "cpuacct.usage").exists():
@@ -113,19 +124,40 @@ class Side:
     process: BaseProcess
     turns: list[Turn] = field(default_factory=list)
 
-    def turn(self, seconds: float, steps: int = 0) -> None:
-        """Let it run so long, or until it has made so many steps."""
-        since, used = time.time(), self.freezer.used_s()
-        until = since + (PATIENCE_S if steps else seconds)
+    began: tuple[float, float] = (0.0, 0.0)  # this turn: the time, and what it had used
+
+    def begin(self) -> None:
+        """Its turn begins."""
+        self.began = time.time(), self.freezer.used_s()
         self.freezer.freeze(frozen=False)
-        while (now := time.time()) < until and not 0 < steps <= len(ppo.made(self.folder)):
-            if self.process.exitcode is not None:
-                raise SystemExit(f"{self.name} ended (exit {self.process.exitcode})")
-            time.sleep(min(0.2, until - now))  # between looks whether it lives, or has made its steps
+
+    def end(self) -> None:
+        """Its turn is over."""
         self.freezer.freeze()
+        since, used = self.began
         self.turns.append(Turn(since, time.time(), self.freezer.used_s() - used))
-        if steps > len(ppo.made(self.folder)):
-            raise SystemExit(f"{self.name} has not made {steps} steps within {PATIENCE_S:.0f} s")
+        if self.process.exitcode is not None:
+            raise SystemExit(f"{self.name} ended (exit {self.process.exitcode})")
+
+
+def turn(sides: Sequence[Side], seconds: float) -> None:
+    """They run at the same time for so long."""
+    for side in sides:
+        side.begin()
+    time.sleep(seconds)  # the turn itself
+    for side in sides:
+        side.end()
+
+
+def advance(side: Side, steps: int) -> None:
+    """It runs alone until it has made so many steps."""
+    deadline = time.monotonic() + PATIENCE_S
+    side.begin()
+    while len(ppo.made(side.folder)) < steps and side.process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.2)  # between looks whether it lives, or has made its steps
+    side.end()
+    if len(ppo.made(side.folder)) < steps:
+        raise SystemExit(f"{side.name} has not made {steps} steps within {PATIENCE_S:.0f} s")
 
 
 def run(name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int) -> None:
@@ -176,7 +208,7 @@ def costs(side: Side) -> list[tuple[float, float]]:
 
 
 def measure(
-    names: Sequence[str], base: Path, world: int, rounds: int, turn_s: float
+    names: Sequence[str], base: Path, world: int, rounds: int, turn_s: float, *, beside: bool
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
     context = multiprocessing.get_context("spawn")
@@ -193,14 +225,20 @@ def measure(
             stack.callback(process.terminate)
             stack.callback(freezer.freeze, frozen=False)
             sides.append(Side(name, freezer, folder, process))
-            sides[-1].turn(0.0, steps=ppo.WARM_UP + 1)
+            advance(sides[-1], ppo.WARM_UP + 1)
         for number in range(rounds):
             first, second = sides if number % 2 == 0 else sides[::-1]
-            for side in (first, second, second, first):
-                side.turn(turn_s)
+            for pair in ((first, second), (second, first)):
+                if beside:
+                    for side, processor in zip(pair, sorted(os.sched_getaffinity(0)), strict=False):
+                        side.freezer.pin(processor)
+                    turn(pair, turn_s)
+                else:
+                    for side in pair:
+                        turn([side], turn_s)
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for side in sides:
-            side.turn(0.0, steps=len(ppo.made(side.folder)) + 1)
+            advance(side, len(ppo.made(side.folder)) + 1)
         return [costs(side) for side in sides]
 
 
@@ -219,21 +257,33 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--turn", type=float, default=20.0)
     parser.add_argument("--sides", default="daemon,plain")
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
     names = options.sides.split(",")
     if len(names) != 2 or not set(names) <= set(CHOICE):
         raise SystemExit(f"--sides wants two of {', '.join(CHOICE)}")
+    if options.beside and len(os.sched_getaffinity(0)) < len(names):
+        raise SystemExit("--beside wants a processor for each side")
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
-        found = measure(names, Path(base), options.world, options.rounds, options.turn)
+        found = measure(names, Path(base), options.world, options.rounds, options.turn, beside=options.beside)
     pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
     results = {
         what: told([ours / theirs for ours, theirs in (pair[i] for pair in pairs)])
         for i, what in enumerate(("time", "processors' time"))
     }
     if options.json:
-        dump({"bench": "cost", "results": results, "sides": names, "world": options.world, "machine": machine()})
+        dump(
+            {
+                "bench": "cost",
+                "results": results,
+                "sides": names,
+                "world": options.world,
+                "beside": options.beside,
+                "machine": machine(),
+            }
+        )
         return 0
     notes = []
     for what, result in results.items():
@@ -247,7 +297,8 @@ def main() -> int:
         (name, *(f"{median(one[i] for one in costs):.3f} s" for i in range(2)))
         for name, costs in zip(names, found, strict=True)
     ]
-    title = f"{options.world} workers on {os.cpu_count()} processors, each side in turn for {options.turn:.0f} s"
+    places = "each side on a processor of its own" if options.beside else f"on {os.cpu_count()} processors, in turn"
+    title = f"{options.world} {'workers' if options.world > 1 else 'worker'}, {places}, turns of {options.turn:.0f} s"
     show(title, ("side", "a step", "processors' time"), rows, notes)
     return 0
 

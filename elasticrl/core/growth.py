@@ -101,6 +101,5 @@ def moved(scene: Scene) -> Move | None:
     found = {s.member: r.vault for s in plan.seats if (r := scene.record_of(s)) and r.vault and r.vault != s.vault}
     if not found:
         return None
-    seats = tuple(replace(s, vault=found.get(s.member, s.vault)) for s in scene.kept)
     why = f"the vault of {', '.join(map(str, found))} answers at another port"
-    return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
+    return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))

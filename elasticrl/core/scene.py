@@ -252,7 +252,8 @@ class Scene:
         waited: int | None = None,
         saves: bool = False,
     ) -> Plan:
-        """The next plan."""
+        """The next plan. It says where each vault is now: one may have come back at another port since the last."""
+        seats = tuple(self._with_its_vault(seat) for seat in seats)
         here = {seat.member for seat in seats}
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
@@ -279,6 +280,10 @@ class Scene:
             waited=before if waited is None else waited,
             saves=saves,
         )
+
+    def _with_its_vault(self, seat: Seat) -> Seat:
+        record = self.record_of(seat)
+        return replace(seat, vault=record.vault) if record and record.member == seat.member and record.vault else seat
 
     def train(
         self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None, saves: bool = False

@@ -319,3 +319,19 @@ def test_a_vault_that_answers_elsewhere_is_told_to_all_once_the_gang_trains():
     (line,) = proposed("n01:7999")
     assert line.startswith("Propose 2 train REFORM [n00/1:1 n01/1:1]")
     assert "the vault of n01/1 answers at another port" in line
+
+
+def test_a_plan_for_another_reason_says_where_each_vault_is_now():
+    """Found live (seed 47): a gang that could not form, as a vault had moved, never trained, and so never heard of it."""
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01", vault="n01:7000"), record("n02"))
+    life.at(2.5, Tick(now=0))
+    trains(life, 2.6, 1, "n00", "n01", "n02")
+    life.leased(2.9)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    moved = record("n01", work=Work.JOINING, generation=1, born=1, vault="n01:7999")
+    life.told(4.0, moved, record("n02", work=Work.FAILED, generation=1, exit=died))
+    proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
+    assert "SIGKILL" in proposed.reason
+    assert [seat.vault for seat in proposed.seats] == ["", "n01:7999", ""]
