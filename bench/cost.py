@@ -160,10 +160,11 @@ def advance(side: Side, steps: int) -> None:
         raise SystemExit(f"{side.name} has not made {steps} steps within {PATIENCE_S:.0f} s")
 
 
-def run(name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int) -> None:
+def run(name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int, where: set[int]) -> None:
     """A side, in a process of its own, until it is ended."""
     end_cleanly()
     freezer.join()
+    os.sched_setaffinity(0, where)
     if name == "plain":
         ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, STEPS)
     else:
@@ -211,6 +212,7 @@ def measure(
     names: Sequence[str], base: Path, world: int, rounds: int, turn_s: float, *, beside: bool
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
+    processors = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
     job = ppo.models(base)
     with ExitStack() as stack:
@@ -219,7 +221,10 @@ def measure(
             freezer, folder = Freezer(number), base / f"{number}-{name}"
             freezer.make()
             stack.callback(freezer.remove)
-            process = context.Process(target=run, args=(name, freezer, job, folder, world))
+            process = context.Process(
+                target=run,
+                args=(name, freezer, job, folder, world, {processors[number]} if beside else set(processors)),
+            )
             process.start()
             stack.callback(process.join, 60.0)
             stack.callback(process.terminate)
@@ -230,7 +235,7 @@ def measure(
             first, second = sides if number % 2 == 0 else sides[::-1]
             for pair in ((first, second), (second, first)):
                 if beside:
-                    for side, processor in zip(pair, sorted(os.sched_getaffinity(0)), strict=False):
+                    for side, processor in zip(pair, processors, strict=False):
                         side.freezer.pin(processor)
                     turn(pair, turn_s)
                 else:
@@ -274,16 +279,8 @@ def main() -> int:
         for i, what in enumerate(("time", "processors' time"))
     }
     if options.json:
-        dump(
-            {
-                "bench": "cost",
-                "results": results,
-                "sides": names,
-                "world": options.world,
-                "beside": options.beside,
-                "machine": machine(),
-            }
-        )
+        asked = {"sides": names, "world": options.world, "beside": options.beside}
+        dump({"bench": "cost", "results": results, **asked, "machine": machine()})
         return 0
     notes = []
     for what, result in results.items():
