@@ -94,12 +94,20 @@ def ease(scene: Scene) -> Move | None:
 
 
 def moved(scene: Scene) -> Move | None:
-    """A vault answers elsewhere than the plan says: copies would wait for it for ever, so all hear where it is now."""
+    """A vault answers elsewhere than the plan says: copies would wait for it for ever, so all hear where it is now.
+
+    A gang that still forms hears it too, and goes on as it was to. Found live: it looked for shards at the old port until its
+    rung's deadline, and all were probed and started afresh.
+    """
     plan = scene.plan
-    if plan is None or plan.phase is not Phase.TRAIN or not scene.trained:
+    if plan is None or plan.phase is not Phase.TRAIN:
         return None
-    found = {s.member: r.vault for s in plan.seats if (r := scene.record_of(s)) and r.vault and r.vault != s.vault}
+    found = [seat.member for seat in plan.seats if scene.vault_of(seat) != seat.vault]
     if not found:
         return None
     why = f"the vault of {', '.join(map(str, found))} answers at another port"
-    return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+    if scene.trained:
+        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+    if len(scene.kept) < len(plan.seats):
+        return None
+    return Move(plan=scene.write(Phase.TRAIN, plan.seats, why, plan.rung, strike=plan.strike, saves=plan.saves))

@@ -184,6 +184,11 @@ class Scene:
         """What this seat's node says of itself. (Another life of it says nothing under this plan.)"""
         return self.records.get(seat.member.node)
 
+    def vault_of(self, seat: Seat) -> str:
+        """Where this seat's vault is now, as far as is known."""
+        record = self.record_of(seat)
+        return record.vault if record and record.member == seat.member and record.vault else seat.vault
+
     @property
     def behind(self) -> bool:
         """Have the seats made steps that are not on disk?"""
@@ -253,7 +258,7 @@ class Scene:
         saves: bool = False,
     ) -> Plan:
         """The next plan. It says where each vault is now: one may have come back at another port since the last."""
-        seats = tuple(self._with_its_vault(seat) for seat in seats)
+        seats = tuple(replace(seat, vault=self.vault_of(seat)) for seat in seats)
         here = {seat.member for seat in seats}
         same = self.gang == tuple(seat.member.node for seat in seats)
         before = self.plan.waited if self.plan else -1
@@ -280,10 +285,6 @@ class Scene:
             waited=before if waited is None else waited,
             saves=saves,
         )
-
-    def _with_its_vault(self, seat: Seat) -> Seat:
-        record = self.record_of(seat)
-        return replace(seat, vault=record.vault) if record and record.member == seat.member and record.vault else seat
 
     def train(
         self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None, saves: bool = False

@@ -22,6 +22,7 @@ from elasticrl.core.model import (
     Plan,
     Quarantine,
     Record,
+    Rung,
     Seat,
     Stall,
     Verb,
@@ -335,3 +336,18 @@ def test_a_plan_for_another_reason_says_where_each_vault_is_now():
     proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
     assert "SIGKILL" in proposed.reason
     assert [seat.vault for seat in proposed.seats] == ["", "n01:7999", ""]
+
+
+@pytest.mark.parametrize(("work", "rung"), [(Work.TRAINING, Rung.REFORM), (Work.JOINING, Rung.REPLACE)])
+def test_a_gang_that_forms_hears_at_once_where_a_vault_has_moved_and_goes_on_as_it_was_to(work, rung):
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.5, Tick(now=0))
+    life.seen(2.6, "plan 1 written", plan=plan(1, "n00", "n01", rung=Rung.REPLACE), plan_revision=10)
+    life.at(2.7, Workers(now=0, work=work, generation=1, born=1, warm=True, endpoint="n00:29500"))
+    life.told(2.8, life.view.own, record("n01", work=work, generation=1, born=1, vault="n01:7999"))
+    proposed = next(a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)).plan
+    assert "the vault of n01/1 answers at another port" in proposed.reason
+    assert proposed.rung is rung
+    assert [(seat.born, seat.vault) for seat in proposed.seats] == [(1, ""), (1, "n01:7999")]
