@@ -1,13 +1,13 @@
 """What the daemon costs a step, on a machine whose speed changes: the same job under a daemon and without, in one run.
 
-    python bench/cost.py [--world 2] [--rounds 12] [--turn 20] [--sides daemon,plain] [--beside] [--json]          (as root)
+    python bench/cost.py [--world 2] [--rounds 12] [--swaps 8] [--turn 1.2] [--sides daemon,plain] [--beside] [--json] (as root)
 
 The job is that of bench/ppo.py, and so are the sides. Each lives in a cgroup of its own (workers, daemon, agent, vault, etcd).
-They take turns: one of the two is always frozen, so that the other has the whole machine. A turn is some seconds, a round is
-four turns, by one side, twice by the other, by the first again. With `--beside` both run at the same time, each with all its
-processes on one processor, and change places after each turn: a round is two turns. What the machine does to one it then does
-to the other in the same moment, so that tells far smaller differences where speed changes within seconds; and nothing that a
-daemon does can hide on a processor that would idle.
+They take turns: one of the two is always frozen, so that the other has the whole machine. A turn is a second or so, shorter
+than what the machine's speed takes to change; one side has a turn, then twice the other, then the first again, and a round is
+some of these swaps, long enough for steps. With `--beside` both run at the same time, each with all its processes on one
+processor, and change places after each turn. That is the hardest that a machine can be on a daemon: what it does all the time,
+however little, stands beside half as much work, and nothing hides on a processor that would idle.
 Counted are the time in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such.
 Shown is, of all rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with
 fewer than six rounds there is none). `--sides plain,plain` shows how exact that is.
@@ -200,16 +200,16 @@ def steps(side: Side) -> list[float]:
     return [after - before for before, after in pairwise(begun)]
 
 
-def costs(side: Side) -> list[tuple[float, float]]:
-    """Of each round: seconds of a step, and seconds of the processors for it."""
-    turns, counts = side.turns[1:-1], steps(side)
-    halves = [(turn.until - turn.since, turn.used_s, count) for turn, count in zip(turns, counts, strict=True)]
-    rounds = [list(map(sum, zip(*pair, strict=True))) for pair in zip(halves[::2], halves[1::2], strict=True)]
+def costs(side: Side, each: int) -> list[tuple[float, float]]:
+    """Of each round, which is so many turns: seconds of a step, and seconds of the processors for it."""
+    turns = zip(side.turns[1:-1], steps(side), strict=True)
+    parts = [(turn.until - turn.since, turn.used_s, count) for turn, count in turns]
+    rounds = [list(map(fsum, zip(*parts[at : at + each], strict=True))) for at in range(0, len(parts), each)]
     return [(took / count, used / count) for took, used, count in rounds]
 
 
 def measure(
-    names: Sequence[str], base: Path, world: int, rounds: int, turn_s: float, *, beside: bool
+    names: Sequence[str], base: Path, world: int, rounds: int, swaps: int, turn_s: float, *, beside: bool
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
     processors = sorted(os.sched_getaffinity(0))
@@ -232,19 +232,18 @@ def measure(
             sides.append(Side(name, freezer, folder, process))
             advance(sides[-1], ppo.WARM_UP + 1)
         for number in range(rounds):
-            first, second = sides if number % 2 == 0 else sides[::-1]
-            for pair in ((first, second), (second, first)):
-                if beside:
-                    for side, processor in zip(pair, processors, strict=False):
-                        side.freezer.pin(processor)
-                    turn(pair, turn_s)
-                else:
-                    for side in pair:
-                        turn([side], turn_s)
+            for swap in range(swaps):
+                first, second = sides if (number + swap) % 2 == 0 else sides[::-1]
+                for pair in ((first, second), (second, first)):
+                    if beside:
+                        for side, processor in zip(pair, processors, strict=False):
+                            side.freezer.pin(processor)
+                    for together in [pair] if beside else [(side,) for side in pair]:
+                        turn(together, turn_s)
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for side in sides:
             advance(side, len(ppo.made(side.folder)) + 1)
-        return [costs(side) for side in sides]
+        return [costs(side, 2 * swaps) for side in sides]
 
 
 def told(ratios: Sequence[float]) -> dict[str, Any]:
@@ -260,7 +259,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--turn", type=float, default=20.0)
+    parser.add_argument("--turn", type=float, default=1.2)
+    parser.add_argument("--swaps", type=int, default=8)
     parser.add_argument("--sides", default="daemon,plain")
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -272,7 +272,9 @@ def main() -> int:
     if options.beside and len(os.sched_getaffinity(0)) < len(names):
         raise SystemExit("--beside wants a processor for each side")
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
-        found = measure(names, Path(base), options.world, options.rounds, options.turn, beside=options.beside)
+        found = measure(
+            names, Path(base), options.world, options.rounds, options.swaps, options.turn, beside=options.beside
+        )
     pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
     results = {
         what: told([ours / theirs for ours, theirs in (pair[i] for pair in pairs)])
@@ -295,7 +297,7 @@ def main() -> int:
         for name, costs in zip(names, found, strict=True)
     ]
     places = "each side on a processor of its own" if options.beside else f"on {os.cpu_count()} processors, in turn"
-    title = f"{options.world} {'workers' if options.world > 1 else 'worker'}, {places}, turns of {options.turn:.0f} s"
+    title = f"{options.world} {'workers' if options.world > 1 else 'worker'}, {places}, turns of {options.turn:.1f} s"
     show(title, ("side", "a step", "processors' time"), rows, notes)
     return 0
 

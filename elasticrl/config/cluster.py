@@ -274,7 +274,7 @@ class Vault(Section):
 
     every: Count = 1
     """Steps between snapshots. 1 loses no step to a fault; more costs less memory traffic and loses the steps since."""
-    inside: Portion = 0.02
+    inside: Portion = 0.005
     """The part of the time that states kept between the updates of a step may cost: one is kept when it took less, by the last
     one's measure. More loses less work to a fault; 1 keeps each, 0 none, so that a fault costs the step's updates. Its rollout
     is kept in any case."""
