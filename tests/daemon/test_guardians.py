@@ -168,7 +168,8 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
             state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
             daemon.node = Node(state, store, (), log=said)
             async with background(daemon.crew.run(), "crew") as crew, background(asyncio.sleep(60), "vault") as vault:
-                code = await asyncio.wait_for(daemon._until_the_end(daemon.node, crew, vault), 20.0)
+                told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                code = await asyncio.wait_for(daemon._until_the_end(daemon.node, told, crew, vault), 20.0)
             await parted.wait()
         (bug,) = heard(said, "bug")
         assert "what hears the agent" in str(bug["exc_info"])
