@@ -123,7 +123,6 @@ class Side:
     folder: Path
     process: BaseProcess
     turns: list[Turn] = field(default_factory=list)
-
     began: tuple[float, float] = (0.0, 0.0)  # this turn: the time, and what it had used
 
     def begin(self) -> None:

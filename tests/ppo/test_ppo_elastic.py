@@ -138,7 +138,7 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("inside", [0, pytest.param(0.02, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inside", [0, pytest.param(0.005, marks=pytest.mark.slow)])
 def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
     tmp_path: Path, conf, undisturbed, inside: float
 ):
