@@ -73,7 +73,8 @@ class Node(Section):
     """The directory for the control socket and what a restarted daemon adopts workers by. Must survive a daemon's restart
     and may be lost at a reboot."""
     state_dir: Text = "/var/lib/elasticrl"
-    """The directory for the event trace, incidents and an embedded etcd's data. Should survive a reboot."""
+    """The directory for the event trace, incidents, an embedded etcd's data and the tokens of a job's data. Should survive a
+    reboot."""
 
 
 class Tls(Section):

@@ -290,7 +290,7 @@ class Data(Section):
     shuffle: bool = True
     """true draws each epoch in a new order, from job.seed; false takes the file's order."""
     workers: Whole = 0
-    """Processes that tokenize while the file is read, when a worker starts. 0: the worker does it itself. More start sooner
-    with much data, at memory and a second for each process."""
+    """Processes that tokenize while the file is read, when a worker starts on a node that has not kept the tokens yet. 0: the
+    worker does it itself. More start sooner with much data, at memory and a second for each process."""
     prefetch: Count = 2
     """Chunks of records that each of them has in hand at once. More hides slow reading, at memory."""

@@ -35,6 +35,7 @@ from elasticrl.runtime.trained import strategy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -98,7 +99,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
     needed = ppo.kl.where != "off" and not ref_away
     reference = frozen.model("ref", lambda: reference_of(tree)) if needed else None
-    data = prompts.load(tree.data, tokenizer)
+    data = prompts.load(tree.data, tokenizer, kept_tokens(base))
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
@@ -172,7 +173,9 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     frozen = Frozen(tree, device)
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
-    data = given.load(tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens)
+    data = given.load(
+        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, keep=kept_tokens(base)
+    )
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
@@ -225,6 +228,11 @@ def check(tree: Tree) -> None:
             f"the strategy of {' and '.join(inexact)} is deepspeed, and that package is not installed: "
             "pip install 'elasticrl[deepspeed]', or set strategy: fsdp."
         )
+
+
+def kept_tokens(base: Run) -> Path | None:
+    """Where a node keeps its data's tokens. Who trains alone is not replaced, and writes nothing beside its run."""
+    return None if base.context.alone else base.context.node_dir / "tokens"
 
 
 class Feed:

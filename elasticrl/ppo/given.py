@@ -6,17 +6,20 @@ a prompt that is too long. Which record comes when is the cursor's affair, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.preferences import Given
-from elasticrl.ppo.prompts import DataError, encode, kept, records, said
+from elasticrl.ppo.prompts import encode, said
+from elasticrl.ppo.records import DataError, Record, records
+from elasticrl.ppo.tokens import Row, Table, name_of, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticrl.config.training import Data
-    from elasticrl.ppo.prompts import Record
     from elasticrl.runtime.data.cursor import Cursor
 
 PER_RECORD = {"dpo": 2, "kto": 1}  # answers
@@ -31,15 +34,22 @@ class Told:
     good: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """A data set. `left_out` were too long."""
 
-    items: Sequence[Told]
-    left_out: int = 0
+    def __init__(self, rows: Table, algorithm: str) -> None:
+        self._rows, self._algorithm = rows, algorithm
+        self.left_out = rows.left_out
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Told:
+        prompt, *rest = self._rows[number]
+        if self._algorithm == "dpo":
+            return Told(prompt=prompt, answers=tuple(rest), good=(True, False))
+        answer, (label,) = rest
+        return Told(prompt=prompt, answers=(answer,), good=(bool(label),))
 
 
 class Feed:
@@ -52,29 +62,29 @@ class Feed:
         """A pair's two follow each other; the first stands for the record in the ledger."""
         found = []
         for sample in self._cursor.ids(step, 0, lane):
-            told = self._data.items[sample.index]
+            told = self._data[sample.index]
             for i, (answer, good) in enumerate(zip(told.answers, told.good, strict=True)):
                 name = f"{sample}.{i}" if len(told.answers) > 1 else str(sample)
                 found.append(Given(id=name, prompt=told.prompt, answer=answer, good=good))
         return found
 
 
-def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> Answers:
-    """What `data` of the configuration names, for dpo or kto."""
-    return tokenized(records(data), data, tokenizer, algorithm=algorithm, answer_tokens=answer_tokens)
-
-
-def tokenized(found: Iterator[Record], data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int) -> Answers:
-    """Answers from records; each ends with the end-of-sequence token, which is what the policy should say there."""
+def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int, keep: Path | None = None) -> Answers:
+    """What `data` of the configuration names, for dpo or kto; each answer ends with the end-of-sequence token, which is what
+    the policy should say there. Tokens are kept in the folder `keep`, for the next process that wants them.
+    """
+    found = records(data)
     read = {"dpo": _pair, "kto": _single}[algorithm]
     work = partial(_told, data=data, tokenizer=tokenizer, read=read, answer_tokens=answer_tokens)
-    items, left_out = kept(found, work, data)
-    if not items:
+    fields = (data.prompt, data.chosen, data.rejected, data.completion, data.label)
+    settings = (algorithm, answer_tokens, *fields, data.chat_template, data.max_prompt)
+    rows = table(found, work, data, keep=keep, name=name_of(found, tokenizer, *settings))
+    if not len(rows):
         raise DataError(
             f"{data.path} has no record with a prompt of at most {data.max_prompt} tokens and answers of at most "
-            f"{answer_tokens} ({left_out} were left out); raise data.max_prompt or rollout.max_tokens"
+            f"{answer_tokens} ({rows.left_out} were left out); raise data.max_prompt or rollout.max_tokens"
         )
-    return Answers(items=items, left_out=left_out)
+    return Answers(rows, algorithm)
 
 
 def _told(
@@ -83,28 +93,28 @@ def _told(
     *,
     data: Data,
     tokenizer: Any,
-    read: Callable[[Record, int, Data], tuple[tuple[str, ...], tuple[bool, ...]]],
+    read: Callable[[Record, int, Data], tuple[tuple[str, ...], Row]],
     answer_tokens: int,
-) -> Told | None:
+) -> Row | None:
     prompt = encode(_field(record, data.prompt, "prompt", place, data), tokenizer, chat=data.chat_template)
-    texts, good = read(record, place, data)
+    texts, more = read(record, place, data)
     answers = tuple((*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id) for text in texts)
     if not 0 < len(prompt) <= data.max_prompt or max(map(len, answers)) > answer_tokens:
         return None
-    return Told(prompt=prompt, answers=answers, good=good)
+    return (prompt, *answers, *more)
 
 
-def _pair(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+def _pair(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], Row]:
     chosen = said(_field(record, data.chosen, "chosen", place, data))
     rejected = said(_field(record, data.rejected, "rejected", place, data))
-    return (chosen, rejected), (True, False)
+    return (chosen, rejected), ()
 
 
-def _single(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+def _single(record: Record, place: int, data: Data) -> tuple[tuple[str, ...], Row]:
     label = _field(record, data.label, "label", place, data)
     if not isinstance(label, bool | int):
         raise DataError(f"record {place} of {data.path} has the label {label!r}; it must be true or false")
-    return (said(_field(record, data.completion, "completion", place, data)),), (bool(label),)
+    return (said(_field(record, data.completion, "completion", place, data)),), ((int(bool(label)),),)
 
 
 def _field(record: Mapping[str, Any], name: str, key: str, place: int, data: Data) -> Any:

@@ -55,6 +55,11 @@ class Context:
         return Path(self.tree.node.state_dir) / self.job if remote else Path(self.run_dir)
 
     @property
+    def node_dir(self) -> Path:
+        """This node's own folder, which outlives its workers."""
+        return Path(self.tree.node.state_dir) / self.job / self.node
+
+    @property
     def config(self) -> str:
         """A hash of the configuration, for manifests."""
         return digest(self.tree)

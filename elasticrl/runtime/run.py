@@ -651,7 +651,7 @@ class Run:
                 role.rule_of,
                 deal=deal,
                 rank=rank,
-                group=group,
+                group=group if self._gang_now.world > 1 else None,  # gloo would copy what one rank sends itself
                 bucket_bytes=bucket_bytes,
                 shard=shard,
                 offload=host,
@@ -885,6 +885,7 @@ class Run:
         found: dict[str, Reduced] = {}
         # Before the vote: its outcome tells everybody that everybody had waited.
         keeper.await_copies(self._check, self._beat.waiting)
+        self._flag.check("update")  # a gang of one comes to no collective that would look
         said = (*self._notes(), *keeper.say())
         last = list(self._roles)[-1]
         for name, role in self._roles.items():

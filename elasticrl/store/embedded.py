@@ -203,7 +203,7 @@ class Embedded:
             "--log-outputs": "stderr",
         }
         if "," not in flags["--initial-cluster"]:  # nobody to agree with: it need not wait a second before it leads
-            flags |= {"--heartbeat-interval": "50", "--election-timeout": "250"}
+            flags |= {"--heartbeat-interval": "100", "--election-timeout": "500"}
         command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
         if self.die_with_parent:
             command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]

@@ -78,18 +78,25 @@ def test_preferences_train_to_the_same_bits_for_any_gang(tmp_path: Path, conf, a
     assert all(0.0 < step["preference_loss"] < 1.0 for step in results[0][1])
 
 
-def test_records_become_answers_that_end(conf):
+def written(folder, *records):
+    path = folder / "given.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    return Data(path=str(path), max_prompt=5)
+
+
+def test_records_become_answers_that_end(conf, tmp_path):
     tokenizer = models.tokenizer(conf["model"]["path"])
-    data = Data(path="x", max_prompt=5)
     pair = {"prompt": "12", "chosen": "21", "rejected": [{"role": "assistant", "content": "1"}]}
     long = {"prompt": "12", "chosen": "123456", "rejected": "1"}
-    found = given.tokenized(iter([pair, long]), data, tokenizer, algorithm="dpo", answer_tokens=4)
-    assert (len(found), found.left_out) == (1, 1)
-    assert found.items[0].answers == ((2, 1, 11), (1, 11))
-    assert found.items[0].good == (True, False)
+    for _ in range(2):  # made, and then kept
+        found = given.load(
+            written(tmp_path, pair, long), tokenizer, algorithm="dpo", answer_tokens=4, keep=tmp_path / "keep"
+        )
+        assert (len(found), found.left_out) == (1, 1)
+        assert found[0] == given.Told(prompt=(12, 1, 2, 13), answers=((2, 1, 11), (1, 11)), good=(True, False))
     single = {"prompt": "12", "completion": "21", "label": 0}
-    found = given.tokenized(iter([single]), data, tokenizer, algorithm="kto", answer_tokens=4)
-    assert (found.items[0].answers, found.items[0].good) == (((2, 1, 11),), (False,))
+    found = given.load(written(tmp_path, single), tokenizer, algorithm="kto", answer_tokens=4, keep=tmp_path / "keep")
+    assert (found[0].answers, found[0].good) == (((2, 1, 11),), (False,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_records_become_answers_that_end(conf):
         ({"prompt": "1", "chosen": "1" * 9, "rejected": "1"}, "dpo", "1 were left out.*raise data.max_prompt"),
     ],
 )
-def test_data_that_cannot_serve_say_why(conf, record, algorithm, said):
+def test_data_that_cannot_serve_say_why(conf, tmp_path, record, algorithm, said):
     tokenizer = models.tokenizer(conf["model"]["path"])
     with pytest.raises(DataError, match=said):
-        given.tokenized(iter([record]), Data(path="x"), tokenizer, algorithm=algorithm, answer_tokens=4)
+        given.load(written(tmp_path, record), tokenizer, algorithm=algorithm, answer_tokens=4)

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 import pytest
 
 from elasticrl.config.training import Data
-from elasticrl.ppo import prompts, tiny
+from elasticrl.ppo import prompts, tiny, tokens
 from elasticrl.ppo.fixed import InOrder
-from elasticrl.ppo.prompts import DataError
+from elasticrl.ppo.records import DataError
 from elasticrl.ppo.tasks import Digits
 
 TOKENIZER = tiny.tokenizer()
@@ -40,13 +40,89 @@ def test_too_long_prompts_are_left_out_and_counted_and_the_others_keep_their_pla
 
 
 def test_processes_make_of_a_file_what_the_worker_makes_of_it_itself(tmp_path):
-    rows = [{"prompt": str(number) * (1 + number % 3)} for number in range(2 * prompts.CHUNK + 7)]
+    rows = [{"prompt": str(number) * (1 + number % 3)} for number in range(2 * tokens.CHUNK + 7)]
     path = write(tmp_path / "a.jsonl", *rows)
     alone, helped = (prompts.load(Data(path=path, max_prompt=6, workers=n, prefetch=1), TOKENIZER) for n in (0, 2))
-    assert helped.items == alone.items
+    assert list(helped) == list(alone)
     assert helped.left_out == alone.left_out > 0
     with pytest.raises(DataError, match=r"record 519 of .* has no field 'prompt'"):
         prompts.load(Data(path=write(tmp_path / "b.jsonl", *rows, {"other": 1}), workers=1), TOKENIZER)
+
+
+class Counting:
+    """A tokenizer that counts what it is asked for."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __getattr__(self, name):
+        return getattr(TOKENIZER, name)
+
+    def apply_chat_template(self, *given, **options):
+        self.asked += 1
+        return TOKENIZER.apply_chat_template(*given, **options)
+
+
+def seen(data, keep):
+    """(the prompts, how many of them were tokenized for it)"""
+    tokenizer = Counting()
+    found = prompts.load(data, tokenizer, keep)
+    return [*found, found.left_out], tokenizer.asked
+
+
+def test_tokens_are_kept_until_anything_they_depend_on_changes(tmp_path):
+    keep, path = tmp_path / "keep", tmp_path / "data" / "a.jsonl"
+    path.parent.mkdir()
+    write(path, {"prompt": "1", "answer": 1}, "\n", {"prompt": "123456"}, {"prompt": "2", "answer": 2})
+    write(path.parent / "b.jsonl", {"prompt": "31"})
+    data = Data(path=str(path.parent), max_prompt=4)
+    alone, _ = seen(data, None)
+    assert [p.record.get("answer") for p in alone[:-1]] == [1, 2, None]
+    assert seen(data, keep) == (alone, 4)
+    assert seen(data, keep) == (alone, 0)
+    assert seen(data.model_copy(update={"max_prompt": 9}), keep)[1] == 4
+    assert seen(data, keep) == (alone, 0)
+    write(path.parent / "b.jsonl", {"prompt": "32"})
+    assert seen(data, keep)[1] == 4
+    assert len(list(keep.iterdir())) == tokens.TABLES
+
+
+def test_a_kept_table_that_is_torn_is_made_anew_and_one_whose_bytes_flip_is_not_trained_on(tmp_path):
+    keep, data = tmp_path / "keep", Data(path=write(tmp_path / "a.jsonl", *({"prompt": str(n)} for n in range(9))))
+    alone, _ = seen(data, keep)
+    (kept,) = keep.iterdir()
+    with (kept / "tokens.npy").open("r+b") as file:
+        file.truncate(140)
+    assert seen(data, keep) == (alone, 9)
+    with (kept / "tokens.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x40")
+    found = prompts.load(data, Counting(), keep)
+    assert found[7] == alone[7]
+    with pytest.raises(DataError, match=r"tokens of record 8 are not what was written.*remove that folder"):
+        found[8]
+
+
+def test_tokens_that_cannot_be_kept_are_used_all_the_same_and_that_is_said(tmp_path, capsys):
+    data = Data(path=write(tmp_path / "a.jsonl", {"prompt": "1"}))
+    (tmp_path / "keep").write_text("a file where the folder should be")
+    assert seen(data, tmp_path / "keep")[1] == 1
+    assert "a worker that is replaced makes them anew" in capsys.readouterr().out
+
+
+def test_data_that_change_under_a_job_are_noticed_and_not_trained_on(tmp_path):
+    path = tmp_path / "a.jsonl"
+    write(path, {"prompt": "12"}, {"prompt": "34"})
+    found = prompts.load(Data(path=str(path)), TOKENIZER, tmp_path / "keep")
+    path.touch()
+    assert found[1].text == "34"
+    write(path, {"prompt": "12"}, {"prompt": "35"})
+    assert found[0].text == "12"
+    with pytest.raises(DataError, match=r"a\.jsonl is not what it was .*\(record 1\).* Put the file back"):
+        found[1]
+    path.unlink()
+    with pytest.raises(DataError, match=r"record 0 cannot be read from"):
+        found[0]
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
@@ -82,12 +158,14 @@ def test_parquet_files_are_read_or_the_sentence_says_what_to_install(tmp_path):
 LOADS = """
 import sys
 from elasticrl.config.training import Data
-from elasticrl.ppo import prompts
+from elasticrl.ppo.records import DataError, records
 
 try:
-    for record in prompts.records(Data(path=sys.argv[1], format="datasets", split="test")):
+    found = records(Data(path=sys.argv[1], format="datasets", split="test"))
+    for place, record in enumerate(found):
+        assert found[place] == record
         print(record)
-except prompts.DataError as error:
+except DataError as error:
     print(error)
 """
 
