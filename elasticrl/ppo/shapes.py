@@ -10,10 +10,13 @@ value heads x head size, V vocabulary.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # a model's; a path that begins with a dot or a slash is none
 
 
 class ShapeError(ValueError):
@@ -148,6 +151,24 @@ class Shape:
         return tokens * (2.0 * (self.count - self.words * self.hidden) + 2.0 * self.layers * self.q * length)
 
 
+def _of_hub(name: str) -> Path:
+    """Its config.json, from the cache of models or from the hub."""
+    named = "name a folder here (model.path=FOLDER; model.critic_path and reward.model likewise) with its config.json"
+    if not HUB_NAME.fullmatch(name) or Path(name).exists():
+        raise ShapeError(f"{Path(name) / 'config.json'} does not exist; {named}.")
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(name, "config.json"))
+    except ImportError:
+        raise ShapeError(
+            f"{name} is no folder here; pip install 'elasticrl[train]' asks the hub, or {named}."
+        ) from None
+    except (OSError, ValueError, RuntimeError) as error:  # what the hub's client raises is one of these
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ShapeError(f"{name} is neither a folder here nor to be had from the hub ({said}); {named}.") from error
+
+
 def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
     """From a config.json's fields."""
     name = str(config.get("model_type"))
@@ -175,14 +196,11 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> Shape:
         raise ShapeError(f"{where} has no {error}, which every {name} model has; is the file whole?") from error
 
 
-def read(folder: str) -> Shape:
-    """Of a model in a folder in Hugging Face's layout."""
-    path = Path(folder) / "config.json"
+def read(model: str) -> Shape:
+    """Of a model in a folder in Hugging Face's layout, or of one that the hub has, of which only config.json is fetched."""
+    path = Path(model) / "config.json"
     if not path.is_file():
-        raise ShapeError(
-            f"{path} does not exist. A name on a hub is not looked up here: name a local folder "
-            "(model.path=FOLDER; likewise model.critic_path and reward.model), of which config.json is enough."
-        )
+        path = _of_hub(model)
     try:
         return shape_of(json.loads(path.read_text(encoding="utf-8")), str(path))
     except json.JSONDecodeError as error:

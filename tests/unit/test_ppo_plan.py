@@ -16,10 +16,10 @@ SHAPE = {
 }  # fmt: skip
 
 
-def plan(*arguments: object) -> subprocess.CompletedProcess[str]:
+def plan(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTICRL")}
     command = [sys.executable, "-m", "elasticrl.cli.main", "plan", str(CONFIG), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean | {"COLUMNS": "200"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean | {"COLUMNS": "200"} | more)
 
 
 @pytest.fixture
@@ -34,6 +34,20 @@ def test_a_known_model_has_the_parameters_it_is_known_for(large: str) -> None:
     assert weights["actor"]["bytes"] == 4 * 7_615_616_512  # Qwen2.5-7B
     assert "7,615,616,512" in weights["actor"]["formula"]
     assert found["peak"] > found["fixed"] == sum(line["bytes"] for line in found["memory"])
+
+
+def test_a_name_on_the_hub_is_looked_up_and_what_the_hub_does_not_give_is_said(tmp_path: Path) -> None:
+    cached = tmp_path / "models--maker--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "snapshots" / "abc" / "config.json").write_text(json.dumps(SHAPE))
+    offline = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    found = plan("model.path=maker/model", "--json", **offline)
+    assert "7,615,616,512" in found.stdout, found.stderr
+    done = plan("model.path=maker/other", **offline)
+    assert done.returncode == 2
+    assert "maker/other is neither a folder here nor to be had from the hub (" in done.stderr
 
 
 def test_a_role_on_rollout_nodes_takes_no_memory_of_a_worker(large: str) -> None:
