@@ -145,6 +145,7 @@ class Gang:
             pid for pid in self.box(node).pids() if words in command_line(pid) and f"{self.name}" in command_line(pid)
         ]
         found = found or [pid for pid in self.box(node).pids() if words in command_line(pid)]
+        found = [pid for pid in found if parent(pid) not in found]  # not its forks
         return found[0] if found else 0
 
     def worker(self, node: str) -> int:
@@ -155,8 +156,8 @@ class Gang:
     def spare(self, node: str) -> int:
         """Of a process that the fork server made and that has no rank."""
         workers = {self.worker(node)}
-        pids = self.box(node).pids()
-        servers = {pid for pid in pids if "forkserver" in command_line(pid)}
+        pids, agent = self.box(node).pids(), self.agent(node)
+        servers = {pid for pid in pids if parent(pid) == agent and "resource_tracker" not in command_line(pid)}
         spares = [p for p in pids if parent(p) in servers and p not in workers and p not in servers]
         return spares[-1] if spares else 0
 

@@ -29,9 +29,6 @@ def main() -> int:
     except BadSpec as error:
         print(error, file=sys.stderr)
         return 2
-    whose = f"{spec.job}/{spec.node}".replace("%", "%%")
-    layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (runtime / "agent.lock").open("a") as lock:
         try:
@@ -44,7 +41,10 @@ def main() -> int:
             # Not the daemon's file: one that changes under a running gang would let its later processes train by other values.
             write_private(runtime / CONFIG, spec.config)
             os.environ["ELASTICRL_CONFIG"] = str(runtime / CONFIG)
-        warm.start_server(spec.preload)
+        warm.start_server(spec.preload, runtime / "fork.sock")
+        whose = f"{spec.job}/{spec.node}".replace("%", "%%")
+        layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)  # the agent's: workers have their own
         from elasticrl.agent.hand import Hand
 
         logging.getLogger("torch.distributed.elastic").setLevel(

@@ -1,5 +1,8 @@
 """What the fork server does before it forks anyone: import all that a worker will need, once for all of them.
 
+It is a fork of the agent itself, as soon as that has imported what both of them need of torch: a node pays for it once, in
+seconds and in memory. One that died is started anew as multiprocessing does it, as by then the agent has threads.
+
 The rules of forking, each learned from children that hung: no parallel torch operation, no TCPStore, no channel of gRPC and no
 thread before the fork. `prepare` checks the last; the others are kept by only importing here.
 """
@@ -12,11 +15,14 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import socket
+import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+SHARED: Final = ("torch.distributed",)  # what an agent and its workers both import, and is most of what an agent does
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import
 KEPT: Final = ("jemalloc_bg_thd",)  # threads that come again by themselves after a fork: pyarrow's allocator has one
 PARENT: Final = "ELASTICRL_PARENT"  # in a worker's: whose death is its own
@@ -47,6 +53,11 @@ def lost(threads: Iterable[str]) -> list[str]:
     return [name for name in threads if name not in KEPT]
 
 
+def own_threads() -> list[str]:
+    """The names of this process's."""
+    return [(task / "comm").read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").iterdir()]
+
+
 def prepare(agent: int, modules: Iterable[str]) -> None:
     """Make this process a fork server of the agent."""
     global failure  # noqa: PLW0603 - read in the children
@@ -56,7 +67,7 @@ def prepare(agent: int, modules: Iterable[str]) -> None:
         load(modules)
     except Exception:  # noqa: BLE001 - a program's module may raise anything; its workers will tell
         failure = traceback.format_exc()
-    threads = lost([(task / "comm").read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").iterdir()])
+    threads = lost(own_threads())
     if len(threads) > 1:
         failure = failure or (
             f"importing {', '.join(modules)} has started threads ({', '.join(sorted(threads))}), which a fork would lose: "
@@ -66,11 +77,51 @@ def prepare(agent: int, modules: Iterable[str]) -> None:
     gc.freeze()  # children then do not copy these pages only because the collector looks at them
 
 
-def start_server(modules: Iterable[str]) -> None:
-    """In the agent: start the fork server, which gets warm while the agent imports torch for itself."""
-    os.environ[FORK_SERVER] = f"{os.getpid()}:{','.join(('elasticrl.agent.worker', *modules))}"
+def start_server(modules: Iterable[str], address: Path) -> None:
+    """In the agent, before it has threads: start the fork server, which gets warm while the agent goes on and listens here."""
+    load(SHARED)
+    wanted = ("elasticrl.agent.worker", *modules)
     multiprocessing.set_forkserver_preload(["elasticrl.agent.warm"])
-    multiprocessing.forkserver.ensure_running()
+    forked = sys.version_info < (3, 14) and len(lost(own_threads())) == 1  # a later Python's server wants a key as well
+    if forked:
+        _fork(wanted, address)
+    os.environ[FORK_SERVER] = f"{os.getpid()}:{','.join(wanted)}"  # for one that is started anew
+    if not forked:
+        multiprocessing.forkserver.ensure_running()
+
+
+def _fork(modules: Iterable[str], address: Path) -> None:
+    """What `ensure_running` does, with a fork of this process in place of a new Python."""
+    server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - what it starts is its own
+    agent = os.getpid()
+    alive, held = os.pipe()
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        address.unlink(missing_ok=True)
+        listener.bind(str(address))
+        address.chmod(0o600)
+        listener.listen()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _keep_only(0, 1, 2, listener.fileno(), alive)
+                prepare(agent, modules)
+                multiprocessing.forkserver.main(listener.fileno(), alive, [])  # until the agent ends
+            except Exception:  # noqa: BLE001 - nothing of the agent's may run in its fork
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+    os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = str(address), held, pid  # noqa: SLF001
+
+
+def _keep_only(*descriptors: int) -> None:
+    """Close all others: the agent's lock among them, which would outlive the agent."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the folder's own descriptor is closed by now
+        if int(name) not in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 if _told := os.environ.pop(FORK_SERVER, ""):

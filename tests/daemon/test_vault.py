@@ -1,5 +1,6 @@
 """A vault beside each daemon: real daemons, agents, workers and vaults; what a worker is given with its seat."""
 
+import json
 import os
 import signal
 import time
@@ -80,14 +81,16 @@ def test_a_worker_is_given_its_configuration_and_its_vault_and_no_secret(job: Jo
     environ = dict(
         line.split("=", 1) for line in Path(f"/proc/{job.worker('n1')}/environ").read_text().split("\0") if "=" in line
     )
+    runtime = job.home("n1")
+    config = runtime / "config.yaml"
     assert not [name for name in environ if name.startswith("ELASTICRL__")]
-    assert "geheim" not in Path(environ["ELASTICRL_CONFIG"]).read_text()
-    assert Path(environ["ELASTICRL_CONFIG"]).stat().st_mode & 0o777 == 0o600
-    assert dumps(load(environ["ELASTICRL_CONFIG"], environ={})) == dumps(
+    assert "geheim" not in config.read_text()
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert dumps(load(config, environ={})) == dumps(
         load(job.folder / "job.yaml", [*job.overrides("n1"), "store.username=null"], environ={})
     )
     assert environ["ELASTICRL_VAULT"] == str(folder(job, "n1"))
-    imported = environ["ELASTICRL_FORK_SERVER"].partition(":")[2].split(",")
+    imported = json.loads((runtime / "agent.json").read_text())["preload"]
     assert imported[-2:] == ["elasticrl.runtime.run", "colorsys"], "what a spare has imported already"
 
 
