@@ -41,7 +41,8 @@ def main() -> int:
             # Not the daemon's file: one that changes under a running gang would let its later processes train by other values.
             write_private(runtime / CONFIG, spec.config)
             os.environ["ELASTICRL_CONFIG"] = str(runtime / CONFIG)
-        warm.start_server(spec.preload, runtime / "fork.sock")
+        forks = runtime / "fork.sock"
+        warm.start_server(spec.preload, forks)
         whose = f"{spec.job}/{spec.node}".replace("%", "%%")
         layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)  # the agent's: workers have their own
@@ -50,5 +51,8 @@ def main() -> int:
         logging.getLogger("torch.distributed.elastic").setLevel(
             logging.CRITICAL
         )  # how processes end is reported, not logged
-        Hand(spec, runtime).run()
+        try:
+            Hand(spec, runtime).run()
+        finally:
+            forks.unlink(missing_ok=True)
     return 0
