@@ -92,7 +92,7 @@ def start_server(modules: Iterable[str], address: Path) -> None:
 
 def _fork(modules: Iterable[str], address: Path) -> None:
     """What `ensure_running` does, with a fork of this process in place of a new Python."""
-    server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - what it starts is its own
+    server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - told below which server runs: it has no other way
     agent = os.getpid()
     alive, held = os.pipe()
     gc.collect()
@@ -113,6 +113,7 @@ def _fork(modules: Iterable[str], address: Path) -> None:
             finally:
                 os._exit(0)
     os.close(alive)
+    # As ensure_running leaves them; test_agent_processes notices when a later Python names them otherwise.
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = str(address), held, pid  # noqa: SLF001
 
 

@@ -62,6 +62,15 @@ async def gone(process: int, within_s: float = 5.0) -> float:
     return time.monotonic() - begun
 
 
+def held(process: int) -> set[str]:
+    """The names of the files that it has open."""
+    return {at.readlink().name for at in Path(f"/proc/{process}/fd").iterdir()}
+
+
+def command(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 def environment(process: int) -> dict[str, str]:
     pairs = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
@@ -318,6 +327,8 @@ def test_the_fork_servers_death_is_survived_and_is_nobodys_own_doing(duo: Lab) -
         await training([a], launch([a], slots=2))
         server = parent_of(pid(a))
         assert server != a.now.pid
+        assert command(server) == command(a.now.pid), "it is a fork of the agent, which had imported torch already"
+        assert "agent.lock" not in held(server), "it would outlive the agent"
         os.kill(server, signal.SIGKILL)
         report = await a.until(lambda r: r.work is Work.FAILED)
         assert report.exit is not None
@@ -334,6 +345,7 @@ def test_the_fork_servers_death_is_survived_and_is_nobodys_own_doing(duo: Lab) -
             assert not report.exit.own
         assert report.work is Work.TRAINING
         assert parent_of(pid(a)) not in (server, a.now.pid)
+        assert command(parent_of(pid(a))) != command(a.now.pid), "the agent has threads by now"
 
     duo.run(scenario)
 
