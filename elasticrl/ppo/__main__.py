@@ -103,8 +103,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
-            name=str(tree.data.path), size=len(data), lanes=lanes, per_lane=ppo.batch // lanes // ppo.group,
-            turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
+            name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
+            per_lane=ppo.batch // lanes // ppo.group, turns=ppo.epochs, seed=tree.job.seed, shuffle=tree.data.shuffle,
         )
     )  # fmt: skip
     scorer = rewards.of(
@@ -179,7 +179,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
-            name=str(tree.data.path), size=len(data), lanes=lanes,
+            name=str(tree.data.path), content=data.content, size=len(data), lanes=lanes,
             per_lane=ppo.batch // lanes // given.PER_RECORD[ppo.algorithm], turns=ppo.epochs, seed=tree.job.seed,
             shuffle=tree.data.shuffle,
         )

@@ -39,7 +39,7 @@ class Answers:
 
     def __init__(self, rows: Table, algorithm: str) -> None:
         self._rows, self._algorithm = rows, algorithm
-        self.left_out = rows.left_out
+        self.left_out, self.content = rows.left_out, rows.content
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -35,7 +35,7 @@ class Prompts(Sequence[Prompt]):
 
     def __init__(self, found: Records, rows: Table, asked: str) -> None:
         self._found, self._rows, self._asked = found, rows, asked
-        self.left_out = rows.left_out
+        self.left_out, self.content = rows.left_out, rows.content
 
     def __len__(self) -> int:
         return len(self._rows)

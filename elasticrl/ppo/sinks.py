@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
+ANSWER_S = 5.0  # for Weights & Biases to answer, while training waits: at its beginning and at its end
 CURVES = ("reward", "kl", "preference_loss", "right")
 
 
@@ -132,19 +134,43 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, if installed."""
+    """Weights & Biases, if installed. Where it does not answer, or refuses, that is said, and training goes on without it."""
 
-    def __init__(self, project: str, job: str) -> None:
-        self._run: Any = import_module("wandb").init(project=project, name=job, resume="allow", id=job)
+    def __init__(self, project: str, job: str, out: TextIO) -> None:
+        wandb: Any = import_module("wandb")
+        self._out, self._refusals = out, (wandb.Error, OSError)
+        self._run: Any = None
+        within = dict.fromkeys(("init_timeout", "login_timeout", "finish_timeout"), ANSWER_S)
+        with self._softly():
+            # Under one name, whichever worker tells: the next one goes on with the same curves.
+            settings = wandb.Settings(console="off", **within)
+            self._run = wandb.init(project=project, name=job, id=job, resume="allow", settings=settings)
 
     def write(self, event: Event) -> None:
         """Numbers alone."""
-        if event.scalars:
-            self._run.log(dict(event.scalars), step=event.step)
+        if self._run is not None and event.scalars:
+            with self._softly():
+                self._run.log(dict(event.scalars), step=event.step)
 
     def close(self) -> None:
         """Uploads what is left."""
-        self._run.finish()
+        if self._run is not None:
+            with self._softly():
+                self._run.finish()
+
+    @contextmanager
+    def _softly(self) -> Iterator[None]:
+        try:
+            yield
+        except self._refusals as error:
+            self._run = None
+            print(
+                f"Weights & Biases does not take this job's curves (telemetry.wandb): {str(error) or type(error).__name__}. "
+                "Nothing more is sent; see that this node reaches it, and that its key is in the daemon's environment "
+                "(WANDB_API_KEY).",
+                file=self._out,
+                flush=True,
+            )
 
 
 class Sinks:
@@ -184,7 +210,7 @@ def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
         if conf.tensorboard is not None:
             found.append(TensorBoard(conf.tensorboard))
         if conf.wandb is not None and find_spec("wandb") is not None:
-            found.append(Wandb(conf.wandb, tree.job.name))
+            found.append(Wandb(conf.wandb, tree.job.name, out))
         elif conf.wandb is not None:
             print("telemetry.wandb is set, but wandb is not installed: nothing is sent", file=out, flush=True)
         if out.isatty() and tree.job.steps:

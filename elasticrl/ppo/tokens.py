@@ -3,6 +3,7 @@
 The idea: a gang waits for the worker that takes a dead one's place, and to tokenize a million prompts takes most of a minute.
 So what came of it lies beside the node's state, under a name that is a digest of all that it depends on: of the records, of
 the settings, of the tokenizer, of the packages' versions. Each row has a check sum: a damaged file is noticed, not trained on.
+And all records together have one, by which a job that goes on knows its data again.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ TABLES: Final = (
 ABANDONED_S: Final = 3600.0  # a table that took longer to write was left by somebody who died
 PACKAGES: Final = ("elasticrl", "transformers", "tokenizers")
 OWN: Final = ("places", "bounds", "tokens", "sums")  # the arrays of a table
+FACTS: Final = "facts"  # the file with the rest of it
 INDEX: Final = "records."  # and what the names of others begin with, which are the records' index
 
 
@@ -55,6 +57,7 @@ class Table:
 
     arrays: Mapping[str, NDArray[Any]]
     left_out: int
+    content: str  # a digest of all records, left out or not, and of their tokens
 
     def __len__(self) -> int:
         return len(self.arrays["places"])
@@ -124,7 +127,8 @@ def _made(found: Records, work: Work, data: Data) -> Table:
     threads.
     """
     places, bounds, tokens, sums = array("q"), array("q", [0]), array("i"), array("q")
-    numbered = enumerate(found)
+    digest = hashlib.sha256()
+    numbered = enumerate(_told(found, digest.update))
     seen = 0
     for row in _rows(iter(lambda: list(islice(numbered, CHUNK)), []), work, data):
         if row is not None:
@@ -135,8 +139,20 @@ def _made(found: Records, work: Work, data: Data) -> Table:
             places.append(seen)
             sums.append(crc32(tokens[begun:], seen))
         seen += 1
+    digest.update(places)
+    digest.update(sums)
     own = {"places": places, "bounds": bounds, "tokens": tokens, "sums": sums}
-    return Table({name: np.asarray(numbers) for name, numbers in own.items()}, left_out=seen - len(places))
+    arrays = {name: np.asarray(numbers) for name, numbers in own.items()}
+    return Table(arrays, left_out=seen - len(places), content=digest.hexdigest()[:16])
+
+
+def _told(found: Records, tell: Callable[[bytes], None]) -> Iterator[Record]:
+    """The records; `tell` is told of each as it passes. Of what JSON does not know, an image perhaps, only the kind counts: it
+    may say of itself where it lies in memory.
+    """
+    for record in found:
+        tell(json.dumps(record, sort_keys=True, default=lambda value: type(value).__name__).encode())
+        yield record
 
 
 def _rows(chunks: Iterator[Chunk], work: Work, data: Data) -> Iterator[Row | None]:
@@ -187,12 +203,12 @@ def _chunk(chunk: Chunk, work: Work) -> list[Row | None]:
 def _mapped(folder: Path) -> Table | None:
     """The table in this folder; None if there is none that is whole."""
     try:
-        left_out = int((folder / "left_out").read_text())
+        left_out, content = (folder / FACTS).read_text().split()
         arrays = {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in sorted(folder.glob("*.npy"))}
         os.utime(folder)  # it was used: others are removed before it
+        return Table(arrays, int(left_out), content) if arrays.keys() >= set(OWN) else None
     except (OSError, ValueError):
         return None
-    return Table(arrays, left_out) if arrays.keys() >= set(OWN) else None
 
 
 def _store(keep: Path, name: str, made: Table, found: Records) -> None:
@@ -206,7 +222,7 @@ def _store(keep: Path, name: str, made: Table, found: Records) -> None:
                 np.save(file, np.asarray(numbers), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-        (fresh / "left_out").write_text(str(made.left_out))
+        (fresh / FACTS).write_text(f"{made.left_out} {made.content}")
         if _mapped(keep / name) is None:  # nobody else was faster; but it may lie there damaged
             shutil.rmtree(keep / name, ignore_errors=True)
             fresh.rename(keep / name)

@@ -125,6 +125,35 @@ def test_data_that_change_under_a_job_are_noticed_and_not_trained_on(tmp_path):
         found[0]
 
 
+def test_data_are_known_again_by_what_is_in_them_wherever_they_lie(tmp_path):
+    rows = [{"prompt": "12", "answer": 3}, {"prompt": "123456", "answer": 1}]
+
+    def content(name, *rows, keep=None, **options):
+        path = write(tmp_path / name, *rows)
+        return prompts.load(Data(path=path, max_prompt=4, **options), TOKENIZER, keep).content
+
+    first = content("a.jsonl", *rows)
+    keep = tmp_path / "keep"
+    assert {first} == {
+        content("b.jsonl", *rows),
+        content("c.jsonl", *rows, keep=keep),
+        content("c.jsonl", *rows, keep=keep),
+    }
+    assert {first} == {
+        content("d.jsonl", *({"answer": row["answer"], "prompt": row["prompt"]} for row in rows), workers=1)
+    }
+    others = [
+        [{"prompt": "12", "answer": 4}, rows[1]],  # what the reward sees
+        [rows[0], {"prompt": "123457", "answer": 1}],  # what is left out
+        rows[::-1],
+        rows[:1],
+    ]
+    assert (
+        len({first, content("a.jsonl", *rows, chat_template=False), *(content("a.jsonl", *other) for other in others)})
+        == 6
+    )
+
+
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write(tmp_path / "2.jsonl", {"prompt": "2"})
     write(tmp_path / "1.jsonl", {"prompt": "1"})
@@ -151,6 +180,8 @@ def test_parquet_files_are_read_or_the_sentence_says_what_to_install(tmp_path):
         (3, "45", 9),
     ]
     assert found[3].tokens == (12, 4, 5, 13)
+    parquet.write_table(pa.table({"q": ["12", "9"], "answer": [3, 8]}), tmp_path / "1.parquet")
+    assert prompts.load(data, TOKENIZER).content != found.content
     with pytest.raises(DataError, match=r"record 0 of .* has no field 'p', only \['answer', 'q'\]"):
         prompts.load(data.model_copy(update={"prompt": "p"}), TOKENIZER)
 

@@ -3,7 +3,10 @@
 import io
 import json
 import time
+from importlib import import_module
+from importlib.util import find_spec
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elasticrl.config.tree import Tree
@@ -119,14 +122,15 @@ class Terminal(io.StringIO):
 def test_each_sink_takes_what_it_can_show(tmp_path, monkeypatch):
     monkeypatch.setenv(sinks.HISTORY, str(tmp_path / "history"))
     out = Terminal()
-    where = sinks.opened(conf(tensorboard=str(tmp_path / "curves"), wandb="project"), out)
+    wandb = {} if find_spec("wandb") else {"wandb": "project"}
+    where = sinks.opened(conf(tensorboard=str(tmp_path / "curves"), **wandb), out)
     for number in range(2):
         made, comm, _, gang = a_step(number)
         where.write(report.step_event(made, {}, gang))
         where.write(report.comm_event(comm, {}))
     where.close()
     text = out.getvalue()
-    assert "telemetry.wandb is set, but wandb is not installed: nothing is sent" in text
+    assert ("telemetry.wandb is set, but wandb is not installed: nothing is sent" in text) == bool(wandb)
     assert "[Step 1] rollout: 185ms" in text
     assert "2 of 200 steps\r" in text
     plain = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -161,3 +165,34 @@ def test_a_meter_counts_what_goes_to_others():
     assert meter.taken() == ({"all_to_all": Cost(times=1, bytes=24, seconds=0.5)}, 1)
     assert meter.taken() == ({}, 0)
     assert (meter.waited_s, meter.moved) == (0.5, 24), "in all, whoever took the rest"
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wants the package wandb (0.31), which elasticrl does not")
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"WANDB_MODE": "offline"}, ""),
+        ({}, "No API key configured"),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "connection refused"),
+    ],
+    ids=["offline", "no key", "not reached"],
+)
+def test_curves_go_to_weights_and_biases_or_it_is_said_why_not_and_training_goes_on(tmp_path, monkeypatch, env, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # its key may be in a file there
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    import_module("wandb").teardown()  # it remembers whom it knew before
+    out, begun = io.StringIO(), time.monotonic()
+    wandb = sinks.Wandb("project", "job", out)
+    for number in range(3):
+        wandb.write(Event(name="ppo.step", step=number, fields={}, line="", scalars={"reward": 0.5 + number}))
+    wandb.write(Event(name="ppo.advice", step=2, fields={}, line="lower it", scalars={}))
+    wandb.close()
+    assert time.monotonic() - begun < 30
+    assert said in out.getvalue()
+    assert ("Nothing more is sent" in out.getvalue()) == bool(said)
+    if not said:
+        [kept] = tmp_path.glob("wandb/offline-run-*/run-job.wandb")
+        assert kept.read_bytes().count(b"reward") >= 3

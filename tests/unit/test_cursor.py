@@ -143,6 +143,7 @@ WALK = Walk(name="d", size=100, lanes=4, per_lane=5, seed=1)
         ({"size": 90}, "data"),
         ({"seed": 2}, "data"),
         ({"name": "e"}, "data"),
+        ({"content": "9f86"}, "data"),
         ({"shuffle": False}, "data"),
     ],
 )
@@ -151,7 +152,8 @@ def test_another_batch_lane_count_or_data_is_refused_unless_allowed(change: dict
 
     before = Cursor(WALK)
     before.advance(6)
-    with pytest.raises(CheckpointRefused, match=f"--allow {name}"):
+    ((part, value),) = change.items()
+    with pytest.raises(CheckpointRefused, match=f"was .* and is {value if part != 'per_lane' else 12}.*--allow {name}"):
         resumed(replace(WALK, **change), before)
     resumed(replace(WALK, **change), before, "lanes", "batch", "data")
 

@@ -35,10 +35,11 @@ class SampleId:
 class Walk:
     """How a job goes through its data.
 
-    Example: Walk(name="prompts.jsonl:ab12", size=10_000, lanes=8, per_lane=16, seed=7)
+    Example: Walk(name="prompts.jsonl", content="9f86d081884c7d65", size=10_000, lanes=8, per_lane=16, seed=7)
     """
 
-    name: str = "data"  # with whatever tells this data from other data: a path, a hash, a version
+    name: str = "data"
+    content: str = ""  # what tells this data from other data of that name: a digest, a version
     size: int | None = None  # samples of an epoch; None: a stream, whose end is seen when it comes
     lanes: int = 1
     per_lane: int = 1
@@ -133,7 +134,8 @@ class Cursor:
 
     def describe(self) -> str:
         """For a checkpoint's facts: what must not change without being told."""
-        return f"{self.walk.name}:{self.walk.size}:seed={self.walk.seed}:shuffle={self.walk.shuffle}:{self.walk.edge}"
+        walk = self.walk
+        return f"{walk.name}:{walk.content}:{walk.size}:seed={walk.seed}:shuffle={walk.shuffle}:{walk.edge}"
 
     def ids(self, step: int, update: int, lane: int) -> tuple[SampleId, ...]:
         """The samples of one lane. DataError beyond the last epoch: an exhausted run must not look like a finished one."""
@@ -185,15 +187,16 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     free = replace(walk, epochs=last.walk.epochs, turns=last.walk.turns)  # these two may change at any time
     if free == last.walk and walk.turns == last.walk.turns:
         return (*segments[:-1], replace(last, walk=walk))
-    changed = {
-        "lanes": (last.walk.lanes, walk.lanes),
-        "batch": ((last.walk.batch, last.walk.draws), (walk.batch, walk.draws)),
+    changed: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+        "lanes": ({"lanes": last.walk.lanes}, {"lanes": walk.lanes}),
+        "batch": ({"batch": last.walk.batch, "draws": last.walk.draws}, {"batch": walk.batch, "draws": walk.draws}),
         "data": (_data(last.walk), _data(walk)),
     }
     for name, (old, new) in changed.items():
         if old != new and name not in allow:
+            parts = ", ".join(f"{part} was {old[part]} and is {new[part]}" for part in old if old[part] != new[part])
             raise CheckpointRefused(
-                f"The walk's {name} was {old} and is {new}: from step {draw // last.walk.draws} on other samples "
+                f"The walk's {name} changed ({parts}): from step {draw // last.walk.draws} on other samples "
                 f"would be used than planned. Set it back, or continue with --allow {name} (checkpoint.allow)."
             )
     if free == last.walk:
@@ -209,8 +212,8 @@ def join_on(segments: tuple[Segment, ...], walk: Walk, draw: int, allow: Collect
     return (*segments, Segment(first=first, epoch=epoch, offset=offset, walk=walk))
 
 
-def _data(walk: Walk) -> tuple[object, ...]:
-    return walk.name, walk.size, walk.seed, walk.shuffle, walk.edge
+def _data(walk: Walk) -> dict[str, object]:
+    return {name: getattr(walk, name) for name in ("name", "content", "size", "seed", "shuffle", "edge")}
 
 
 def _check(walk: Walk) -> None:
