@@ -62,7 +62,7 @@ from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, offloaded, rules, strategy_of
-from elasticrl.runtime.vault.errors import CheckpointRefused, VaultError
+from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -770,9 +770,16 @@ class Run:
                 part.empty()
 
     def _check_alike(self, agreed: Agreed) -> None:
-        """At the very beginning: nobody restored anything, so the ranks' models must have been built alike."""
+        """At the very beginning: nobody restored anything, so models and data must be alike on all ranks."""
         if agreed.whole is not None or agreed.checkpoint is not None:
             return
+        told = exchange(self._gang_now, self._cursor.describe() if self._cursor else "")
+        if len(set(told)) > 1:
+            ranks = {data: [str(rank) for rank, one in enumerate(told) if one == data] for data in told}
+            each = "; ".join(f"rank {', '.join(who)} has {data}" for data, who in ranks.items())
+            raise DataError(
+                f"The ranks have different data ({each}). Give each node the same files under the same name."
+            )
         for name, role in self._roles.items():
             if isinstance(role.live, Replicated) and (odd := role.live.diverged()):
                 raise Misuse(

@@ -46,15 +46,18 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
-    options.add_argument("--unlike", action="store_true", help="each process builds another model")
+    options.add_argument("--unlike", choices=("model", "data"), help="each process has another one")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
-        cursor = Cursor(Walk(name="points", size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed))
+        content = str(os.getpid()) if args.unlike == "data" else ""
+        cursor = Cursor(
+            Walk(name="points", content=content, size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed)
+        )
         schedule = Warmup()
         device = run.context.device
         model = sharded if run.tree.model.strategy == "fsdp" else fresh().to(device)
-        if args.unlike:
+        if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         stepped: Any = None
         if args.torch:

@@ -1,6 +1,7 @@
 """`runtime.join` as a script sees it: the same bits alone, in any gang and through any faults; every sample exactly once."""
 
 import random
+import re
 import subprocess
 import sys
 import time
@@ -241,12 +242,19 @@ def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
         assert digests(nodes.run_dir) == undisturbed
 
 
-def test_ranks_that_built_different_models_are_told_so(tmp_path: Path):
-    with Nodes(tmp_path, steps=STEPS, args=("--unlike",)) as nodes:
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("model", "The ranks built different models"),
+        ("data", r"The ranks have different data \(rank 0 has .*; rank 1 has"),
+    ],
+)
+def test_ranks_that_do_not_begin_alike_are_told_so(tmp_path: Path, what: str, said: str):
+    with Nodes(tmp_path, steps=STEPS, args=("--unlike", what)) as nodes:
         nodes.plan("n0", "n1")
         worker = nodes.workers["n0"]
         worker.process.join(30)
-        assert "The ranks built different models" in worker.text
+        assert re.search(said, worker.text)
 
 
 def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_path: Path):

@@ -1,0 +1,48 @@
+"""A job that goes on from its checkpoint: with the data that it began with, or not at all."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from alone import Life, live
+
+from elasticrl.ppo import tiny
+from elasticrl.runtime.chronicle import read
+
+ROWS = [{"prompt": f"{number:03}", "chosen": f"{number:03}"[::-1], "rejected": "1"} for number in range(100)]
+
+
+def start(folder: Path, steps: int, allow: str = "") -> Life:
+    """One life of the job, alone."""
+    (folder / "job.yaml").write_text(
+        f"job: {{name: small, program: elasticrl.ppo, steps: {steps}}}\nnode: {{name: n0}}\nmembership: {{max_nodes: 1}}\n"
+        f"checkpoint: {{dir: {folder}/run, every: 2, allow: [{allow}]}}\nvault: {{dir: {folder}/vault}}\n"
+        f"store: {{embedded: true}}\nlanes: {{count: 2}}\n"
+        f"model: {{path: {folder}/actor}}\nrollout: {{max_tokens: 5}}\n"
+        f"data: {{path: {folder}/pairs.jsonl, max_prompt: 6}}\n"
+        "ppo: {algorithm: dpo, batch: 8, mini_batch: 8, micro_batch: 4, epochs: 1}\n"
+    )
+    (folder / "job.py").write_text("from elasticrl.ppo.__main__ import main\n\nmain('job.yaml')\n")
+    return live(folder / "job.py")
+
+
+def write(folder: Path, rows: list[dict[str, str]]) -> None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_job_whose_data_were_changed_is_refused_unless_told(tmp_path: Path):
+    tiny.write(tmp_path / "actor", hidden=16, layers=1)
+    write(tmp_path, ROWS)
+    first = start(tmp_path, 2)
+    assert first.returncode == 0, first.stderr
+    write(tmp_path, [*ROWS[:-1], {**ROWS[-1], "rejected": "2"}])  # as many, of the same lengths, under the same name
+    refused = start(tmp_path, 4)
+    assert refused.returncode != 0
+    assert "data was" in refused.stderr
+    assert "continue with --allow data (checkpoint.allow)" in refused.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 2, "nothing was trained"
+    allowed = start(tmp_path, 4, allow="data")
+    assert allowed.returncode == 0, allowed.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 4
