@@ -38,9 +38,7 @@ from bench.report import dump, end_cleanly, machine, show, summary
 
 PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
-TOLD_LATE = (
-    1  # steps: under a daemon one is told when the next has sealed it, so the newest told may lie before the last turn
-)
+TOLD_LATE = 1  # steps: under a daemon one is told when the next has sealed it
 STEPS = 10_000  # more than there is time for
 CHOICE = ("daemon", "daemon-each", "plain")
 #: Who was frozen for a turn has neither died nor stalled.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elasticrl.config import Tree
 
 HISTORY = "ELASTICRL_HISTORY"  # a file that gets a line for each step, for demonstrations and tests
-ANSWER_S = 5.0  # for Weights & Biases to answer, while training waits: at its beginning and at its end
+ANSWER_S = 5.0  # for each answer of Weights & Biases, while training waits: two at its beginning, one at its end
 CURVES = ("reward", "kl", "preference_loss", "right")
 
 
