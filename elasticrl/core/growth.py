@@ -11,6 +11,7 @@ from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
 from elasticrl.core.verdict import Facts, Fault
+from elasticrl.core.words import count
 
 
 def form(scene: Scene) -> Move | None:
@@ -36,7 +37,7 @@ def form(scene: Scene) -> Move | None:
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
     came = sum(seat.member not in held for seat in seats)
-    why = "going on" + forgone(scene, seats) + (f", {came} nodes joined" if came else "")
+    why = "going on" + forgone(scene, seats) + (f", {count(came, 'node')} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
 
 
@@ -67,7 +68,7 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
-    return Move(plan=scene.train(seats, f"{came} nodes joined", Rung.START, strike=plan.strike))
+    return Move(plan=scene.train(seats, f"{count(came, 'node')} joined", Rung.START, strike=plan.strike))
 
 
 def ease(scene: Scene) -> Move | None:

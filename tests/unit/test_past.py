@@ -30,7 +30,7 @@ def test_a_fault_that_is_told_anew_counts_once_and_a_later_one_again() -> None:
 
 def test_status_and_page_say_what_happened_after_everybody_is_back() -> None:
     n0 = Member(node="n0", incarnation=1)
-    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=n0, born=1),), reason="1 nodes joined")
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=n0, born=1),), reason="1 node joined")
     seen = picture(
         "ppo", View(plan=plan, leader=n0), {"n0": Record(member=n0)}, {}, needs=1, now=1000.0,
         past=Past(began=100.0, faults=2, last=KILLED),

@@ -40,7 +40,7 @@ def lines_of(node: str) -> list[dict[str, object]]:
         log(1.1, "workers.changed", node, work="joining", generation=1, step=0),
         log(2.0, "workers.changed", node, work="training", generation=1, step=0),
     ]
-    grown = {"generation": 3, "rung": "start", "world": 3, "members": 3, "reason": "1 nodes joined", **plan}
+    grown = {"generation": 3, "rung": "start", "world": 3, "members": 3, "reason": "1 node joined", **plan}
     tail = [
         log(10.0, "plan.adopted", node, **grown),
         log(10.1, "workers.changed", node, work="training", generation=3, step=8),
