@@ -39,7 +39,8 @@ from elasticrl.core.model import Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 
-LOOK_S: Final = 0.1  # how often beats are looked at while anybody is seated
+LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed
+STEADY_S: Final = 0.2  # and from then on, where only hangs are looked for: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
@@ -176,8 +177,16 @@ class Hand(LocalElasticAgent):
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(until_next(LOOK_S, time.time()) if self._seated else REPORT_S):
+            async with asyncio.timeout(until_next(self._look_s(), time.time())):
                 await self._changed.wait()
+
+    def _look_s(self) -> float:
+        """How long until beats are looked at again."""
+        if not self._seated:
+            return REPORT_S
+        generation, begun = self._began
+        steady = self._last.work is Work.TRAINING and generation == self._generation and self._last.step > begun
+        return STEADY_S if steady else LOOK_S
 
     def _poke(self) -> None:
         """Look at once."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # prometheus' client is imported where metrics are served
 
 NAME: Final = "steps.jsonl"
 LOOK_S: Final = 0.05  # between looks, at least; a phase shorter than a look may be counted to the one before it
-LOOKS: Final = 20  # in the shortest step: longer steps are looked at less often,
+LOOKS: Final = 10  # in the shortest step: longer steps are looked at less often,
 SELDOM_S: Final = 0.2  # but never less than that; halves of it, so that looks are where beats and other looks are
 LINE_S: Final = 0.2  # that a line is of, at least: shorter steps share one,
 SHARED_S: Final = 0.1  # and are looked at so often: their phases are shorter than any look
@@ -98,7 +98,7 @@ def _anew(beat: Snapshot, now: float) -> Marks:
 def pause(step_s: float) -> float:
     """Seconds until the next look, where the shortest step takes this long.
 
-    >>> [pause(step_s) for step_s in (0.01, 0.3, 2.0, 3.9, 60.0)]
+    >>> [pause(step_s) for step_s in (0.01, 0.3, 1.0, 1.9, 60.0)]
     [0.1, 0.05, 0.1, 0.1, 0.2]
     """
     if step_s < LINE_S:

@@ -265,6 +265,18 @@ def test_what_a_worker_asked_for_before_it_went_does_not_hide_that_it_has_gone(v
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_writer_waits_once_for_all_that_a_gang_left_behind(vault: Vault, tmp_path: Path):
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS, timeout_s=600.0, orphan_s=6.0)
+    job = Job(seed=1).train(1)
+    saver.save(snapshot(vault, job, 10, world=2), finish=True)  # the other of the two never saves
+    saver.save(snapshot(vault, job, 20, world=2), finish=True)
+    until((tmp_path / "ck" / ".saving-step-00000010-g1" / "data-0000.json").exists, "its own shard is staged", 60)
+    pid, left = saver.pid, time.monotonic()
+    saver.close(60)
+    assert not Path(f"/proc/{pid}").exists()
+    assert 6.0 <= time.monotonic() - left < 11.0
+
+
 def test_a_commit_that_waits_behind_a_save_does_not_hide_that_a_later_gang_saves(vault: Vault, tmp_path: Path):
     job = Job(seed=1).train(1)
     saver = Saver(str(tmp_path / "ck"), facts=FACTS, timeout_s=600.0)

@@ -20,7 +20,7 @@ from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import Channel, load_key, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
-from elasticrl.runtime.vault.push import Caller
+from elasticrl.runtime.vault.push import Buddy, Caller
 from elasticrl.runtime.vault.slots import Pinned, files, pin
 from elasticrl.runtime.vault.transfer import offer, promised
 from elasticrl.runtime.vault.version import Version
@@ -140,6 +140,34 @@ def test_a_receiver_killed_while_it_receives_has_nothing_torn_and_gets_it_later(
     finally:
         giver.stop()
         taker.stop()
+
+
+def test_a_receiver_that_goes_between_a_frame_and_its_data_is_a_connection_that_ended(tmp_path: Path):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(4096))
+
+    async def send() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as ours:
+            ours.connect(listener.getsockname())
+            listener.accept()[0].close()
+            channel = Channel(ours, deadline_s=5.0)
+            with file.open("rb") as opened:
+                await channel.send_file({"block": 0}, opened, 0, 4096)
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(send())
+
+
+def test_an_error_that_nobody_foresaw_ends_the_vault_and_is_not_swallowed_with_its_copies():
+    async def push() -> BaseException:
+        broken = asyncio.get_running_loop().create_future()
+        caller = Caller(job="j", node="n0", key=KEY, source="127.0.0.1", deadline_s=5.0)
+        buddy = Buddy("n1", "127.0.0.1:1", caller, layout.BLOCK, asyncio.Condition(), broken.set_result)
+        buddy.push("w0", 3)  # type: ignore[arg-type]  # no path: whatever goes wrong where nothing can
+        async with asyncio.timeout(5.0):
+            return await broken
+
+    assert isinstance(asyncio.run(push()), TypeError)
 
 
 def test_a_frozen_buddy_is_named_within_the_deadline_and_served_when_it_wakes(tmp_path: Path):

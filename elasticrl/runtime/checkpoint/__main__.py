@@ -42,12 +42,12 @@ class Inbox:
 
     def __init__(self, sock: socket.socket) -> None:
         self.ahead: deque[Request] = deque()
-        self.gone = False  # our worker
+        self.gone_since: float | None = None  # our worker
         self._sock = sock
 
     def next(self) -> Request | None:
         """The next one, when it comes; None when the worker has gone and all is done that it had asked for."""
-        while not self.ahead and not self.gone:
+        while not self.ahead and self.gone_since is None:
             self._read()
         return self.ahead.popleft() if self.ahead else None
 
@@ -55,7 +55,7 @@ class Inbox:
         """What has come meanwhile?"""
         self._sock.setblocking(False)  # socket.recv_fds takes flags, and forgets them
         with suppress(BlockingIOError):
-            while not self.gone:
+            while self.gone_since is None:
                 self._read()
         self._sock.setblocking(True)
 
@@ -65,7 +65,7 @@ class Inbox:
             if data:
                 self.ahead.append(Request(json.loads(data), fds))
             else:
-                self.gone = True
+                self.gone_since = time.monotonic()
 
 
 class Hope:
@@ -73,14 +73,14 @@ class Hope:
     our worker has gone, and nobody is left to ask.
 
     Those who had begun finish even if their workers die, so they are given some time: at least `orphan_s`, and longer where
-    our own shard took long. A writer that waited on would keep its shard's memory from the machine.
+    our own shard took long. The time is one for all that our worker had asked for: what the others had begun of a later save
+    they have written meanwhile. A writer that waited on would keep its shard's memory from the machine.
     """
 
     def __init__(self, inbox: Inbox, generation: int, orphan_s: float) -> None:
         self.own_s = 0.0  # what writing our shard took
         self._inbox, self._generation, self._orphan_s = inbox, generation, orphan_s
         self._later_since: float | None = None
-        self._gone_since: float | None = None
 
     def __call__(self) -> str:
         """The sentence; empty as long as there is hope."""
@@ -91,10 +91,9 @@ class Hope:
             self._later_since = self._later_since or now
             if now - self._later_since > GRACE_S:
                 return f"generation {later} saves already, and this one's gang broke up"
-        if self._inbox.gone:
-            self._gone_since = self._gone_since or now
+        if self._inbox.gone_since is not None:
             patience = self._orphan_s + 3 * self.own_s
-            if now - self._gone_since > patience:
+            if now - self._inbox.gone_since > patience:
                 return f"our worker has gone, and they did not come within {patience:.0f} s"
         return ""
 

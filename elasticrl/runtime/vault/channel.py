@@ -127,7 +127,11 @@ class Channel:
         await self._put(self._frame(frame, count))
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.deadline_s):
-            await loop.sock_sendfile(self.sock, file, offset, count, fallback=False)
+            try:
+                await loop.sock_sendfile(self.sock, file, offset, count, fallback=False)
+            except asyncio.SendfileNotAvailableError as error:
+                # So asyncio calls whatever is met before the first byte, and that is a connection that has just ended.
+                raise ConnectionResetError(f"{self.peer or 'the peer'} takes no data: {error}") from error
 
     def _frame(self, frame: Mapping[str, object], raw: int) -> bytes:
         body = json.dumps({**frame, "raw": raw}, separators=(",", ":")).encode()

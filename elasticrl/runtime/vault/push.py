@@ -6,6 +6,7 @@ a newer one replaces it.
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,7 +54,15 @@ class Caller:
 class Buddy:
     """One node that keeps our copies."""
 
-    def __init__(self, node: str, address: str, caller: Caller, window_bytes: int, moved: asyncio.Condition) -> None:
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        caller: Caller,
+        window_bytes: int,
+        moved: asyncio.Condition,
+        broken: Callable[[BaseException], None],
+    ) -> None:
         self.node = node
         self.address = address
         self.failing = ""  # the sentence of the last failure, until something arrives
@@ -61,11 +70,13 @@ class Buddy:
         self._caller = caller
         self._window_bytes = window_bytes
         self._moved = moved  # notified when a copy has arrived or failed
+        self._broken = broken  # told of an error that nobody foresaw: nothing is sent after it
         self._pending: dict[str, Path] = {}
         self._done: dict[str, Mark] = {}
         self._wake = asyncio.Event()
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._run(), name=f"buddy-{node}")
+        self._task.add_done_callback(self._ended)
 
     def push(self, writer: str, path: Path) -> None:
         """This file is the newest of `writer`."""
@@ -82,6 +93,10 @@ class Buddy:
         with suppress(asyncio.CancelledError):
             await self._task
         self._hang_up()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._broken(error)
 
     async def _run(self) -> None:
         pause = RETRY_S[0]
