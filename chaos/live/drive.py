@@ -40,7 +40,7 @@ QUIET_S = 1.0  # of training before a scenario's first fault
 START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
 WELL_STEPS = 3
 STOP_S = 90.0
-LEFT_S = 40.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
+LEFT_S = 20.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
 IN_THE_JOB = ("before ", "during ", "after ")
 
 

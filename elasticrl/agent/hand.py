@@ -40,7 +40,7 @@ from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 
 LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed
-STEADY_S: Final = 0.2  # and from then on, where only hangs are looked for: each waking disturbs what computes here
+STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it

@@ -17,10 +17,10 @@ import pytest
 from vault_nodes import KEY, Node, cluster, holdings, pattern, ring, until
 
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import Channel, load_key, welcome
+from elasticrl.runtime.vault.channel import MAC_BYTES, MAX_HELLO, Channel, load_key, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
-from elasticrl.runtime.vault.push import Buddy, Caller
+from elasticrl.runtime.vault.push import Caller
 from elasticrl.runtime.vault.slots import Pinned, files, pin
 from elasticrl.runtime.vault.transfer import offer, promised
 from elasticrl.runtime.vault.version import Version
@@ -158,16 +158,17 @@ def test_a_receiver_that_goes_between_a_frame_and_its_data_is_a_connection_that_
         asyncio.run(send())
 
 
-def test_an_error_that_nobody_foresaw_ends_the_vault_and_is_not_swallowed_with_its_copies():
-    async def push() -> BaseException:
-        broken = asyncio.get_running_loop().create_future()
-        caller = Caller(job="j", node="n0", key=KEY, source="127.0.0.1", deadline_s=5.0)
-        buddy = Buddy("n1", "127.0.0.1:1", caller, layout.BLOCK, asyncio.Condition(), broken.set_result)
-        buddy.push("w0", 3)  # type: ignore[arg-type]  # no path: whatever goes wrong where nothing can
-        async with asyncio.timeout(5.0):
-            return await broken
-
-    assert isinstance(asyncio.run(push()), TypeError)
+def test_whatever_answers_at_a_neighbours_address_copies_are_tried_again(tmp_path: Path):
+    body = b"[" * MAX_HELLO  # an error, but none that reading a frame is known for
+    with cluster(tmp_path, 1) as (node,), socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(10)
+        node.announce(node.keep(3))
+        there = {"n0": node.address, "n1": f"127.0.0.1:{stranger.getsockname()[1]}"}
+        node.control.ask("ring", generation=1, nodes=["n0", "n1"], addresses=there, copies=1)
+        for _ in range(3):
+            with stranger.accept()[0] as caller:
+                caller.sendall(len(body).to_bytes(4, "big") + bytes(MAC_BYTES) + body)
+        assert "copies to n1" in node.control.ask("status")["buddies"][0]["failing"]
 
 
 def test_a_frozen_buddy_is_named_within_the_deadline_and_served_when_it_wakes(tmp_path: Path):

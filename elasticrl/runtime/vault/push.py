@@ -6,7 +6,6 @@ a newer one replaces it.
 
 import asyncio
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,15 +53,7 @@ class Caller:
 class Buddy:
     """One node that keeps our copies."""
 
-    def __init__(
-        self,
-        node: str,
-        address: str,
-        caller: Caller,
-        window_bytes: int,
-        moved: asyncio.Condition,
-        broken: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, node: str, address: str, caller: Caller, window_bytes: int, moved: asyncio.Condition) -> None:
         self.node = node
         self.address = address
         self.failing = ""  # the sentence of the last failure, until something arrives
@@ -70,13 +61,11 @@ class Buddy:
         self._caller = caller
         self._window_bytes = window_bytes
         self._moved = moved  # notified when a copy has arrived or failed
-        self._broken = broken  # told of an error that nobody foresaw: nothing is sent after it
         self._pending: dict[str, Path] = {}
         self._done: dict[str, Mark] = {}
         self._wake = asyncio.Event()
         self._channel: Channel | None = None
         self._task = asyncio.create_task(self._run(), name=f"buddy-{node}")
-        self._task.add_done_callback(self._ended)
 
     def push(self, writer: str, path: Path) -> None:
         """This file is the newest of `writer`."""
@@ -94,10 +83,6 @@ class Buddy:
             await self._task
         self._hang_up()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            self._broken(error)
-
     async def _run(self) -> None:
         pause = RETRY_S[0]
         while True:
@@ -107,7 +92,7 @@ class Buddy:
                 writer, path = next(iter(self._pending.items()))
                 try:
                     await self._send(writer, path)
-                except (OSError, TimeoutError, VaultError, ValueError, KeyError) as error:
+                except Exception as error:  # noqa: BLE001 - whatever somebody there answers, we go on bringing copies
                     self._hang_up()
                     what = f"{error}" or type(error).__name__
                     self.failing = f"copies to {self.node} ({self.address}) fail: {what}"

@@ -97,7 +97,6 @@ class Server:
         self._control: asyncio.AbstractServer | None = None
         self._end = False
         self._leaving: asyncio.TimerHandle | None = None  # when we end, for our node has left
-        self._bug: BaseException | None = None  # for which we end: the next one starts without it
         self._complaint = ""  # why the last conversation with another vault ended badly
         self._born = time.monotonic()
 
@@ -184,17 +183,10 @@ class Server:
             clean(self.options.directory)
         self.socket_path.unlink(missing_ok=True)
         os.close(self._lock_fd)
-        if self._bug is not None:
-            raise self._bug
 
     def stop(self) -> None:
         """Make `run` return."""
         self._stopped.set()
-
-    def _break(self, bug: BaseException) -> None:
-        """What keeps our neighbours' copies, or ours at theirs, has ended: a vault that lives on without it looks well."""
-        self._bug = bug
-        self.stop()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -308,8 +300,7 @@ class Server:
         for node, address in wanted.items():
             if node not in self._buddies:
                 assert self._caller is not None
-                window = self.options.window_bytes
-                self._buddies[node] = Buddy(node, address, self._caller, window, self._moved, self._break)
+                self._buddies[node] = Buddy(node, address, self._caller, self.options.window_bytes, self._moved)
         newest: dict[str, tuple[Path, Holding]] = {}
         for path, holding in self._scan():
             name = parse_name(path.name)
