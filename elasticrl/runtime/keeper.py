@@ -26,11 +26,12 @@ from elasticrl.runtime.context import Context
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.data.ledger import Ledger
 from elasticrl.runtime.vault.client import Ticket, Vault
-from elasticrl.runtime.vault.errors import DataError, StateError, VaultError
+from elasticrl.runtime.vault.errors import CopiesLate, DataError, StateError, VaultError
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.slots import clean
 from elasticrl.runtime.vault.version import Lineage, Version
 
+NO_NEARER = 0.75  # of the shortest budget that any phase can have
 SLICE_S = 0.05  # the longest that a decision to leave goes unnoticed while copies are waited for
 RETRY_S = 2.0  # between attempts at a last save that failed
 
@@ -179,8 +180,9 @@ class Keeper:
         """Waits until what was kept is whole here and at the buddies. `check` may raise: somebody wants us elsewhere. Inside of
         `waiting` it is the buddies that are waited for: found where the way to one took long, and who waited was blamed.
 
-        Copies that do not arrive within `vault.timeout` are said to be `late` and not waited for: training goes on, and until
-        they arrive a lost node may cost steps. Where the last ones were late, little is expected of the next.
+        Copies that do not arrive within `vault.timeout`, or come no nearer for so long that who waits here would soon be taken
+        for one that hangs, are said to be `late` and not waited for: training goes on, and until they arrive a lost node may
+        cost steps. Where the last ones were late, little is expected of the next.
         """
         kept = self.kept
         if kept is None or kept.sealed:
@@ -209,7 +211,9 @@ class Keeper:
     def _await_copies(
         self, kept: Kept, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        deadline = time.monotonic() + (2 * SLICE_S if self.late else self.context.tree.vault.timeout_s)
+        tree = self.context.tree
+        deadline = time.monotonic() + (2 * SLICE_S if self.late else tree.vault.timeout_s)
+        nearer, moved = time.monotonic(), 0
         while True:
             check()
             try:
@@ -223,7 +227,10 @@ class Keeper:
                     raise
                 if path and not path.exists():  # cleared away after it was sealed: no copy of it would ever come
                     self.vault.mend()
-                if time.monotonic() > deadline:
+                came = error.moved_bytes if isinstance(error, CopiesLate) else moved
+                if came != moved or not path:
+                    nearer, moved = time.monotonic(), came
+                if time.monotonic() > min(deadline, nearer + NO_NEARER * tree.timeouts.floor_s):
                     self._complain(f"step {kept.version} has too few copies: {error}")
                     self.late = True
                     return

@@ -1,6 +1,7 @@
 """What survives a worker, one station at a time: a real vault directory, a real writer."""
 
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from elasticrl.runtime.vault.version import Cut, Version
 
 def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(tmp_path: Path):
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    plain["timeouts"] = {"floor": "10s"}  # its vault has that long to come back
     told: list[str] = []
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)
@@ -37,6 +39,56 @@ def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(t
         back.join()
         assert not keeper.late
         assert {"n0", "n1"} <= {held.at for held in holdings(nodes)}
+        keeper.close(over=False)
+
+
+def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang_and_slow_ones_are_not(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    plain["timeouts"] = {"floor": "1500ms"}
+    told: list[str] = []
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        here, there = nodes
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
+        keeper = Keeper(context, writer="w0", say=told.append)
+        keeper.begin(
+            generation=1, rank=0, world=1, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+            facts=facts_of(context, batch=1, data=""),
+        )  # fmt: skip
+        parts = Parts(model=torch.nn.Linear(1 << 15, 1 << 10))  # 128 MiB: more than sockets hold
+        over = threading.Event()
+
+        def crawl() -> None:
+            while not over.is_set():
+                there.signal(signal.SIGSTOP)
+                over.wait(0.1)
+                there.signal(signal.SIGCONT)
+                time.sleep(0.006)
+
+        slow = threading.Thread(target=crawl)
+        slow.start()
+        try:
+            keeper.keep(parts, Version(1), steps=1, whole=True)
+            begun = time.monotonic()
+            keeper.await_copies(lambda: None)
+            assert not keeper.late
+            assert time.monotonic() - begun > 0.75 * 1.5, "it was not slow enough to tell"
+        finally:
+            over.set()
+            slow.join()
+        keeper.sealed("d")
+        there.signal(signal.SIGSTOP)
+        keeper.keep(parts, Version(2), steps=2, whole=True)
+        keeper.kept.ticket.wait_sealed(5)
+        begun = time.monotonic()
+        keeper.await_copies(lambda: None)
+        assert keeper.late
+        assert time.monotonic() - begun < 3.0, "that is a seventh of vault.timeout"
+        assert "step 2.0 has too few copies" in told[-1]
+        there.signal(signal.SIGCONT)
+        until(lambda: keeper.vault.wait_copied(keeper.kept.ticket, 5) == 1, "the copy is there")
+        keeper.await_copies(lambda: None)
+        assert not keeper.late
         keeper.close(over=False)
 
 

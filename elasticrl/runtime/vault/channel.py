@@ -105,6 +105,9 @@ class Signer:
         return made.digest()[:MAC_BYTES]
 
 
+PIECE = 1 << 20  # of a file: so often it is known how far it has gone
+
+
 class Channel:
     """One end of an authenticated connection. Every operation has a deadline."""
 
@@ -114,6 +117,7 @@ class Channel:
         self.sock = sock
         self.deadline_s = deadline_s
         self.peer = ""
+        self.moved_bytes = 0  # of files, sent
         self._signer: Signer | None = None
 
     async def send(self, frame: Mapping[str, object], raw: bytes | memoryview = b"") -> None:
@@ -128,7 +132,10 @@ class Channel:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.deadline_s):
             try:
-                await loop.sock_sendfile(self.sock, file, offset, count, fallback=False)
+                for start in range(offset, offset + count, PIECE):
+                    self.moved_bytes += await loop.sock_sendfile(
+                        self.sock, file, start, min(PIECE, offset + count - start), fallback=False
+                    )
             except asyncio.SendfileNotAvailableError as error:
                 # So asyncio calls whatever is met before the first byte, and that is a connection that has just ended.
                 raise ConnectionResetError(f"{self.peer or 'the peer'} takes no data: {error}") from error

@@ -161,7 +161,7 @@ class Vault:
             self._last.wait_taken(timeout_s)
 
     def wait_copied(self, ticket: Ticket, timeout_s: float) -> int:
-        """Until the buddies have it too; how many there are. VaultError names those that don't."""
+        """Until the buddies have it too; how many there are. CopiesLate names those that don't."""
         limit = time.monotonic() + timeout_s
         ticket.wait_sealed(timeout_s)
         return self.control.copied(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.runtime.vault.channel import PROTOCOL
-from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.version import Version
 
 GRACE_S = 1.0  # beyond a question's own deadline, for its answer to arrive
@@ -89,7 +89,7 @@ class Control:
     # -- the questions
 
     def copied(self, writer: str, *, version: Version, generation: int, timeout_s: float) -> int:
-        """Wait until all buddies have a version of a worker; how many there are. VaultError names the late ones."""
+        """Wait until all buddies have a version of a worker; how many there are. CopiesLate names those that have not."""
         answer = self.ask(
             "copied",
             timeout_s=timeout_s,
@@ -98,6 +98,9 @@ class Control:
             update=version.update,
             generation=generation,
         )
+        if answer.get("late"):
+            why = f"step {version} of {writer} was not copied within {timeout_s:g} s: {answer['late']}"
+            raise CopiesLate(why, moved_bytes=int(answer["moved"]))
         return int(answer["copies"])
 
     def release(self, version: Version) -> None:

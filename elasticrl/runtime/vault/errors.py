@@ -2,6 +2,7 @@
 
 StateError
 ├── VaultError            memory snapshots and their copies
+│   └── CopiesLate          not all buddies have a version yet
 ├── CheckpointError       disk checkpoints
 │   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
 │   ├── CheckpointRefused   the checkpoint is good, but this run is not the one that wrote it
@@ -16,6 +17,14 @@ class StateError(Exception):
 
 class VaultError(StateError):
     """A snapshot could not be taken, copied or fetched."""
+
+
+class CopiesLate(VaultError):
+    """Not all buddies have a version yet; so much was sent to those until now."""
+
+    def __init__(self, why: str, *, moved_bytes: int) -> None:
+        super().__init__(why)
+        self.moved_bytes = moved_bytes
 
 
 class CheckpointError(StateError):

@@ -65,12 +65,18 @@ class Buddy:
         self._done: dict[str, Mark] = {}
         self._wake = asyncio.Event()
         self._channel: Channel | None = None
+        self._moved_bytes = 0  # over channels that are closed
         self._task = asyncio.create_task(self._run(), name=f"buddy-{node}")
 
     def push(self, writer: str, path: Path) -> None:
         """This file is the newest of `writer`."""
         self._pending[writer] = path
         self._wake.set()
+
+    @property
+    def moved_bytes(self) -> int:
+        """What was sent so far, of copies that are whole there and of others: does it still come nearer?"""
+        return self._moved_bytes + (self._channel.moved_bytes if self._channel else 0)
 
     def has(self, writer: str, mark: Mark) -> bool:
         """Whether that version, or a later one, has arrived."""
@@ -135,6 +141,7 @@ class Buddy:
 
     def _hang_up(self) -> None:
         if self._channel is not None:
+            self._moved_bytes += self._channel.moved_bytes
             self._channel.close()
             self._channel = None
 
