@@ -288,7 +288,7 @@ class Vault(Section):
     firewall."""
     timeout_s: Seconds = 20.0
     """Seconds for one copy to arrive, before the buddy counts as lost and the next one gets it. The next update waits for
-    the copy, so less stalls shorter; more rides out a congested network."""
+    the copy, while it comes nearer, so less stalls shorter; more rides out a congested network."""
     linger_s: Seconds = 120.0
     """Seconds that a node's vault stays after the node has left the job, for those who may still fetch from it. Less gives
     its memory back sooner; too little ends it before the others have formed anew."""

@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,6 +17,16 @@ from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.vault.version import Cut, Version
 
 
+def begun(context: Context, say: Callable[[str], None], *nodes: str) -> Keeper:
+    """A worker's, in a gang of its own on the first of these nodes."""
+    keeper = Keeper(context, writer="w0", say=say)
+    keeper.begin(
+        generation=1, rank=0, world=1, slots=1, nodes=nodes, lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+        facts=facts_of(context, batch=1, data=""),
+    )  # fmt: skip
+    return keeper
+
+
 def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(tmp_path: Path):
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
     plain["timeouts"] = {"floor": "10s"}  # its vault has that long to come back
@@ -24,11 +35,7 @@ def test_what_was_cleared_away_before_it_was_copied_is_brought_back_and_copied(t
         ring(nodes)
         here = nodes[0]
         context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
-        keeper = Keeper(context, writer="w0", say=told.append)
-        keeper.begin(
-            generation=1, rank=0, world=1, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
-            facts=facts_of(context, batch=1, data=""),
-        )  # fmt: skip
+        keeper = begun(context, told.append, "n0", "n1")
         here.kill()  # nobody copies it for now
         keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(1), steps=1, whole=True)
         keeper.kept.ticket.wait_sealed(5)
@@ -50,11 +57,7 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         ring(nodes)
         here, there = nodes
         context = Context(tree=Tree.model_validate(plain), node="n0", vault=here.directory, alone=False)
-        keeper = Keeper(context, writer="w0", say=told.append)
-        keeper.begin(
-            generation=1, rank=0, world=1, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
-            facts=facts_of(context, batch=1, data=""),
-        )  # fmt: skip
+        keeper = begun(context, told.append, "n0", "n1")
         parts = Parts(model=torch.nn.Linear(1 << 15, 1 << 10))  # 128 MiB: more than sockets hold
         over = threading.Event()
 
@@ -63,16 +66,18 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
                 there.signal(signal.SIGSTOP)
                 over.wait(0.1)
                 there.signal(signal.SIGCONT)
-                time.sleep(0.006)
+                time.sleep(
+                    0.006
+                )  # what a stopped server gets done in it is little: the pace is the test's subject, not a wait
 
         slow = threading.Thread(target=crawl)
         slow.start()
         try:
             keeper.keep(parts, Version(1), steps=1, whole=True)
-            begun = time.monotonic()
+            start = time.monotonic()
             keeper.await_copies(lambda: None)
             assert not keeper.late
-            assert time.monotonic() - begun > 0.75 * 1.5, "it was not slow enough to tell"
+            assert time.monotonic() - start > 0.75 * 1.5, "it was not slow enough to tell"
         finally:
             over.set()
             slow.join()
@@ -80,10 +85,10 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         there.signal(signal.SIGSTOP)
         keeper.keep(parts, Version(2), steps=2, whole=True)
         keeper.kept.ticket.wait_sealed(5)
-        begun = time.monotonic()
+        start = time.monotonic()
         keeper.await_copies(lambda: None)
         assert keeper.late
-        assert time.monotonic() - begun < 3.0, "that is a seventh of vault.timeout"
+        assert time.monotonic() - start < 3.0, "that is a seventh of vault.timeout"
         assert "step 2.0 has too few copies" in told[-1]
         there.signal(signal.SIGCONT)
         until(lambda: keeper.vault.wait_copied(keeper.kept.ticket, 5) == 1, "the copy is there")
@@ -97,11 +102,7 @@ def test_a_server_that_does_not_hear_of_snapshots_is_said_once_and_again_after_i
     told: list[str] = []
     with cluster(tmp_path, 1) as (node,):
         context = Context(tree=Tree.model_validate(plain), node="n0", vault=node.directory, alone=False)
-        keeper = Keeper(context, writer="w0", say=told.append)
-        keeper.begin(
-            generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
-            facts=facts_of(context, batch=1, data=""),
-        )  # fmt: skip
+        keeper = begun(context, told.append, "n0")
         parts, steps = Parts(model=torch.nn.Linear(3, 2)), iter(range(1, 9))
 
         def keep(heard: bool) -> None:
@@ -129,11 +130,7 @@ def test_the_writer_is_there_before_a_save_is_due_and_not_long_before(tmp_path: 
     for name, every, there in (("soon", 10, True), ("late", 10_000_000, False)):
         tree = Tree.model_validate({**plain, "checkpoint": {**plain["checkpoint"], "every": every}})
         context = Context(tree=tree, node="n0", vault=tmp_path / name, alone=True)
-        keeper = Keeper(context, writer="w0", say=lambda _: None)
-        keeper.begin(
-            generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
-            facts=facts_of(context, batch=1, data=""),
-        )  # fmt: skip
+        keeper = begun(context, lambda _: None, "n0")
         for step in (1, 2):
             assert keeper._saver is None, "how long a step takes is not known yet"
             keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(step), steps=step, whole=True)
@@ -147,11 +144,7 @@ def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tm
     plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves"), "every": 10}}
     context = Context(tree=Tree.model_validate(plain), node="n0", vault=tmp_path / "vault", alone=True)
     told: list[str] = []
-    keeper = Keeper(context, writer="w0", say=told.append)
-    keeper.begin(
-        generation=1, rank=0, world=1, slots=1, nodes=("n0",), lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
-        facts=facts_of(context, batch=1, data=""),
-    )  # fmt: skip
+    keeper = begun(context, told.append, "n0")
     keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(10), steps=10, whole=True)
     keeper.await_copies(lambda: None)
     kept = keeper.sealed(None)  # step 10 is due: its save begins
