@@ -18,7 +18,7 @@ from vault_nodes import KEY, Node, cluster, holdings, pattern, ring, until
 
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import MAC_BYTES, MAX_HELLO, Channel, load_key, welcome
-from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
 from elasticrl.runtime.vault.push import Caller
 from elasticrl.runtime.vault.slots import Pinned, files, pin
@@ -169,6 +169,21 @@ def test_whatever_answers_at_a_neighbours_address_copies_are_tried_again(tmp_pat
             with stranger.accept()[0] as caller:
                 caller.sendall(len(body).to_bytes(4, "big") + bytes(MAC_BYTES) + body)
         assert "copies to n1" in node.control.ask("status")["buddies"][0]["failing"]
+
+
+def test_a_copy_that_arrives_in_the_moment_in_which_the_patience_ends_is_there(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        late = 0
+        for step in range(300):
+            nodes[0].announce(nodes[0].keep(step))
+            while True:
+                try:
+                    assert copied(nodes[0], step, timeout_s=0.0001 * (1 + step % 10)) == 1
+                    break
+                except CopiesLate:
+                    late += 1
+        assert late > 30, "patience never ended before a copy was there"
 
 
 def test_a_frozen_buddy_is_named_within_the_deadline_and_served_when_it_wakes(tmp_path: Path):

@@ -340,11 +340,13 @@ class Server:
         def there() -> bool:
             return all(buddy.has(writer, at) for buddy in self._buddies.values())
 
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(there)
-        except TimeoutError:
-            late = [b for b in self._buddies.values() if not b.has(writer, at)]
+        late = [
+            b for b in self._buddies.values() if not b.has(writer, at)
+        ]  # none, if the last came in that very moment
+        if late:
             why = "; ".join(b.failing or f"{b.node} has not sealed it yet" for b in late)
             return {"late": why, "moved": sum(b.moved_bytes for b in late)}
         return {"copies": len(self._buddies)}
