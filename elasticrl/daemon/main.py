@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -50,7 +49,7 @@ from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import StepLog, count
+from elasticrl.daemon.steps import Line, StepLog, count, stepped
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -262,7 +261,7 @@ class Daemon:
                 self._logs / STEPS,
                 self.name,
                 lambda: self.crew.report.workers if self.crew.report else (),
-                partial(count, self.metrics) if self.tree.telemetry.metrics_port else None,
+                self._count if self.tree.telemetry.metrics_port else None,
             )
             await stack.enter_async_context(background(steps.run(), "steps"))
             await self._serve_page(stack)
@@ -665,8 +664,14 @@ class Daemon:
             self._beats = (sent, heard)
         if workers is not None:
             metrics.step.set(workers.step)
-            self._goodput = self._goodput.after(workers.work, now)
-            metrics.goodput.set(self._goodput.share)
+            metrics.goodput.set(self._goodput.share(now))
+
+    def _count(self, line: Line) -> None:
+        """In the metrics, where they are served."""
+        count(self.metrics, line)
+        if stepped(line):
+            took_s = sum(line.seconds.values())
+            self._goodput = self._goodput.after(step=line.step, steps=line.steps, seconds=took_s, now=time.monotonic())
 
     # ---- what operators ask
 

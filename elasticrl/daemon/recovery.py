@@ -9,11 +9,14 @@ measuring costs nothing and cannot disagree with what was done.
 
 import re
 from dataclasses import replace
+from statistics import median
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
+from elasticrl.core.goodput import goodput
 from elasticrl.core.model import Member, Phase, Plan, Work
 from elasticrl.core.value import dataclass
 
+USUAL_OF = 100  # lines: minutes of long steps, a third of a minute of short ones
 TROUBLE = frozenset({Work.FAILED, Work.PARKED, Work.STALLED})
 
 
@@ -93,27 +96,31 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """How much of the time since this node's workers first trained they have trained.
+    """How much of the time since this node's workers first made steps went into steps that count: see `core.goodput`.
 
-    Example: Goodput(work=Work.TRAINING, at=60.0, since=10.0, trained_s=48.5).share == 0.97
+    A step that is made again counts once, one that stood still at what a step usually takes, and the time between two groups
+    not at all.
+
+    Example: Goodput(since=10.0, first=0, newest=97, usual=(0.5, 0.5)).share(60.0) == 0.97
     """
 
-    work: Work = Work.NONE
-    at: float = 0.0
-    since: float | None = None  # when they first trained
-    trained_s: float = 0.0
+    since: float | None = None  # when they began with the first step that was seen
+    first: int = 0  # steps that were there before it
+    newest: int = 0  # and steps that are sealed now
+    usual: tuple[float, ...] = ()  # seconds of a step, of the newest lines
 
-    def after(self, work: Work, now: float) -> "Goodput":
-        """A moment later. Time counts by what they were doing before it."""
+    def after(self, *, step: int, steps: int, seconds: float, now: float) -> "Goodput":
+        """A worker has sealed its `step`th step, and this many of them took so long together."""
+        usual = (*self.usual[-USUAL_OF + 1 :], seconds / steps)
         if self.since is None:
-            return replace(self, work=work, at=now, since=now) if work is Work.TRAINING else self
-        more_s = now - self.at if self.work is Work.TRAINING else 0.0
-        return replace(self, work=work, at=now, trained_s=self.trained_s + more_s)
+            return Goodput(since=now - seconds, first=step - steps, newest=step, usual=usual)
+        return replace(self, newest=max(step, self.newest), usual=usual)
 
-    @property
-    def share(self) -> float:
-        """Of the time; 0 before they have trained."""
-        return self.trained_s / (self.at - self.since) if self.since is not None and self.at > self.since else 0.0
+    def share(self, now: float) -> float:
+        """Of the time until now; 0 before there was a step."""
+        if self.since is None:
+            return 0.0
+        return goodput(self.newest - self.first, median(self.usual), now - self.since)
 
 
 def kind_of(cause: str) -> str:

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
+from elasticrl.core.goodput import goodput
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.read import Happening, Left, Note, Took
 
@@ -119,7 +120,19 @@ class Story:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time from the first training to the last in which the whole gang trained."""
+        """Sealed steps, each at what a step usually takes, by the time from the first training to the last; None without
+        steps.jsonl.
+        """
+        lines = [line for line in self.left.took if stepped(line)]
+        if self.since is None or self.until <= self.since or not lines:
+            return None
+        begun = min(line.step - line.steps for line in lines)
+        usual = median(sum(line.seconds.values()) / line.steps for line in lines)
+        return goodput(max(line.step for line in lines) - begun, usual, self.until - self.since)
+
+    @property
+    def trained(self) -> float | None:
+        """Share of that time in which the whole gang trained."""
         if self.since is None or self.until <= self.since:
             return None
         return min(1.0, self.trained_s / (self.until - self.since))
@@ -377,7 +390,9 @@ def _missing(left: Left, curve: Sequence[Note]) -> tuple[str, ...]:
             "`journalctl -u elasticrl -o cat > RUN/n00.log`."
         )
     if not left.took:
-        said.append("No steps.jsonl: the heat map of slow ranks is missing. Each daemon writes it to its log folder.")
+        said.append(
+            "No steps.jsonl: goodput and the heat map of slow ranks are missing. Each daemon writes it to its log folder."
+        )
     if not curve:
         said.append(
             "No reward or KL: they are in the trainer's `[Step N]` lines, in rank 0's log, or in the file of ELASTICRL_HISTORY."

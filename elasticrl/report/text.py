@@ -44,7 +44,15 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
     if story.end > story.begin:
         found.append(("time", human(story.end - story.begin), f"{clock(story.begin)} to {clock(story.end)[11:]} UTC"))
     if story.goodput is not None:
-        found.append(("goodput", f"{story.goodput:.1%}", "of the time since it first trained, the whole gang trained"))
+        found.append(
+            (
+                "goodput",
+                f"{story.goodput:.1%}",
+                "sealed steps, at what one usually takes, by the time since it first trained",
+            )
+        )
+    if story.trained is not None:
+        found.append(("trained", f"{story.trained:.1%}", "of that time, the whole gang"))
     found.append(("faults", str(len(story.faults)), "new generations that answered one"))
     if story.faults and story.since is not None and story.until > story.since:
         apart = (story.until - story.since) / len(story.faults)

@@ -25,7 +25,7 @@ class Metrics:
         )
         self.goodput = Gauge(
             "elasticrl_goodput_ratio",
-            "Share of the time since this node's workers first trained in which they trained.",
+            "Sealed steps, each at what a step usually takes, by the time since this node's workers first made one.",
             registry=r,
         )
         self.recoveries = Counter("elasticrl_recoveries", "Recoveries, by rung of the ladder.", ["rung"], registry=r)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
 from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
-from elasticrl.daemon.recovery import Done, Watch
+from elasticrl.daemon.recovery import Done, Goodput, Watch
 
 ME, OTHER = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
 
@@ -115,3 +115,16 @@ def test_a_death_while_a_gang_grows_is_recovered_from_by_the_plan_that_follows()
         (works(9.5, Work.TRAINING, 4, 41), alone),
     )
     assert (done.generation, round(done.total_s, 3)) == (4, 0.4)
+
+
+def test_goodput_counts_steps_once_and_takes_a_slow_one_for_a_usual_one() -> None:
+    good = Goodput()
+    assert good.share(5.0) == 0.0
+    for step, seconds, now in ((1, 0.5, 10.5), (2, 0.5, 11.0), (3, 4.0, 15.0), (3, 0.5, 18.0), (4, 0.5, 18.5)):
+        good = good.after(step=step, steps=1, seconds=seconds, now=now)  # the third stood still, and was made again
+    assert good.share(20.0) == 4 * 0.5 / 10.0
+
+
+def test_goodput_of_a_node_that_came_later_begins_with_its_first_step() -> None:
+    good = Goodput().after(step=1000, steps=4, seconds=0.2, now=50.0).after(step=1004, steps=4, seconds=0.2, now=50.2)
+    assert round(good.share(50.2), 6) == 1.0

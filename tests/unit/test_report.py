@@ -126,12 +126,23 @@ def test_a_node_whose_daemon_was_killed_was_away_until_it_started_again(run: Pat
     assert ("starting", 9.1, 10.1) in spans
 
 
-def test_goodput_counts_the_time_in_which_the_whole_gang_trained(run: Path) -> None:
+def test_the_time_in_which_the_whole_gang_trained_is_told(run: Path) -> None:
     story = story_of(run)
     assert story.since is not None
     assert round(story.since - story.begin, 1) == 2.0
-    assert story.goodput is not None
-    assert 0.85 < story.goodput < 0.97  # all but the reform, and n1's way in
+    assert story.trained is not None
+    assert 0.85 < story.trained < 0.97  # all but the reform, and n1's way in
+
+
+def test_goodput_counts_sealed_steps_once_each_at_what_a_step_usually_takes(run: Path) -> None:
+    story = story_of(run)
+    assert story.since is not None
+    # Ten steps of 0.6 s as most took, though the slow rank's took 1.0 s.
+    assert story.goodput == pytest.approx(10 * 0.6 / (story.until - story.since))
+    again = run / "log" / "n0" / "steps.jsonl"
+    lines = again.read_text().splitlines()
+    again.write_text("\n".join([*lines, lines[-1]]) + "\n")
+    assert story_of(run).goodput == story.goodput
 
 
 def test_a_slow_rank_stands_out_by_its_own_work(run: Path) -> None:
