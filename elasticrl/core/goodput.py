@@ -1,7 +1,7 @@
 """Goodput: how much of a job's time went into steps that count.
 
 The one idea: only sealed steps count, each once and at what a step usually takes. So time goes missing for whatever kept the
-job from them: a recovery, a start, a step that was made again or that stood still. Report, metric and bench all mean this by it.
+job from them: a recovery, a start, a step that was made again or that stood still. Report, metric and bench mean this by it.
 """
 
 
