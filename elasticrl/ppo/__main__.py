@@ -357,14 +357,15 @@ def watched(base: Run, report: Report, times: Sequence[Mapping[str, float]]) -> 
     """What a step cost, and what rules of thumb look at. `times` are every rank's own."""
     costs, timeouts = base.meter.taken()
     ppo, tree = base.tree.ppo, base.tree
+    comm = Comm(step=report.step, costs=costs, sync_s=report.seconds.get("sync", 0.0), timeouts=timeouts)
     seen = Seen(
         step=report.step, seconds=report.seconds, own=times, padding=report.metrics.get("padding", 0.0),
         micro_batch=ppo.micro_batch, lane_batch=ppo.mini_batch // tree.lanes.count,
         width=tree.data.max_prompt + tree.rollout.max_tokens, device=base.context.device,
         loss=report.metrics.get("policy_loss", report.metrics.get("preference_loss")),
+        comm_s=comm.figures["waits"],
     )  # fmt: skip
-    sync_s = report.seconds.get("sync", 0.0)
-    return Comm(step=report.step, costs=costs, sync_s=sync_s, timeouts=timeouts), seen
+    return comm, seen
 
 
 def adviser(tree: Tree) -> Adviser:

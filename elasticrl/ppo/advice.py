@@ -1,7 +1,7 @@
 """Rules of thumb about a step, as advice with its numbers in it. Pure: what was measured in, sentences out.
 
 The idea: one slow step says nothing, so every rule looks at the medians of the last steps; and advice that was given is not
-given again until it has been untrue for as long. A rule is one function of `Seen`; to add one, add it to RULES.
+given again until it has been untrue for as long. A rule is one function of the steps `Seen`; to add one, add it to RULES.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ USUAL = 50  # steps that a rolling baseline is of
 SYNC_SHARE = 0.3
 PADDING_SHARE = 0.5
 LITTLE = {"cpu": 64, "cuda": 2048}  # tokens of a pass below which a device waits for its next kernel most of the time
+SLOWED = 1.5  # times what collectives took before
 JUMP = 4.0  # times as far from the median as any of the last steps was
 LEAST_S = 0.05  # a step's parts that are shorter are not worth advice
 
@@ -39,6 +40,7 @@ class Seen:
     width: int = 1  # tokens of a sample
     device: str = "cpu"
     loss: float | None = None
+    comm_s: float = 0.0  # in collectives, waits for others among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,9 @@ def sync_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
 def rollout_is_dear(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """Generating takes longer than training."""
     rollout = _usual(past, "rollout")
-    update = median(sum(took for name, took in seen.seconds.items() if name.endswith("update")) for seen in past)
+    update = median(
+        sum(took for name, took in seen.seconds.items() if name.endswith("update")) for seen in past[-WINDOW:]
+    )
     if rollout < LEAST_S or rollout <= update:
         return None
     return Advice(
@@ -102,7 +106,7 @@ def a_rank_is_slow(past: Sequence[Seen], limits: Slowness) -> Advice | None:
 
 def padding_is_much(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """More than half of what is computed is padding."""
-    share = median(seen.padding for seen in past)
+    share = median(seen.padding for seen in past[-WINDOW:])
     if share <= PADDING_SHARE:
         return None
     width = past[-1].width
@@ -129,10 +133,26 @@ def micro_batch_is_small(past: Sequence[Seen], _limits: Slowness) -> Advice | No
     )
 
 
+def comm_has_slowed(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
+    """Collectives take longer than they did. No figure in milliseconds would do: what is slow here is fast elsewhere."""
+    before, now = past[:-WINDOW], past[-WINDOW:]
+    if len(before) < WINDOW:
+        return None
+    usual, comm = median(seen.comm_s for seen in before), median(seen.comm_s for seen in now)
+    if comm < LEAST_S or comm <= SLOWED * usual:
+        return None
+    return Advice(
+        rule="comm",
+        numbers={"comm_s": comm, "usual_s": usual},
+        text=f"collectives take {ms(comm)} of a step, {ms(usual)} before: a link or a node has become slower; `elasticrl "
+        "doctor --nodes` measures every pair",
+    )
+
+
 def loss_jumps(past: Sequence[Seen], _limits: Slowness) -> Advice | None:
     """The loss has left the range of the last steps. A fault does not do that here: the bits are the same."""
     loss = past[-1].loss
-    known = [seen.loss for seen in past[:-1] if seen.loss is not None and isfinite(seen.loss)]
+    known = [seen.loss for seen in past[-WINDOW:-1] if seen.loss is not None and isfinite(seen.loss)]
     if loss is None or len(known) < WINDOW - 1:
         return None
     usual = median(known)
@@ -153,6 +173,7 @@ RULES: tuple[Callable[[Sequence[Seen], Slowness], Advice | None], ...] = (
     a_rank_is_slow,
     padding_is_much,
     micro_batch_is_small,
+    comm_has_slowed,
     loss_jumps,
 )
 
@@ -162,7 +183,7 @@ class Adviser:
     """The rules over the last steps. Example: Adviser().look(seen) == () until WINDOW steps were seen."""
 
     limits: Slowness = field(default_factory=Slowness)
-    past: deque[Seen] = field(default_factory=lambda: deque(maxlen=4 * WINDOW))
+    past: deque[Seen] = field(default_factory=lambda: deque(maxlen=USUAL))
     given: dict[str, int] = field(default_factory=dict)  # rule -> the newest step at which it was true
 
     def look(self, seen: Seen) -> tuple[Advice, ...]:
@@ -175,7 +196,7 @@ class Adviser:
         new = []
         for rule in RULES:
             name = rule.__name__
-            if (advice := rule([*self.past][-WINDOW:], self.limits)) is not None:
+            if (advice := rule([*self.past], self.limits)) is not None:
                 if seen.step - self.given.get(name, -USUAL) >= WINDOW:
                     new.append(advice)
                 self.given[name] = seen.step
@@ -200,11 +221,11 @@ class Baseline:
 
 
 def _usual(past: Sequence[Seen], phase: str) -> float:
-    return median(seen.seconds.get(phase, 0.0) for seen in past)
+    return median(seen.seconds.get(phase, 0.0) for seen in past[-WINDOW:])
 
 
 def _whole(past: Sequence[Seen]) -> float:
-    return median(sum(seen.seconds.values()) for seen in past)
+    return median(sum(seen.seconds.values()) for seen in past[-WINDOW:])
 
 
 def ms(seconds: float) -> str:

@@ -117,3 +117,19 @@ def test_a_loss_that_leaves_the_range_of_the_last_steps_is_told():
     assert losses(*calm, float("nan")) == ["loss"]
     assert losses(*[None] * WINDOW, 1.5) == []
     assert losses(*[0.0] * WINDOW, 0.0) == []
+
+
+def test_collectives_that_have_become_slower_than_they_were_are_told_with_both_figures():
+    adviser, usual = Adviser(), replace(CALM, comm_s=0.2)
+    assert told(usual, steps=3 * WINDOW, adviser=adviser) == []
+    [advice] = told(replace(CALM, comm_s=0.5), steps=WINDOW, adviser=adviser, first=3 * WINDOW)
+    # Said as soon as half of the last steps are slow.
+    assert (advice.rule, dict(advice.numbers)) == ("comm", {"comm_s": pytest.approx(0.35), "usual_s": 0.2})
+    assert advice.text.startswith("collectives take 350ms of a step, 200ms before")
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.2, 0.3), (0.001, 0.04), (0.5, 0.1)])
+def test_collectives_that_are_as_fast_as_usual_or_short_are_not(before, now):
+    adviser = Adviser()
+    told(replace(CALM, comm_s=before), steps=3 * WINDOW, adviser=adviser)
+    assert told(replace(CALM, comm_s=now), steps=2 * WINDOW, adviser=adviser, first=3 * WINDOW) == []
