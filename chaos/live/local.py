@@ -239,7 +239,8 @@ class Job:
         """What each member says of itself, as it stands in the store."""
 
         async def look() -> dict[str, Record]:
-            settings = StoreSettings(endpoints=tuple(self.etcd.endpoints), namespace=namespace(self.name))
+            endpoints = self._conf.get("store", {}).get("endpoints", self.etcd.endpoints)
+            settings = StoreSettings(endpoints=tuple(endpoints), namespace=namespace(self.name))
             async with open_store(settings) as store:
                 return (await read_all(store))[0]
 
