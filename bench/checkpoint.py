@@ -18,7 +18,6 @@ versions written to disk by the background process, the next one as soon as the 
 import argparse
 import json
 import os
-import platform
 import random
 import select
 import shutil
@@ -30,6 +29,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.report import Watch, dump, summary
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
 from elasticrl.runtime.checkpoint.saver import Outcome, Saver
@@ -47,6 +50,7 @@ from elasticrl.runtime.vault.version import Version
 WIDTH = 768
 BLOCK = 12 * WIDTH * WIDTH  # parameters of a block of six matrices
 GOALS = {"stall_vs_async_save": 0.1, "share_of_wall": 0.02}
+STEADY = 0.1  # how far plain steps may vary
 LIMIT_S = 120.0
 SIDE_S = 1200.0  # one process of one side
 NEED = 60.0  # bytes of memory for each parameter, and
@@ -279,10 +283,6 @@ def interval(values: list[float]) -> tuple[float, float]:
     return medians[50], medians[1949]
 
 
-def summary(values: list[float]) -> dict[str, float | int]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
-
-
 def one_side(args: argparse.Namespace) -> dict[str, Any]:
     """One side, step by step beside plain steps: what its process does."""
     torch.set_num_threads(1)
@@ -370,13 +370,14 @@ def _allocated(path: Path) -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All sides, in `--cycles` rounds of processes."""
-    load = os.getloadavg()[0]
+    watch = Watch()
     chosen = [name for name in SIDES if not args.sides or name in args.sides.split(",")]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     order = random.Random(0)
     for _ in range(args.cycles):
         for name in order.sample(chosen, len(chosen)):
             found[name].append(in_a_process(args, name))
+            watch.look()
     results = {name: row_of(parts) for name, parts in found.items()}
     spread = [row["plain_s"]["max"] / row["plain_s"]["min"] - 1 for row in results.values()]
     return {
@@ -385,17 +386,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "step_s": statistics.median(row["plain_s"]["median"] for row in results.values()),
         "sides": results,
         "goals": goals(results),
-        "noise": statistics.median(spread),
-        "machine": {
-            "cores": os.cpu_count(),
-            "cpu": platform.processor() or platform.machine(),
-            "load_before": load,
-            "load_after": os.getloadavg()[0],
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "disk": args.dir,
-        },
+        "spread": statistics.median(spread),
+        "noise": "; ".join(filter(None, [watch.noise(), unsteady(statistics.median(spread))])),
+        "machine": {**watch.machine(), "disk": args.dir},
     }
+
+
+def unsteady(spread: float) -> str:
+    """A warning when plain steps, which are alike, were not."""
+    said = f"plain steps vary by {100 * spread:.0f} %: too noisy to tell differences of whole steps below that"
+    return said if spread > STEADY else ""
 
 
 def row_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -423,10 +423,11 @@ def goals(results: dict[str, Any]) -> dict[str, Any]:
     for name in (name for name in results if name.startswith("vault")):
         ratio = results[name]["stall_s"]["median"] / (best * results[name]["share"])
         share = results[name]["share_of_wall"]
+        reached = ratio <= GOALS["stall_vs_async_save"] and share <= GOALS["share_of_wall"]
         found[name] = {
             "stall_vs_async_save": ratio,
             "share_of_wall": share,
-            "reached": ratio <= GOALS["stall_vs_async_save"] and share <= GOALS["share_of_wall"],
+            "verdict": "reached" if reached else "nothing to compare with" if isnan(ratio) else "NOT reached",
         }
     return found
 
@@ -444,17 +445,14 @@ def show(found: dict[str, Any]) -> None:
         )
     print("\ngoals: at most a tenth of dcp.async_save's stall, at most 2 % of the wall")
     for name, row in found["goals"].items():
-        verdict = "reached" if row["reached"] else "NOT reached"
-        print(f"  {name}: {row['stall_vs_async_save']:.3f} of it, {100 * row['share_of_wall']:.2f} %: {verdict}")
+        print(f"  {name}: {row['stall_vs_async_save']:.3f} of it, {100 * row['share_of_wall']:.2f} %: {row['verdict']}")
     machine = found["machine"]
     print(
-        f"\n{machine['cores']} cores, load {machine['load_before']:.1f} before and {machine['load_after']:.1f} after, "
+        f"\n{machine['cores']} cores, load {machine['load']:.1f} before and {machine['load_after']:.1f} after, "
         f"torch {machine['torch']}"
     )
-    if found["noise"] > 0.1:
-        print(
-            f"plain steps vary by {100 * found['noise']:.0f} %: too noisy to tell differences of whole steps below that"
-        )
+    if found["noise"]:
+        print(found["noise"])
 
 
 def main() -> None:
@@ -484,7 +482,7 @@ def main() -> None:
         )
     found = measure(args)
     if args.json:
-        print(json.dumps(found))
+        dump(found)
     else:
         show(found)
 

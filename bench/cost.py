@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ppo
-from bench.report import dump, end_cleanly, machine, show, summary
+from bench.report import Watch, dump, end_cleanly, interval, show, summary
 
 PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
@@ -209,7 +209,7 @@ def costs(side: Side, each: int) -> list[tuple[float, float]]:
 
 
 def measure(
-    names: Sequence[str], base: Path, world: int, rounds: int, swaps: int, turn_s: float, *, beside: bool
+    names: Sequence[str], base: Path, world: int, rounds: int, swaps: int, turn_s: float, watch: Watch, *, beside: bool
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
     processors = sorted(os.sched_getaffinity(0))
@@ -240,6 +240,7 @@ def measure(
                             side.freezer.pin(processor)
                     for together in [pair] if beside else [(side,) for side in pair]:
                         turn(together, turn_s)
+            watch.look()  # both are frozen
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for side in sides:
             advance(side, len(ppo.made(side.folder)) + TOLD_LATE + 1)
@@ -248,7 +249,7 @@ def measure(
 
 def told(ratios: Sequence[float]) -> dict[str, Any]:
     """The ratios of all rounds, and whether they meet the goal."""
-    between = ppo.interval(ratios)
+    between = interval(ratios)
     verdict = "too few rounds to tell"
     if between is not None:
         verdict = "met" if between[1] <= ppo.GOAL else "missed" if between[0] > ppo.GOAL else "too noisy to tell"
@@ -271,10 +272,12 @@ def main() -> int:
         raise SystemExit(f"--sides wants two of {', '.join(CHOICE)}")
     if options.beside and len(os.sched_getaffinity(0)) < len(names):
         raise SystemExit("--beside wants a processor for each side")
+    watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
         found = measure(
-            names, Path(base), options.world, options.rounds, options.swaps, options.turn, beside=options.beside
+            names, Path(base), options.world, options.rounds, options.swaps, options.turn, watch, beside=options.beside
         )
+    noise = watch.noise()
     pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
     results = {
         what: told([ours / theirs for ours, theirs in (pair[i] for pair in pairs)])
@@ -282,7 +285,11 @@ def main() -> int:
     }
     if options.json:
         asked = {"sides": names, "world": options.world, "beside": options.beside}
-        dump({"bench": "cost", "results": results, **asked, "machine": machine()})
+        steps = [
+            {what: summary([one[i] for one in side]) for i, what in enumerate(("step_s", "processors_s"))}
+            for side in found
+        ]
+        dump({"bench": "cost", "results": results, **asked, "steps": steps, "noise": noise, "machine": watch.machine()})
         return 0
     notes = []
     for what, result in results.items():
@@ -298,7 +305,7 @@ def main() -> int:
     ]
     places = "each side on a processor of its own" if options.beside else f"on {os.cpu_count()} processors, in turn"
     title = f"{options.world} {'workers' if options.world > 1 else 'worker'}, {places}, turns of {options.turn:.1f} s"
-    show(title, ("side", "a step", "processors' time"), rows, notes)
+    show(title, ("side", "a step", "processors' time"), rows, [*notes, *([noise] if noise else [])])
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, end_cleanly, machine, noisy, show, summary
+from bench.report import Watch, dump, end_cleanly, show, summary
 from chaos.live.local import Job
 
 ROOT = Path(__file__).parents[1]
@@ -84,13 +84,22 @@ def main() -> int:
     end_cleanly()
     options = parser.parse_args()
     compileall.compile_dir(ROOT / "elasticrl", quiet=1)
-    load = os.getloadavg()[0]
+    watch = Watch()
     found = measure(options)
-    noise = noisy(load, os.getloadavg()[0])
+    noise = watch.noise()
     values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in GOALS}
     met = {name: values[name] <= goal for name, goal in GOALS.items()}
     if options.json:
-        dump({"bench": "daemon", "results": found, "goals": GOALS, "met": met, "noise": noise, "machine": machine()})
+        dump(
+            {
+                "bench": "daemon",
+                "results": found,
+                "goals": GOALS,
+                "met": met,
+                "noise": noise,
+                "machine": watch.machine(),
+            }
+        )
     else:
         rows = [
             (name, f"{values[name]:.4g}", f"at most {goal:g}", "yes" if met[name] else "no")

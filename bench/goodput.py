@@ -13,7 +13,9 @@ stop    SIGSTOP of one worker, for good     (with --mixed, as the next two)
 hang    a training thread sleeps for good
 cut     a node falls silent without closing anything, and dies before it comes back
 
-A job to which nothing happens runs for `--calm` seconds before and after: its median step is the measure.
+A job to which nothing happens runs for `--calm` seconds before and after: its median step is the measure. So each side is
+measured by itself, at the time at which it ran, and the shares are compared. The sides do not take turns within their minutes:
+what is asked is what becomes of one job that is struck again and again, and each turn would begin another one.
 
 goodput         sealed steps x median step of the undisturbed job / wall time
 of undisturbed  the same, as a share of the undisturbed job's own goodput, which noise keeps below 1
@@ -41,7 +43,7 @@ from typing import Any, Self
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, Torchrun, kill_tree, spares
-from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
@@ -383,12 +385,17 @@ def main() -> int:
     sides = options.sides.split(",")
     if options.mixed and sides != ["elasticrl"]:
         parser.error("torchrun does not notice a stopped or hung worker, or a silent node, within minutes")
-    kinds, load_before = MIXED if options.mixed else PLAIN, os.getloadavg()[0]
-    before = {side: calm(side, options.calm) for side in sides}
-    struck = {side: disturb(side, kinds, options) for side in sides}
-    paces = {side: Pace.of([before[side], calm(side, options.calm)]) for side in sides}
+    kinds, watch = MIXED if options.mixed else PLAIN, Watch()
+    struck, paces = {}, {}
+    for side in sides:
+        before = calm(side, options.calm)
+        watch.look()
+        struck[side] = disturb(side, kinds, options)
+        watch.look()
+        paces[side] = Pace.of([before, calm(side, options.calm)])
+        watch.look()
     results = {side: result(struck[side], paces[side]) for side in sides}
-    noise = "; ".join(filter(None, [noisy(load_before, os.getloadavg()[0]), *(paces[side].noise for side in sides)]))
+    noise = "; ".join(filter(None, [watch.noise(), *(paces[side].noise for side in sides)]))
     met: dict[str, bool] = {}
     if ours := results.get("elasticrl"):
         met = {"same bits": bool(ours["same_bits"]), "nothing went wrong": not ours["wrong"] and not ours["missed"]}
@@ -399,7 +406,7 @@ def main() -> int:
     if options.json:
         settings = {name: getattr(options, name) for name in ("minutes", "every", "back", "calm", "seed")}
         dump({"bench": "goodput", "settings": settings, "mixed": options.mixed, "results": results, "goal": GOAL,
-              "budgets_s": BUDGETS, "met": met, "noise": noise, "machine": machine()})  # fmt: skip
+              "budgets_s": BUDGETS, "met": met, "noise": noise, "machine": watch.machine()})  # fmt: skip
         return 0 if all(met.values()) else 1
     table(options, results, met, noise)
     return 0 if all(met.values()) else 1

@@ -1,6 +1,7 @@
 """Samples and tokens a second of a whole PPO step: elasticrl beside TRL's PPO trainer, in one run, in turn.
 
     python bench/ppo.py [--rounds 3] [--steps 10] [--worlds 1,2] [--json] [--sides elasticrl,plain,trl] [--venv DIR]
+    python bench/ppo.py --sides elasticrl,daemon-each,trl --rounds 8         (beside TRL, enough rounds to tell)
     python bench/ppo.py --sides daemon,daemon-each,plain --rounds 8          (what the daemon costs)
 
 A Qwen2 of about 10 million random parameters, prompts and answers of 32 tokens, batches of 32 samples that are trained on
@@ -14,6 +15,8 @@ them; the state is kept every 8 steps. `daemon-each` keeps it after each, and it
 summed by processors that have nothing to spare here. Each round gives the ratio of their mean step to that of `plain` in the
 same round, which side goes first changes with the round, and shown are the ratios' median and its 95 % interval. With fewer
 than six rounds there is none. bench/cost.py tells the same on a machine whose speed changes.
+Beside TRL stand all of ours that run, each by the samples a second of the same round: `elasticrl` has its workers on nodes of
+their own, and `daemon-each`, one node of all workers at the default keeping of state, is what TRL runs as.
 TRL (the newest that still has its PPO trainer) lives in an environment of its own, which is made at the first run.
 """
 
@@ -30,14 +33,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import pairwise, product
-from math import comb
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, interval, seconds, show, summary
 
 ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
@@ -47,6 +49,7 @@ STEP_S = 90.0  # a step is not waited for any longer
 HISTORY = "history"
 SIDES = ("elasticrl", "daemon", "daemon-each", "plain", "trl")
 DAEMONS = ("daemon", "daemon-each")
+OURS = ("elasticrl", *DAEMONS)  # what is put beside TRL
 SELDOM = {"every": 8, "inside": 0}  # steps between two states that are kept; none inside of a step
 WAITS: Mapping[str, Mapping[str, str]] = {  # as by default
     "membership": {"lease_ttl": "10s", "keepalive": "4s"}, "timeouts": {"floor": "30s"}, "vault": {},
@@ -213,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_cleanly()
     options = parser.parse_args(arguments)
     sides, worlds = options.sides.split(","), [int(word) for word in options.worlds.split(",")]
-    load = os.getloadavg()[0]
+    watch = Watch()
     found = {(side, world): Found() for side in sides for world in worlds}
     with tempfile.TemporaryDirectory(prefix="bench-ppo-") as base:
         python = environment(options.venv) if "trl" in sides else Path(sys.executable)
@@ -230,11 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         else script(*scripts[side], job, folder, world, options.steps)
                     )
                     print(f"round {number + 1}: {side}, W {world}: {seconds(summary(one.steps))}", file=sys.stderr)
+                    watch.look()
                     found[side, world].steps += one.steps
                     found[side, world].rounds.append(fmean(one.steps))
                     for phase, took in one.phases.items():
                         found[side, world].phases.setdefault(phase, []).extend(took)
-    return told(found, sides, worlds, noisy(load, os.getloadavg()[0]), as_json=options.json)
+    return told(found, sides, worlds, watch, as_json=options.json)
 
 
 def pairs(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict[str, Any]:
@@ -252,34 +256,26 @@ def pairs(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict
     return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "goal": GOAL, "verdict": verdict}
 
 
-def beside_trl(found: Mapping[tuple[str, int], Found], world: int) -> dict[str, Any]:
+def beside_trl(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict[str, Any]:
     """How many times our samples a second are TRL's, round by round: never fewer is demanded, three times is the goal."""
-    rows = [found[side, world].rounds for side in ("trl", "elasticrl") if (side, world) in found]
+    rows = [found[one, world].rounds for one in ("trl", side) if (one, world) in found]
     ratios = [theirs / ours for theirs, ours in zip(*rows, strict=True)] if len(rows) == 2 else []
     if not ratios:
         return {}
-    between = interval(ratios) or (min(ratios), max(ratios))
-    slower = (
-        "never slower" if between[0] >= 1.0 else "slower" if between[1] < 1.0 else "too noisy to tell who is slower"
-    )
-    goal = "reached" if between[0] >= TIMES else "not reached"
-    verdict = f"{slower}; {TIMES:g} times its samples: {goal}"
-    return {"ratio": median(ratios), "between": between, "pairs": ratios, "verdict": verdict}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Between which two of the values the median lies with 95 % at least; None if there are too few to tell."""
-    row, n = sorted(values), len(values)
-    outside = [
-        sum(comb(n, i) for i in range(k + 1)) * 2 / 2**n for k in range(n // 2)
-    ]  # below row[k] or above row[-k-1]
-    sure = [k for k, chance in enumerate(outside) if chance <= 0.05]
-    return (row[sure[-1]], row[-sure[-1] - 1]) if sure else None
+    between = interval(ratios)
+    verdict = "too few rounds to tell"
+    if between is not None:
+        low, high = between
+        slower = "never slower" if low >= 1.0 else "slower" if high < 1.0 else "too noisy to tell who is slower"
+        goal = "reached" if low >= TIMES else "not reached" if high < TIMES else "too noisy to tell"
+        verdict = f"{slower}; {TIMES:g} times its samples: {goal}"
+    return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "verdict": verdict}
 
 
 def told(
-    found: Mapping[tuple[str, int], Found], sides: Sequence[str], worlds: Sequence[int], noise: str, *, as_json: bool
+    found: Mapping[tuple[str, int], Found], sides: Sequence[str], worlds: Sequence[int], watch: Watch, *, as_json: bool
 ) -> int:
+    noise = watch.noise()
     steps = {key: median(one.steps) for key, one in found.items()}
     ratios = {
         (side, world): steps["trl", world] / steps[side, world] for side, world in found if ("trl", world) in found
@@ -299,7 +295,8 @@ def told(
         cost = {f"{side} W{world}": pairs(found, world, side) for world in worlds for side in DAEMONS}
         dump(
             {"bench": "ppo", "results": results, "ratio": ratio, "daemon": cost, "job": shape, "noise": noise,
-             "trl": {f"W{world}": beside_trl(found, world) for world in worlds}, "machine": machine()}
+             "trl": {f"{side} W{world}": beside_trl(found, world, side) for world in worlds for side in OURS},
+             "machine": watch.machine()}
         )  # fmt: skip
         return 0
     rows = [
@@ -320,11 +317,11 @@ def told(
         for world in worlds
         if "elasticrl" in sides
     ]
-    for world in worlds:
-        if beside := beside_trl(found, world):
-            low, high = beside["between"]
+    for side, world in product(OURS, worlds):
+        if beside := beside_trl(found, world, side):
+            between = "95 % {:.2f}-{:.2f}, ".format(*beside["ratio_95"]) if beside["ratio_95"] else ""
             notes.append(
-                f"elasticrl beside TRL, W {world}: {beside['ratio']:.2f} times its samples a second ({low:.2f}-{high:.2f}, "
+                f"{side} beside TRL, W {world}: {beside['ratio']:.2f} times its samples a second ({between}"
                 f"{len(beside['pairs'])} pairs): {beside['verdict']}"
             )
     for side, world in product(DAEMONS, worlds):

@@ -48,7 +48,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, end_cleanly, machine, noisy, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed, parse
 from elasticrl.daemon.client import Unanswered
 
@@ -381,18 +381,19 @@ def main() -> int:
     end_cleanly()
     options = parser.parse_args()
     sides, faults = options.sides.split(","), options.faults.split(",")
-    load = os.getloadavg()[0]
+    watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}
     tried = dict.fromkeys(sides, 0)
     for number in range(options.trials):
         for side in sides:  # in turn, so that a slow minute of the machine meets all
             costs = trial(side, faults)
+            watch.look()
             tried[side] += 1
             for fault, cost in costs.items():
                 found[side][fault].append(cost)
             told = ", ".join(f"{fault} {cost.took_s:.3f} s" for fault, cost in costs.items())
             print(f"trial {number + 1}: {side}: {told}", file=sys.stderr)
-    noise = noisy(load, os.getloadavg()[0])
+    noise = watch.noise()
     results = {
         side: {fault: {**summary([c.took_s for c in costs]), "tried": tried[side]} for fault, costs in by.items()}
         for side, by in found.items()
@@ -420,7 +421,7 @@ def main() -> int:
                 "stall_goals_s": STALLS,
                 "met": met,
                 "noise": noise,
-                "machine": machine(),
+                "machine": watch.machine(),
             }
         )
         return 0 if all(met.values()) and not lost else 1

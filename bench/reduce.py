@@ -17,9 +17,7 @@ an all-reduce, sends twice that.
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import resource
 import statistics
@@ -27,6 +25,7 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,6 +35,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.report import Watch, dump, interval
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import form
 from elasticrl.runtime.lanes import Deal
@@ -209,32 +211,24 @@ def together(suite: str, model: str, steps: int, only: str | None = None):
     return found
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """95 % of the median, by order statistics."""
-    values = sorted(values)
-    n = len(values)
-    half = 0.98 * n**0.5
-    return values[max(0, int(n / 2 - half))], values[min(n - 1, int(n / 2 + half))]
-
-
 def measure(suite: str, model: str, steps: int) -> dict:
     parameters, times, cpu, _ = together(suite, model, steps)
     base = next(iter(times))
     rows = {}
     for name, mine in times.items():
         ratios = [a / b for a, b in zip(mine, times[base], strict=True)]
-        low, high = interval(ratios)
         rows[name] = {
             "median_ms": 1e3 * statistics.median(mine),
             "range_ms": [1e3 * min(mine), 1e3 * max(mine)],
             "count": len(mine),
             "ratio": statistics.median(ratios),
-            "ratio_95": [low, high],
+            "ratio_95": interval(ratios),
             "cpu_ms": 1e3 * statistics.median(cpu[name]),
             "cpu_ratio": statistics.median(a / b for a, b in zip(cpu[name], cpu[base], strict=True)),
         }
         if suite == "fsdp":
             rows[name]["peak_mb"] = together(suite, model, 3, only=name)[3]
+        rows[name]["verdict"] = verdict(name, rows[name])
     return {"suite": suite, "model": model, "parameters": parameters, "rows": rows}
 
 
@@ -246,10 +240,12 @@ def verdict(name: str, row: dict) -> str:
         return f"peak {row['peak_mb']:.0f} MB"
     if name not in TARGETS:
         return ""
+    if row["ratio_95"] is None:
+        return f"too few steps to tell (target {TARGETS[name]:.2f})"
     low, high = row["ratio_95"]
-    if low <= TARGETS[name] < high and row["ratio"] > TARGETS[name]:
+    if low <= TARGETS[name] < high:
         return f"too noisy to tell (target {TARGETS[name]:.2f})"
-    return f"{'met' if row['ratio'] <= TARGETS[name] else 'MISSED'} (target {TARGETS[name]:.2f})"
+    return f"{'met' if high <= TARGETS[name] else 'MISSED'} (target {TARGETS[name]:.2f})"
 
 
 def main() -> None:
@@ -260,30 +256,28 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    load = os.getloadavg()[0]
-    results = [measure("fsdp" if options.fsdp else "ddp", model, options.steps) for model in options.models.split(",")]
-    machine = {
-        "cores": os.cpu_count(),
-        "load_before": load,
-        "load_after": os.getloadavg()[0],
-        "cpu": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    watch, results = Watch(), []
+    for model in options.models.split(","):
+        results.append(measure("fsdp" if options.fsdp else "ddp", model, options.steps))
+        watch.look()
+    noise = watch.noise()
     if options.json:
-        print(json.dumps({"bench": "reduce", "machine": machine, "results": results}))
+        dump({"bench": "reduce", "results": results, "noise": noise, "machine": watch.machine()})
         return
     for result in results:
         print(f"\n{result['model']}: {result['parameters'] / 1e6:.2f} M parameters, {WORLD} ranks, 1 thread each")
         print(f"  {'':16} {'median':>9}  {'range':>19}  {'n':>4}  {'ratio':>6}  {'95 % of it':>14}  {'of cpu':>6}")
         for name, row in result["rows"].items():
             low, high = row["range_ms"]
-            a, b = row["ratio_95"]
+            sure = "{:.3f} to {:.3f}".format(*row["ratio_95"]) if row["ratio_95"] else ""
             print(
                 f"  {name:16} {row['median_ms']:6.1f} ms  {low:6.1f} to {high:6.1f} ms  {row['count']:4}  {row['ratio']:6.3f}"
-                f"  {a:.3f} to {b:.3f}  {row['cpu_ratio']:6.3f}  {verdict(name, row)}"
+                f"  {sure:>14}  {row['cpu_ratio']:6.3f}  {row['verdict']}"
             )
-    print(f"\n{machine['cores']} cores, load {load:.1f} before, torch {machine['torch']}")
+    machine = watch.machine()
+    print(f"\n{machine['cores']} cores, load {machine['load']:.1f} before, torch {machine['torch']}")
+    if noise:
+        print(noise)
 
 
 if __name__ == "__main__":

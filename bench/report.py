@@ -1,14 +1,29 @@
-"""What every bench prints: a table for people, one JSON object for machines, and the machine it was measured on."""
+"""What every bench prints: a table for people, one JSON object for machines, and the machine it was measured on.
+
+The one idea about noise: a bench loads the machine as others do, so others are looked for where nothing of the bench runs:
+before it, between its trials, and after it.
+"""
 
 import json
 import os
 import platform
 import signal
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from math import comb
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOOK_S, LOOKS = 0.4, 3  # a look, and how many of them for what a trial has left to end
+QUIET = 0.25  # of all processors: more, and others are there
+BLIPS = 0.1  # of all looks: a cron job's second is no reason to doubt an hour
+STOLEN = 0.05  # of the processors' time, by a hypervisor for its other guests
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int]:
@@ -18,10 +33,44 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "count": len(values)}
 
 
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Between which two of the values the median lies with 95 % at least; None if there are too few to tell."""
+    row, n = sorted(values), len(values)
+    outside = [
+        sum(comb(n, i) for i in range(k + 1)) * 2 / 2**n for k in range(n // 2)
+    ]  # below row[k] or above row[-k-1]
+    sure = [k for k, chance in enumerate(outside) if chance <= 0.05]
+    return (row[sure[-1]], row[-sure[-1] - 1]) if sure else None
+
+
 def machine() -> dict[str, Any]:
-    """Where this was measured."""
+    """Where this was measured, and what."""
     packages = {name: version(name) for name in ("torch", "grpcio", "elasticrl")}
-    return {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version(), **packages}
+    return {
+        "cores": os.cpu_count(),
+        "cpu": cpu(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **packages,
+        "commit": commit(),
+    }
+
+
+def cpu() -> str:
+    """The processors' name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def commit() -> str:
+    """Of this checkout, with a + where the package is another than committed; empty where there is none."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
+    if head.returncode:
+        return ""
+    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "elasticrl"], capture_output=True, check=False)
+    return head.stdout.strip() + ("+" if same.returncode else "")
 
 
 def end_cleanly() -> None:
@@ -29,15 +78,87 @@ def end_cleanly() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
-def noisy(before: float, after: float) -> str:
-    """A warning when others were using the machine."""
-    cores = os.cpu_count() or 1
-    busy = max(before, after)
-    return (
-        f"too noisy to tell: the load was {busy:.1f} on {cores} cores before the bench began"
-        if before > cores * 0.75
-        else ""
-    )
+def noisy(looks: Sequence[float], stolen: float = 0.0) -> str:
+    """A warning when others were using the machine: by what they took at each look, and by what a hypervisor kept for them.
+
+    >>> noisy([0.02, 0.1])
+    ''
+    >>> noisy([0.02, 0.6])
+    'too noisy to tell: others took up to 60 % of the processors at 1 of 2 looks'
+    """
+    loud, why = [share for share in looks if share > QUIET], []
+    if len(loud) > BLIPS * len(looks):
+        most = f"{100 * max(loud):.0f} %"
+        why.append(f"others took up to {most} of the processors at {len(loud)} of {len(looks)} looks")
+    if stolen > STOLEN:
+        why.append(f"the hypervisor gave {100 * stolen:.0f} % of the processors' time to others")
+    return f"too noisy to tell: {' and '.join(why)}" if why else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticks:
+    """How the processors have spent their time so far. Example: Ticks(busy=5200, stolen=61, idle=49561)"""
+
+    busy: int  # the stolen ones are not in it
+    stolen: int
+    idle: int
+
+    @classmethod
+    def read(cls, text: str) -> "Ticks":
+        """From what is in /proc/stat; what guests take is in user and nice already."""
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, text.split(maxsplit=9)[1:9])
+        return cls(busy=user + nice + system + irq + softirq, stolen=steal, idle=idle + iowait)
+
+    def since(self, before: "Ticks") -> "Ticks":
+        """What came to it."""
+        return Ticks(busy=self.busy - before.busy, stolen=self.stolen - before.stolen, idle=self.idle - before.idle)
+
+    def share(self, what: int) -> float:
+        """Of all of it."""
+        return what / max(1, self.busy + self.stolen + self.idle)
+
+
+def ticks() -> Ticks:
+    """Now."""
+    return Ticks.read(Path("/proc/stat").read_text())
+
+
+class Watch:
+    """What others take of the machine from the beginning of a bench to its end."""
+
+    def __init__(self) -> None:
+        self.load, self.begun = os.getloadavg()[0], ticks()
+        self.looks: list[float] = []
+        self.look()
+
+    def look(self) -> float:
+        """The share of all processors that others take now, while nothing of the bench runs; between trials."""
+        quietest = 1.0
+        for _ in range(LOOKS):
+            before = ticks()
+            time.sleep(LOOK_S)  # the look itself
+            passed = ticks().since(before)
+            quietest = min(quietest, passed.share(passed.busy + passed.stolen))
+            if quietest <= QUIET:
+                break
+        self.looks.append(quietest)
+        return quietest
+
+    @property
+    def stolen(self) -> float:
+        """Of the processors' time since the beginning."""
+        passed = ticks().since(self.begun)
+        return passed.share(passed.stolen)
+
+    def noise(self) -> str:
+        """After a last look: why nothing can be told; empty if it can."""
+        self.look()
+        return noisy(self.looks, self.stolen)
+
+    def machine(self) -> dict[str, Any]:
+        """The machine, its load before and after, and what others took of it."""
+        others = {"others": summary(self.looks), "stolen": self.stolen}
+        return {**machine(), "load": self.load, "load_after": os.getloadavg()[0], **others}
 
 
 def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import dump, end_cleanly, machine, noisy, show, summary
+from bench.report import Watch, dump, end_cleanly, show, summary
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
@@ -295,13 +295,15 @@ def main() -> int:
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each member
-    load = os.getloadavg()[0]
+    watch = Watch()
     found = asyncio.run(measure(options))
-    noise = noisy(load, os.getloadavg()[0])
+    noise = watch.noise()
     values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in GOALS}
     met = {name: values[name] <= goal for name, goal in GOALS.items()}
     if options.json:
-        dump({"bench": "scale", "results": found, "goals": GOALS, "met": met, "noise": noise, "machine": machine()})
+        dump(
+            {"bench": "scale", "results": found, "goals": GOALS, "met": met, "noise": noise, "machine": watch.machine()}
+        )
     else:
         rows = [
             (name, f"{values[name]:.3f}", f"at most {goal}", "yes" if met[name] else "no")

@@ -41,6 +41,9 @@ class Outcome:
     end: str = ""  # "job lost", "never in 60 s", or why it was not run; empty if all that was waited for came
     load: float = 0.0  # of the machine when the trial began
     day: str = ""  # when that was
+    others: float | None = None  # the share of all processors that others took just before; None: nobody looked then
+    commit: str = ""  # of elasticrl
+    machine: str = ""  # where: a race is run in pieces
 
 
 def deal(line: str) -> Deal:

@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.race.environments import environment
 from bench.race.judge import Outcome, progress, same_bits, steps_lost
-from bench.race.results import show_table, write
+from bench.race.results import figures, noise, show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
 from bench.recovery import NODES
-from bench.report import dump, end_cleanly, machine
+from bench.report import Watch, commit, cpu, dump, end_cleanly
 from chaos.live.local import Late
 
 FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store", "join", "power")
@@ -64,8 +64,7 @@ def schedule(
 
 def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
     """One fresh job, one fault."""
-    kind, load = SIDES[name], os.getloadavg()[0]
-    none = Outcome(side=name, fault=fault, load=load)
+    kind, none = SIDES[name], Outcome(side=name, fault=fault)
     if why := kind.faults.get(fault) or unfit(name):
         return replace(none, end=f"not run: {why}")
     with kind() as side:
@@ -156,26 +155,32 @@ def main() -> int:
     options = parser.parse_args()
     if options.fresh:
         options.record.unlink(missing_ok=True)
-    record, until = options.record, time.monotonic() + 60 * options.minutes
+    record, until, watch = options.record, time.monotonic() + 60 * options.minutes, Watch()
+    here = f"{os.cpu_count()} cores, {cpu()}"
     if not options.report:
         sides, faults = options.sides.split(","), options.faults.split(",")
         for number, fault, side in schedule(sides, faults, options.trials, recorded(record)):
             if time.monotonic() > until:
                 break
             try:
-                outcome = trial(side, fault, undisturbed(side, REFERENCES))
+                bits = undisturbed(side, REFERENCES)
+                load, others = os.getloadavg()[0], watch.look()
+                outcome = replace(trial(side, fault, bits), load=load, others=others)
             except (Late, OSError, ValueError) as error:
                 outcome = Outcome(
                     side=side, fault=fault, end=f"the bench failed: {type(error).__name__}: {error}"[:200]
                 )
-            outcome = replace(outcome, day=f"{datetime.now(UTC):%Y-%m-%d}")
+            outcome = replace(outcome, day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit(), machine=here)
             with record.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
             print(f"trial {number}: {side}: {fault}: {outcome}", file=sys.stderr)
     outcomes = recorded(record)
-    write(Path(__file__).parent, outcomes, machine(), options.note)
+    facts = watch.machine()
+    write(Path(__file__).parent, outcomes, facts, options.note)
     if options.json:
-        dump({"bench": "race", "trials": [asdict(outcome) for outcome in outcomes], "machine": machine()})
+        trials = [asdict(outcome) for outcome in outcomes]
+        told = {"results": figures(outcomes), "noise": noise(outcomes), "trials": trials}
+        dump({"bench": "race", **told, "machine": facts})
     else:
         show_table(outcomes)
     return 0

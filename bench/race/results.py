@@ -4,7 +4,8 @@ The one idea: a cell is made of all its trials. What did not come back is counte
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from bench.race.judge import Outcome
-from bench.report import show
+from bench.report import noisy, show, summary
 
 #: What each fault is, in the order of the page.
 FAULTS: Mapping[str, str] = {
@@ -41,6 +42,7 @@ HEAD = [
 MADE = (
     "Made by `python bench/race/race.py` (`make race`), which says what each fault is and how it is done; do not edit."
 )
+BUSY_LOAD = 0.75  # of the cores: the median load, where nobody looked what others took
 BUSY = "**The machine was too busy to tell seconds:** read who comes back and who does not, not how fast."
 WHAT = """\
 Three one-worker nodes on loopback, 50 ms steps, gloo, CPU, a save to disk every 20 steps. Seconds from the fault to the next
@@ -173,15 +175,17 @@ def page(
     tried = [len(trials) for trials in by_cell(run).values()] or [0]
     loads = [outcome.load for outcome in run if outcome.load] or [0.0]
     cores = int(machine.get("cores") or 1)
-    busy = median(loads) > 0.75 * cores
+    busy = bool(noise(run)) or median(loads) > BUSY_LOAD * cores
     facts = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "elasticrl") if name in machine)
     few, many = min(tried), max(tried)
+    places = [*seen(o.machine for o in run), *(f"commit {name}" for name in seen(o.commit for o in run))]
     often = f"{few if few == many else f'{few} to {many}'}"
     load = f"{min(loads):.1f} to {max(loads):.1f}, median {median(loads):.1f}"
     ran_on = days(run) or f"{when:%Y-%m-%d}"
     parts = [
         "# The race",
         f"{MADE} {ran_on}, {cores} cores, {facts}. Trials of each: {often}. Load when they began: {load}.",
+        *([f"Where and of what, as far as trials say: {'; '.join(places)}."] if places else []),
         *([BUSY] if busy else []),
         *([note] if note else []),
         WHAT,
@@ -196,6 +200,30 @@ def page(
     if absent:
         parts += ["## What could not be run", "\n".join(f"- {side}, {fault}: {why}." for side, fault, why in absent)]
     return "\n\n".join(parts) + "\n"
+
+
+def seen(values: Iterable[str]) -> list[str]:
+    """Each once, in their order; what is not known is left out."""
+    return list(dict.fromkeys(filter(None, values)))
+
+
+def noise(outcomes: Sequence[Outcome]) -> str:
+    """Why seconds say nothing, by what others took before each trial; empty if they do, or if nobody looked."""
+    return noisy([outcome.others for outcome in outcomes if ran(outcome) and outcome.others is not None])
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The short table for machines: of each fault and side, how many trials, medians and ranges, and how the others ended."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for (fault, side), trials in by_cell([outcome for outcome in outcomes if ran(outcome)]).items():
+        fields = ("survivors_s", "full_s", "steps_lost", "samples_lost", "samples_repeated")
+        values = {name: [getattr(trial, name) for trial in trials] for name in fields}
+        found.setdefault(fault, {})[side] = {
+            "trials": len(trials),
+            **{name: summary([value for value in row if value is not None]) for name, row in values.items()},
+            "ends": dict(Counter(trial.end for trial in trials if trial.end)),
+        }
+    return found
 
 
 def days(outcomes: Sequence[Outcome]) -> str:
