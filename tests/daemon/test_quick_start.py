@@ -28,6 +28,7 @@ SHOWN = re.search(
 )
 T = TypeVar("T")
 PATIENCE_S = 240.0  # on a machine that is busy with other tests
+DEMO_S = 180.0  # what the first command may take, once all is installed: the README says about two minutes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -73,14 +74,17 @@ def answer(folder: Path, command: str, *more: str) -> str | None:
     return text if code == 0 else None
 
 
-@pytest.mark.slow  # a minute
+@pytest.mark.slow  # two minutes
 def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> None:
     make, activate, report = BLOCKS[0]
     steps = subprocess.run([*make.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert steps.splitlines()[-1] == ".venv/bin/elasticrl demo"
     assert activate == ". .venv/bin/activate"
-    code, text = said(clone, "elasticrl demo", "--steps", "30")
+    begun = time.monotonic()
+    code, text = said(clone, "elasticrl demo")
+    took_s = time.monotonic() - begun
     assert code == 0, text
+    assert took_s <= DEMO_S, f"it took {took_s:.0f} s:\n{text}"
     for line in (
         "kill -9 of the worker on n1",
         "kill -9 of all of n2",
@@ -88,6 +92,7 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
         "verdict   dead_node: n2",
         "each exactly once",
         "undisturbed run: yes",
+        "in the last 5",
     ):
         assert line in text
     assert SHOWN
@@ -96,7 +101,7 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
             like = re.sub(r"\d+", r"\\d+", re.escape(line.strip()).replace(r"\ ", r"\s").replace(r"\s\s", r"\s+"))
             assert re.search(like, text), f"README shows {line!r}"
     code, text = said(clone, report)
-    assert (code, "30 steps on 3 nodes, 2 faults" in text) == (0, True), text
+    assert (code, "60 steps on 3 nodes, 2 faults" in text) == (0, True), text
     assert "When it learned it" in (clone / "report.html").read_text(encoding="utf-8")
 
 

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from elasticrl.cli.demo import learned
+
 SCRIPT = """
 import sys
 from dataclasses import asdict
@@ -58,3 +62,19 @@ def test_on_a_terminal_nodes_phases_and_reward_stand_below_the_lines_and_go_at_t
     assert "\033[?25h" in text, "the cursor is back"
     after = text[text.rindex("verdict   dead_rank: n1") :]
     assert "\033[2K" in after, "what changed is wiped away"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([0.1] * 5 + [0.3] * 20 + [0.7] * 5, "0.10 in the first 5 steps, 0.70 in the last 5"),
+        ([0.1] * 5 + [0.9] * 20 + [0.1] * 5, "0.10 in the first 5 steps, 0.10 in the last 5: it has NOT learned"),
+        ([0.1] * 29 + [1.0], "it has NOT learned"),  # one lucky step
+        ([0.7] * 30, "it has NOT learned"),  # it knew before
+        ([0.1] * 25 + [0.35] * 5, "it has NOT learned"),
+    ],
+)
+def test_a_model_that_knows_no_more_than_at_first_has_not_learned(rewards: list[float], said: str) -> None:
+    knows, told = learned(rewards)
+    assert said in told
+    assert knows == ("NOT" not in said)
