@@ -1,4 +1,4 @@
-"""The race's results as a page and a plot; pure, but for `write`.
+"""The race's results as a page, a plot, and the README's table of them; pure, but for `write`.
 
 The one idea: a cell is made of all its trials. What did not come back is counted in it, and never averaged away.
 """
@@ -53,6 +53,8 @@ COLUMNS = """\
 *Steps lost*: made before the fault and made again. *Samples*: lost / trained more than once, by the steps that count in the
 end. *Same bits*: the last step's weights are those of an undisturbed run of three workers. *Blamed*: what the side's own plan
 or logs name; for launchers each agent's word of its own worker. *Would help*: the setting that avoids what was lost."""
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- by bench/race/race.py; do not edit -->", "<!-- end of what it writes -->"
 NOT_RUN = ("not run", "did not start", "the bench failed")
 COLOURS = ("#0b6e4f", "#b3541e", "#e0a458", "#3d5a80", "#7fa6d6", "#8e44ad", "#c39bd3", "#7f8c8d", "#2c3e50")
 
@@ -110,6 +112,63 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     cells, names = by_cell(outcomes), sides(outcomes)
     seen = [fault for fault in FAULTS if any(key[0] == fault for key in cells)]
     return [[fault, *(cell(cells.get((fault, side), [])) for side in names)] for fault in seen]
+
+
+def comparison(outcomes: Sequence[Outcome]) -> str:
+    """What README says of the race: a table of medians, and of what was lost in all faults."""
+    cells, names = by_cell(outcomes), sides(outcomes)
+    there = [fault for fault in FAULTS if any(key[0] == fault for key in cells)]
+    body = [[FAULTS[fault], *(brief(cells.get((fault, side), [])) for side in names)] for fault in there]
+    of = {side: [trial for trial in outcomes if trial.side == side and ran(trial)] for side in names}
+    power = {side: [trial.steps_lost for trial in of[side] if trial.fault == "power"] for side in names}
+    body += [
+        ["steps that power loss took", *(counts(power[side]) for side in names)],
+        ["samples lost / used twice, at most in one fault", *(worst(of[side]) for side in names)],
+        ["trials with the undisturbed run's bits", *(exact(of[side]) for side in names)],
+    ]
+    busy = [BUSY] if too_busy(outcomes) else []
+    return "\n\n".join([f"{often(outcomes)}, {days(outcomes)}.", *busy, markdown(["", *names], body)])
+
+
+def brief(trials: Sequence[Outcome]) -> str:
+    """Medians of survivors / full strength, one figure where they are alike; and how the others ended."""
+    tried = [trial for trial in trials if ran(trial)]
+    if not tried:
+        return trials[0].end.partition(":")[0] if trials else "-"
+    first, full = short([trial.survivors_s for trial in tried]), short([trial.full_s for trial in tried])
+    ends = Counter(trial.end for trial in tried if trial.end)
+    said = [end if count == len(tried) else f"{count} of {len(tried)} {end}" for end, count in sorted(ends.items())]
+    return " / ".join(dict.fromkeys(filter(None, (first, ", ".join(filter(None, (full, *said))))))) or "-"
+
+
+def short(values: Sequence[float | None]) -> str:
+    """The median, with two digits that count; empty if there is none."""
+    came = [value for value in values if value is not None]
+    if not came:
+        return ""
+    middle = median(came)
+    return f"{middle:.2f}" if middle < 1 else f"{middle:.1f}" if middle < 10 else f"{middle:.0f}"
+
+
+def worst(trials: Sequence[Outcome]) -> str:
+    """Example: "46 / 0" """
+    fields = ([trial.samples_lost for trial in trials], [trial.samples_repeated for trial in trials])
+    known = [[value for value in values if value is not None] for values in fields]
+    return " / ".join(str(max(values)) if values else "-" for values in known)
+
+
+def exact(trials: Sequence[Outcome]) -> str:
+    """Of those whose bits could be compared. Example: "9 of 10" """
+    known = [trial.same_bits for trial in trials if trial.same_bits is not None]
+    return f"{sum(known)} of {len(known)}" if known else "-"
+
+
+def between_marks(text: str, table: str) -> str:
+    """README with this table in the place of the one that it has."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert after, f"README.md has no {BEGIN} ... {END}"
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
 def detail(outcomes: Sequence[Outcome], remedies: Mapping[tuple[str, str], str]) -> list[list[str]]:
@@ -172,21 +231,17 @@ def page(
     """RESULTS.md."""
     run = [outcome for outcome in outcomes if ran(outcome)]
     absent = sorted({(o.side, o.fault, o.end.removeprefix("not run: ")) for o in outcomes if not ran(o)})
-    tried = [len(trials) for trials in by_cell(run).values()] or [0]
     loads = [outcome.load for outcome in run if outcome.load] or [0.0]
     cores = int(machine.get("cores") or 1)
-    busy = bool(noise(run)) or median(loads) > BUSY_LOAD * cores
     facts = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "elasticrl") if name in machine)
-    few, many = min(tried), max(tried)
     places = [*seen(o.machine for o in run), *(f"commit {name}" for name in seen(o.commit for o in run))]
-    often = f"{few if few == many else f'{few} to {many}'}"
     load = f"{min(loads):.1f} to {max(loads):.1f}, median {median(loads):.1f}"
     ran_on = days(run) or f"{when:%Y-%m-%d}"
     parts = [
         "# The race",
-        f"{MADE} {ran_on}, {cores} cores, {facts}. Trials of each: {often}. Load when they began: {load}.",
+        f"{MADE} {ran_on}, {cores} cores, {facts}. {often(run)}. Load when they began: {load}.",
         *([f"Where and of what, as far as trials say: {'; '.join(places)}."] if places else []),
-        *([BUSY] if busy else []),
+        *([BUSY] if too_busy(run, cores) else []),
         *([note] if note else []),
         WHAT,
         markdown(["fault", *sides(outcomes)], rows(outcomes)),
@@ -205,6 +260,18 @@ def page(
 def seen(values: Iterable[str]) -> list[str]:
     """Each once, in their order; what is not known is left out."""
     return list(dict.fromkeys(filter(None, values)))
+
+
+def often(outcomes: Sequence[Outcome]) -> str:
+    """Example: "Trials of each: 1 to 2" """
+    tried = [len(trials) for trials in by_cell([o for o in outcomes if ran(o)]).values()] or [0]
+    return f"Trials of each: {' to '.join(str(count) for count in dict.fromkeys((min(tried), max(tried))))}"
+
+
+def too_busy(outcomes: Sequence[Outcome], cores: int = 2) -> bool:
+    """Do the seconds say nothing? By what others took, and where nobody looked, by the load."""
+    loads = [outcome.load for outcome in outcomes if ran(outcome) and outcome.load] or [0.0]
+    return bool(noise(outcomes)) or median(loads) > BUSY_LOAD * cores
 
 
 def noise(outcomes: Sequence[Outcome]) -> str:
@@ -277,7 +344,7 @@ def best(trial: Outcome) -> float | None:
 
 
 def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any], note: str) -> None:
-    """RESULTS.md and its plot."""
+    """RESULTS.md and its plot, and the README's table."""
     from bench.race.sides import SIDES
 
     remedies = {(name, fault): how for name, side in SIDES.items() for fault, how in side.remedy.items()}
@@ -285,6 +352,7 @@ def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any],
     text = page(outcomes, machine, datetime.now(UTC), about, remedies, note)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     (folder / "results.svg").write_text(plot(outcomes), encoding="utf-8")
+    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes)), encoding="utf-8")
 
 
 def show_table(outcomes: Sequence[Outcome]) -> None:

@@ -20,7 +20,7 @@ from bench.race.judge import (
     samples,
     steps_lost,
 )
-from bench.race.race import FAULTS, schedule
+from bench.race.race import FAULTS, RECORD, recorded, schedule
 from bench.race.sides import SIDES, Peer
 from chaos.live.local import Sealed
 
@@ -259,6 +259,50 @@ def test_the_plot_has_a_dot_for_each_trial_that_came_back_and_a_word_for_the_oth
     assert len(list(tree.iter(f"{kind}circle"))) == 3 + 2  # and one per side in the legend
     assert texts.count("job lost") == 1
     assert texts.count("not within 60 s") == 1
+
+
+def test_the_readme_says_medians_what_never_came_and_what_was_lost_at_most():
+    more = [
+        Outcome(side="elasticrl", fault="power", full_s=16.2, steps_lost=12, samples_lost=0, samples_repeated=0),
+        Outcome(side="torchrun", fault="power", full_s=8.94, steps_lost=1, samples_lost=46, samples_repeated=2),
+        Outcome(side="torchrun", fault="power", full_s=9.96, steps_lost=4, samples_lost=3, samples_repeated=7),
+        Outcome(side="torchrun", fault="join", survivors_s=6.39, full_s=9.4),
+    ]
+    table = results.comparison([*outcomes(), *more]).splitlines()
+    assert table[0].startswith("Trials of each: 1 to 2, ")
+    assert table[-10:] == [
+        "|  | elasticrl | torchrun |",
+        "| --- | --- | --- |",
+        "| kill -9 of one worker | 0.20 / 0.21 | 4.0 / 4.0, 1 of 2 job lost |",
+        "| the coordinator dies, back after 0.5 s | - | not within 60 s |",
+        "| the whole store dies, back after 0.5 s | 0.06 | not run |",
+        "| a third node joins | - | 6.4 / 9.4 |",
+        "| power loss of all, back after 0.5 s | 16 | 9.4 |",
+        "| steps that power loss took | 12 | 2.5 (1-4) |",
+        "| samples lost / used twice, at most in one fault | 0 / 0 | 46 / 7 |",
+        "| trials with the undisturbed run's bits | 1 of 1 | 0 of 1 |",
+    ]
+
+
+def test_only_what_stands_between_the_marks_is_written_anew():
+    text = f"before\n\n{results.BEGIN}\n\nold\n\n{results.END}\n\nafter\n"
+    made = results.between_marks(text, "new")
+    assert made == text.replace("old", "new")
+    assert results.between_marks(made, "new") == made
+    with pytest.raises(AssertionError, match="has no"):
+        results.between_marks("no marks", "new")
+
+
+def test_the_readme_and_the_results_say_what_the_trials_say():
+    """Red after a new race: `python bench/race/race.py --report` writes both anew."""
+    trials = recorded(RECORD)
+    readme = results.README.read_text(encoding="utf-8")
+    assert results.between_marks(readme, results.comparison(trials)) == readme
+    page = (RECORD.parent / "RESULTS.md").read_text(encoding="utf-8")
+    head = ["fault", *results.sides(trials)]
+    assert results.markdown(head, results.rows(trials)) in page
+    remedies = {(name, fault): how for name, side in SIDES.items() for fault, how in side.remedy.items()}
+    assert results.markdown(results.HEAD, results.detail(trials, remedies)) in page
 
 
 def test_every_side_can_do_every_fault_or_says_why_not():
