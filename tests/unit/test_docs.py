@@ -133,3 +133,11 @@ SHOWN = sorted(
 def test_an_example_in_a_docstring_is_what_comes_out(module: str) -> None:
     found = doctest.testmod(import_module(module))
     assert (found.attempted > 0, found.failed) == (True, 0)
+
+
+def test_readme_and_makefile_say_alike_how_long_the_tests_take() -> None:
+    said = {
+        name: re.findall(r"\(((?:about )?\d+ to \d+ minutes[^;)]*)", (ROOT / name).read_text(encoding="utf-8"))
+        for name in ("README.md", "Makefile")
+    }
+    assert said["README.md"] == said["Makefile"] != []
