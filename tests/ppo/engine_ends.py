@@ -35,3 +35,7 @@ def phase(beat: Beat, name: str) -> None:
 def main() -> None:
     Beat.phase = phase  # type: ignore[method-assign]
     ppo.main()
+
+
+if __name__ == "__main__":  # as under a daemon
+    main()

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_kit import gone, pid_of, until
+from served_kit import gone, pid_of, strike, struck, until
 
 from chaos.live.local import Job
 from elasticrl.config import dumps, load
 from elasticrl.ppo import tiny
+from elasticrl.ppo.rollout.service import ENGINE_LOCK
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 pytestmark = pytest.mark.timeout(900)
 NODES = ("n0", "n1")
+PROGRAM = Path(__file__).parents[1] / "ppo" / "engine_ends.py"
 STEPS = 10
 PATIENCE_S = 280.0
 
@@ -31,7 +33,8 @@ def conf(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     vllm = {"gpu_memory_utilization": 0.05, "kv_cache": "8MiB", "max_num_seqs": 64}
     return {
-        "job": {"program": "elasticrl.ppo", "args": [], "seed": 7, "steps": STEPS},
+        "job": {"program": str(PROGRAM), "args": [], "seed": 7, "steps": STEPS},
+        "agent": {"env": {"ENGINE_ENDS": str(tmp_path / "ends")}, "preload": ["elasticrl.ppo.__main__"]},
         "lanes": {"count": 4, "digest": "full"},
         "ppo": {
             "batch": 32, "mini_batch": 16, "micro_batch": 4, "lr": 4e-3, "critic_lr": 4e-3, "kl": {"coef": 0.01},
@@ -45,6 +48,9 @@ def conf(tmp_path: Path) -> dict[str, Any]:
         },
         "data": {"path": str(tmp_path / "prompts.jsonl"), "max_prompt": 6},
         "checkpoint": {"every": 1000},
+        # An engine takes a hundred times as long to start as these phases take, and who waits for it, or for who does, would
+        # be taken for one that hangs.
+        "timeouts": {"floor": "150s", "default_phase": "200s"},
     }  # fmt: skip
 
 
@@ -68,26 +74,40 @@ def alone(job: Job, folder: Path) -> dict[int, str]:
     return digests(folder / "saves" / job.name)
 
 
-def test_a_job_of_daemons_comes_to_the_bits_of_one_process_through_the_deaths_of_an_engine_and_a_worker(
+def test_a_job_of_daemons_comes_to_the_bits_of_one_process_through_the_deaths_of_both_engines_and_a_worker(
     conf: dict[str, Any], tmp_path: Path
 ):
+    """One engine dies in rollout and the other in sync, which costs no worker and calls for no plan; then a worker dies."""
+    (tmp_path / "ends").mkdir()
+    strike(tmp_path, "n0", "rollout", 3)
+    strike(tmp_path, "n1", "sync", 4)
     with Job(etcd=1, conf=conf) as job:
         run = job.folder / "saves" / job.name
-        homes = [job.folder / "vault" / job.name / f"{node}.engine" for node in NODES]
+        homes = {node: job.folder / "vault" / job.name / f"{node}.engine" for node in NODES}
         job.start(*NODES)
-        job.until(lambda: len(digests(run)) > 2, PATIENCE_S, "the first steps")
-        engines = [pid_of(home) for home in homes]
-        os.kill(engines[0], signal.SIGKILL)
-        job.until(lambda: pid_of(homes[0]) != engines[0], PATIENCE_S, "another engine of n0")
-        os.kill(job.worker("n1"), signal.SIGKILL)
+        locks = [home / ENGINE_LOCK for home in homes.values()]
+        job.until(lambda: all(lock.exists() for lock in locks), PATIENCE_S, "the engines")
+        engines = {node: pid_of(homes[node]) for node in NODES}
+        workers = {node: job.worker(node) for node in NODES}
+        assert not any(struck(tmp_path, node) for node in NODES), "they were to be known before"
+        for node in NODES:
+            job.until(lambda node=node: struck(tmp_path, node), PATIENCE_S, f"the end of {node}'s engine")
+        job.until(lambda: len(digests(run)) > 5, PATIENCE_S, "steps with other engines")
+        assert {node: job.worker(node) for node in NODES} == workers, "an engine's death cost a worker"
+        assert not [node for node in NODES if pid_of(homes[node]) == engines[node]]
+        second = pid_of(homes["n1"])
+        os.kill(workers["n1"], signal.SIGKILL)
         daemons = list(job.daemons.values())
         job.until(lambda: all(daemon.poll() is not None for daemon in daemons), PATIENCE_S, "the end of the job")
         assert [daemon.returncode for daemon in daemons] == [0, 0]
-        [fault] = [event for event in job.events("n0", "plan.adopted") if "SIGKILL" in event["reason"]]
-        assert "n1" in fault["reason"]
+        [fault] = [event for event in job.events("n0", "plan.adopted") if event["rung"] != "start"]
+        assert "n1/1" in fault["reason"]
+        assert "SIGKILL" in fault["reason"]
+        job.check()
         found, used = digests(run), audit(run)
         assert used.ok, used.sentence
         assert (used.steps, used.samples) == (STEPS, STEPS * 32)
-        for home in homes:
+        assert pid_of(homes["n1"]) == second, "the worker that came for the dead one found its engine"
+        for home in homes.values():
             until(lambda home=home: gone(pid_of(home)), "the end of the engines with the job")
         assert found == alone(job, tmp_path / "alone")
