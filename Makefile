@@ -85,8 +85,9 @@ vllm: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest tests/vllm
 	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm
 
-vllm-full: $(VLLM)/.stamp
+vllm-full: setup $(VLLM)/.stamp
 	ELASTICRL_VLLM=required $(VLLM)/bin/python -m pytest -m "slow or not slow" tests/vllm
+	ELASTICRL_VLLM=required ELASTICRL_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
 
 lint: setup
 	$(BIN)/ruff format --check .
