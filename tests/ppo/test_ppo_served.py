@@ -318,6 +318,21 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         assert not (home_of(tmp_path, node) / weights.FILE).exists()
 
 
+def test_an_actor_cut_up_by_zero_3_is_whole_and_new_in_the_engines_beside_two_workers(tmp_path, conf):
+    """DeepSpeed's bits are those of a world: two workers' with engines beside them are two workers' with the engines in them.
+    What an engine says of its tokens' probabilities goes into the losses (`importance_limit`): its weights show in the bits.
+    """
+
+    def trained(engine):
+        more = {"model": {**conf["model"], "zero_stage": 3}, "rollout": {**conf["rollout"], "engine": engine}}
+        with gang(tmp_path / engine, conf | more, world=2, strategy="deepspeed") as both:
+            both.plan("n0", "n1")
+            both.until_done(within_s=150.0)
+            return outcome(both)
+
+    assert trained("served") == trained("torch")
+
+
 # ---- what cannot be
 
 
