@@ -125,6 +125,15 @@ def _inexact(t: Tree) -> list[str]:
     return [role for role, placement in roles.items() if (placement.strategy or t.model.strategy) == "deepspeed"]
 
 
+def _fresh(t: Tree) -> bool:
+    """Whether vLLM is known to generate on a GPU, where it rounds by what else is in the batch. With rollout nodes it is their
+    own configuration that knows.
+    """
+    here = not t.rollout.nodes or t.node.role == "rollout"
+    gpu = here and t.node.device == "cuda"
+    return _generates(t) and t.rollout.engine == "vllm" and gpu and not t.rollout.vllm.batch_invariant
+
+
 def _away(t: Tree) -> list[str]:
     roles = {"ref": t.placement.ref, "reward": t.placement.reward}
     return [role for role, placement in roles.items() if placement.where == "rollout"]
@@ -375,6 +384,13 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: _ours(t) and t.lanes.exact == "require" and bool(_inexact(t)),
         values=lambda t: f"it is require, and deepspeed shards {' and '.join(_inexact(t))}",
         remedy="Set exact: warn, or strategy: fsdp.",
+    ),
+    Relation(
+        keys=("lanes.exact", "rollout.engine", "rollout.vllm.batch_invariant", "node.device", "job.program"),
+        rule="must not be require with vllm on a GPU without batch_invariant, which generates other text after a fault",
+        broken=lambda t: t.lanes.exact == "require" and _fresh(t),
+        values="it is require, and rollout.vllm.batch_invariant is false with node.device: cuda",
+        remedy="Set exact: warn, rollout.vllm.batch_invariant: true, or rollout.engine: served.",
     ),
     Relation(
         keys=(

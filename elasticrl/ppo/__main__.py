@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 import elasticrl
-from elasticrl.ppo import given, models, prompts, rewards, sinks
+from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
 from elasticrl.ppo.idle import Idle
@@ -60,6 +60,7 @@ def main(config: str | None = None) -> None:
                 if base.generation != generation:
                     generation = base.generation
                     refresh()
+                    reporter.promise(guarantee.of(base.tree, base.context.device), step=step, rank=base.rank)
                 report = trainer.step(step)
                 told = base.tell({"own": own(trainer), "kept": reporter.kept})
                 reporter.tell(sealed=base.sealed, rank=base.rank, kept=[words["kept"] for words in told])

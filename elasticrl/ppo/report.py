@@ -17,6 +17,7 @@ from elasticrl.ppo.sinks import Event, Sinks
 from elasticrl.telemetry.events import BY_NAME
 
 if TYPE_CHECKING:
+    from elasticrl.ppo.guarantee import Guarantee
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.traffic import Cost
 
@@ -89,6 +90,13 @@ class Reporter:
         self._steps, self._comm = Baseline(), Baseline()
         self._kept: dict[int, tuple[Report, Comm, Seen, Mapping[str, float]]] = {}
         self._tellers: dict[int, int] = {}
+        self._promised = False
+
+    def promise(self, guarantee: Guarantee, *, step: int, rank: int) -> None:
+        """What holds for this run, where its log begins: once in the life of a worker that is rank 0."""
+        if rank == 0 and not self._promised:
+            self._promised = True
+            self._sinks.write(guarantee_event(guarantee, step))
 
     @property
     def kept(self) -> list[int]:
@@ -119,6 +127,12 @@ class Reporter:
                 self._sinks.write(comm_event(comm, usual_comm))
                 for each in advice:
                     self._sinks.write(advice_event(step, each))
+
+
+def guarantee_event(guarantee: Guarantee, step: int) -> Event:
+    """What holds for the run."""
+    fields = {"holds": guarantee.holds, "reason": guarantee.text}
+    return emit("ppo.guarantee", step, fields, f"[Guarantee {step}] {guarantee.text}", {})
 
 
 def step_event(report: Report, usual: Mapping[str, float], gang: Mapping[str, float]) -> Event:

@@ -399,6 +399,16 @@ EVENTS: tuple[Declared, ...] = (
         },
     ),
     Declared(
+        name="ppo.guarantee",
+        meaning="What this run's faults and resizes cannot change. In the log of rank 0, once, where it begins.",
+        fields={
+            "step": "that it begins with",
+            "holds": "bits: the same bits; close: the same samples, close in floats; ledger: each sample exactly once, while "
+            "its text may be another",
+            "reason": "the sentence",
+        },
+    ),
+    Declared(
         name="ppo.step",
         meaning="A step of the trainer is sealed. In the log of rank 0, beside its line for people.",
         fields={

@@ -91,6 +91,7 @@ def test_any_number_of_workers_trains_to_the_same_bits(tmp_path: Path, conf, und
         ]
     for name in ("ppo.step", "ppo.comm"):
         assert [event["step"] for event in told["n0"] if event["event"] == name] == list(range(STEPS))
+    assert [event["holds"] for event in told["n0"] if event["event"] == "ppo.guarantee"] == ["bits"]
     assert not any(told[node] for node in told if node != "n0"), "a step is told by one worker"
     assert list((tmp_path / "curves").iterdir())
     if strategy == "replicated":

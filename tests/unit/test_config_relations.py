@@ -222,6 +222,14 @@ CASES = [
         "Set exact: warn",
     ),
     Case(
+        "lanes.exact",
+        "without batch_invariant",
+        ["rollout.engine=vllm", "node.device=cuda"],
+        "it is require, and rollout.vllm.batch_invariant is false with node.device: cuda",
+        ["rollout.vllm.batch_invariant=true"],
+        "Set exact: warn, rollout.vllm.batch_invariant: true",
+    ),
+    Case(
         "model.zero_stage",
         "has no effect",
         ["model.zero_stage=3"],
