@@ -345,6 +345,55 @@ def test_an_engine_that_does_not_start_is_tried_so_often_and_then_said(tmp_path,
     assert [s for s in trainer.said if "came to nothing" in s][-1].startswith("rollout engine: start 2 of 2")
 
 
+MUTE = """
+import os, socket, sys, threading
+from pathlib import Path
+from elasticrl.ppo.rollout.service import SPEC, Service
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox
+
+home, lock = Path(sys.argv[sys.argv.index("--home") + 1]), int(sys.argv[sys.argv.index("--lock") + 1])
+os.pwrite(lock, f"{os.getpid()}\\n".encode(), 0)
+digest = Service.loads((home / SPEC).read_text()).digest
+hello = {"op": "hello", "v": PROTOCOL, "pid": os.getpid(), "service": digest, "versions": {}}
+
+def answer(visitor):
+    inbox = Inbox()
+    while data := visitor.recv(1 << 20):
+        for frame in inbox.feed(data):
+            if frame.says["op"] == "hello":
+                visitor.sendall(Frame(says=hello).pack())
+
+with socket.socket(socket.AF_UNIX) as door:
+    door.bind(str(home / SOCKET))
+    door.listen()
+    Path(__file__).with_suffix(".pid").write_text(str(os.getpid()))
+    while True:
+        threading.Thread(target=answer, args=(door.accept()[0],)).start()
+"""
+
+
+def test_an_engine_that_answers_and_never_generates_is_none(tmp_path, folders, actor):
+    mute, first = tmp_path / "mute.py", tmp_path / "first"
+    mute.write_text(MUTE)
+    first.write_text(
+        "#!/bin/bash\n"
+        f'mkdir {tmp_path}/once 2>/dev/null && exec {sys.executable} {mute} "$@"\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    first.chmod(0o755)
+    trainer = Trainer(
+        tmp_path / "home", service(folders["qwen2"]), limits=replace(LIMITS, health_s=5.0), python=str(first)
+    )
+    try:
+        trainer.enter(actor)
+        assert trainer.ready() != int(mute.with_suffix(".pid").read_text())
+        assert "rollout engine: it said nothing for 5 s; it is killed" in trainer.said
+        trainer.engine.publish(0)
+        assert same(trainer.engine.generate(requests(4), version=0), inline(actor, requests(4)))
+    finally:
+        trainer.attendant.end()
+
+
 def test_an_engine_that_dies_slowly_is_waited_for_before_another_is_started(tmp_path, folders, actor):
     """As one does that gives back a card's memory: its lock is free before it is over."""
     starts, dies = tmp_path / "starts", tmp_path / "dies"
