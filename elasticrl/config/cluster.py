@@ -277,8 +277,8 @@ class Vault(Section):
     """Steps between snapshots. 1 loses no step to a fault; more costs less memory traffic and loses the steps since."""
     inside: Portion = 0.005
     """The part of the time that states kept between the updates of a step may cost: one is kept when it took less, by the last
-    one's measure. More loses less work to a fault; 1 keeps each, 0 none, so that a fault costs the step's updates. Its rollout
-    is kept in any case."""
+    one's measure. More loses less work to a fault; 1 keeps each, 0 none, so that a fault costs the step's updates. Its scored
+    rollout is kept in any case; before it is scored by the same measure, and always where a model or an endpoint scores."""
     copies: Whole = 0
     """Copies of every shard on other nodes. c survive any c nodes lost at once, at c times the traffic and memory."""
     dir: Text = "/dev/shm/elasticrl"  # noqa: S108 (a tmpfs is meant; the daemon makes its own folder there, closed to others)

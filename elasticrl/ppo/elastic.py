@@ -22,6 +22,7 @@ from elasticrl.runtime.vault.source import dtype_of, name_of
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
+    from elasticrl.ppo.flow import Keeps
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.run import Run
     from elasticrl.runtime.scalars import Tally
@@ -102,11 +103,11 @@ class ElasticRun:
             self.seconds[name] = self.seconds.get(name, 0.0) + took - inner[0]
             self.own[name] = self.own.get(name, 0.0) + own - inner[1]
 
-    def keep(self, stage: str, *, dear: bool = False) -> None:
+    def keep(self, stage: str, *, how: Keeps = "never") -> None:
         """As Run's. What is cheaper to make again than to keep is made again."""
         self.buffer.done.append(stage)
-        if dear:
-            self.base.keep()
+        if how != "never":
+            self.base.keep(always=how == "always")
         if stage == self._last:  # the step is over: its samples need not be copied into the vault once more
             self.buffer.rows, self.buffer.ids = {}, {}
 

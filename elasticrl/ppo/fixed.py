@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from elasticrl.ppo.flow import Keeps
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
@@ -95,7 +96,7 @@ class FixedRun:
         """Not told apart."""
         yield
 
-    def keep(self, stage: str, *, dear: bool = False) -> None:  # noqa: ARG002 - all is alike in memory
+    def keep(self, stage: str, *, how: Keeps = "never") -> None:  # noqa: ARG002 - all is alike in memory
         """In this process's memory only."""
         self.buffer.done.append(stage)
 

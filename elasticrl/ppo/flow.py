@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from elasticrl.config.training import Ppo
@@ -27,6 +27,10 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "advantages": ("advantages",),
     "returns": ("returns",),
 }
+
+# Whether the state is kept after a stage, which makes anew nothing that was made up to there: where that costs a small part of
+# the time that it took (`vault.inside`), or always, as it is not to be had again, or only from others and slowly.
+Keeps = Literal["never", "worth it", "always"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class Stage:
     writes: tuple[str, ...] = ()
     weights: str = ""
     phase: str = ""
-    dear: bool = False  # what was made so far is dear, or not to be had again: the state is kept after it
+    keeps: Keeps = "never"
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -125,9 +129,10 @@ class Flow:
         return "\n".join(lines)
 
 
-def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = False) -> Flow:
+def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = False, asked: bool = False) -> Flow:
     """The flow that a configuration asks for. With `overlap` half of the next samples are generated too: before the update, or,
-    where the engine is `apart`, beside everything that follows the rollout, the update included.
+    where the engine is `apart`, beside everything that follows the rollout, the update included. Scores that are `asked` of a
+    model or an endpoint take their time, in which a fault must not cost the rollout.
     """
     if ppo.algorithm in ("dpo", "kto"):
         return _preference(ppo.algorithm)
@@ -137,8 +142,15 @@ def of(ppo: Ppo, *, tied: bool = False, overlap: bool = False, apart: bool = Fal
     values = ("values",) if with_critic else ()
     scored = ("logprobs", *values) if tied else ("logprobs",)  # a tied head gives both in one pass
     stages = [
-        Stage(name="rollout", role="rollout", reads=("prompts",), writes=("samples",), weights="start"),
-        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), dear=True),
+        Stage(
+            name="rollout",
+            role="rollout",
+            reads=("prompts",),
+            writes=("samples",),
+            weights="start",
+            keeps="always" if asked else "worth it",
+        ),
+        Stage(name="reward", role="reward", reads=("samples",), writes=("scores",), keeps="always"),
         Stage(name="logprobs", role="actor", reads=("samples",), writes=scored, weights="start"),
     ]
     if with_ref:

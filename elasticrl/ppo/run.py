@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from elasticrl.ppo.batches import Rows
+    from elasticrl.ppo.flow import Keeps
     from elasticrl.runtime.rng import Streams
     from elasticrl.runtime.scalars import Tally
     from elasticrl.runtime.strategy import Reduced
@@ -117,8 +118,8 @@ class Run(Protocol):
     def part(self, name: str) -> AbstractContextManager[None]:
         """What is inside of a phase has a time of its own, which the phase's is without."""
 
-    def keep(self, stage: str, *, dear: bool = False) -> None:
-        """The stage is done for the lanes here. If it is `dear` its results outlive any fault, once it is done everywhere."""
+    def keep(self, stage: str, *, how: Keeps = "never") -> None:
+        """The stage is done for the lanes here. What is kept outlives any fault, once the stage is done everywhere."""
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from each carried lane's, folded in the order of lanes."""

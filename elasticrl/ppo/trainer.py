@@ -19,7 +19,7 @@ from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, RewardModel, Scorer, placed
+from elasticrl.ppo.rewards import Answer, Function, RewardModel, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.runtime.scalars import Tally
@@ -51,7 +51,8 @@ class Trainer:
         self.engine, self.scorer = engine, scorer
         self.generator = Generator(run, engine, feed, group=ppo.group, steps=steps, overlap=overlap) if engine else None
         apart = engine is not None and not engine.by_lane
-        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart)
+        asked = scorer is not None and not isinstance(scorer, Function)
+        self.flow = flow.of(ppo, tied=roles.tied, overlap=overlap, apart=apart, asked=asked)
         self.coefficient = kl.Coefficient(ppo.kl.coef, target=ppo.kl.target, horizon=ppo.kl.horizon)
         self.losses: dict[str, Callable[[Rows, float, Tally], torch.Tensor]] = {
             "actor": self.actor_loss,
@@ -71,7 +72,7 @@ class Trainer:
                 assert all(self.run.buffer.has(lane, stage.rows) for lane in self.run.lanes), (
                     f"{stage} left something out"
                 )
-                self.run.keep(stage.name, dear=stage.dear)
+                self.run.keep(stage.name, how=stage.keeps)
         return Report.of(number, self.run.buffer.facts, self.run.seconds)
 
     def rollout(self, _stage: flow.Stage) -> None:

@@ -408,14 +408,17 @@ class Run:
         self._raise_cut()
         return exchange(self._gang_now, words)
 
-    def keep(self) -> None:
+    def keep(self, *, always: bool = True) -> None:
         """The state is worth keeping although no update was made: a rollout is done. Use it inside of `with step:`. What
         updates change is as it was kept before, and is not copied once more; where it was not (`vault.every`), nothing is.
+        Not `always` means: where it costs no more than `vault.inside` of the time since the last one.
         """
         self._raise_cut()
         full = self._hold().full
-        if full is None or self._counts.get(full) == self.progress.count:
-            self._settle_votes()
+        if full is not None and self._counts.get(full) != self.progress.count:
+            return
+        self._settle_votes()  # where all hear of each other how long it is since the last one
+        if always or self._worth:
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
 

@@ -1,30 +1,54 @@
 """`elasticrl.ppo`, with sudden ends at places that a test chooses.
 
 A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}: its worker dies so long after it has entered
-that phase, by a signal that nothing catches.
+that phase, by a signal that nothing catches. With {"stay": true} it does nothing else meanwhile, as if the phase took so long.
+
+What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 """
 
 import json
 import os
 import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from elasticrl.agent.beats import Beat
 from elasticrl.ppo import __main__ as ppo
+from elasticrl.ppo.rollout.engine import Request, Samples
+from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.runtime.run import Run
 
-enter = Beat.phase
+enter = Run.phase
+generate = TorchEngine.generate
+here: list[Run] = []  # this worker's
 
 
-def phase(beat: Beat, name: str) -> None:
-    enter(beat, name)
-    path = Path(os.environ.get("PPO_ENDS", "/nonexistent")) / os.environ["ELASTICRL_NODE"]
-    if path.exists():
-        end = json.loads(path.read_text())
-        if end["phase"] == name:
-            path.unlink()
-            signal.setitimer(signal.ITIMER_REAL, end["after_ms"] / 1000)
+@contextmanager
+def phase(run: Run, name: str) -> Iterator[None]:
+    here[:] = [run]
+    with enter(run, name):
+        path = Path(os.environ.get("PPO_ENDS", "/nonexistent")) / os.environ["ELASTICRL_NODE"]
+        if path.exists():
+            end = json.loads(path.read_text())
+            if end["phase"] == name:
+                path.unlink()
+                signal.setitimer(signal.ITIMER_REAL, end["after_ms"] / 1000)
+                if end.get("stay"):
+                    time.sleep(60)
+        yield
+
+
+def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int) -> Samples:
+    found = generate(engine, requests, version=version)
+    if path := os.environ.get("PPO_GENERATED"):
+        line = {"generation": here[0].generation, "version": version, "ids": [request.id for request in requests]}
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return found
 
 
 def main() -> None:
-    Beat.phase = phase  # type: ignore[method-assign]
+    Run.phase = phase  # type: ignore[method-assign]
+    TorchEngine.generate = generating  # type: ignore[method-assign]
     ppo.main()

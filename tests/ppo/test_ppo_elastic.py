@@ -5,8 +5,11 @@ import random
 import re
 import signal
 import sys
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -53,13 +56,13 @@ def nodes(
     return Nodes(folder, steps=STEPS, lanes=4, program=program, conf=conf, copies=copies)
 
 
-def outcome(gang: Nodes) -> dict[int, str]:
-    """The digests of all steps; every prompt of every step was used exactly once in each epoch."""
+def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
+    """The digests of all steps; every prompt of every step was used exactly once in each epoch, whole groups at once."""
     found = read(gang.run_dir)
     assert not found.findings, found.findings
     used = audit(gang.run_dir)
     assert used.ok, used.sentence
-    assert (used.steps, used.samples) == (STEPS, STEPS * 64 * 2)
+    assert (used.steps, used.samples) == (STEPS, STEPS * 64 // group * 2)
     return dict(found.steps)
 
 
@@ -115,17 +118,21 @@ def events(log: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
-    phases = ["rollout", "logprobs", "update", "update", "update", "values"]
+    phases = ["rollout", "logprobs", "update", "reward", "update", "values"]
     chance = random.Random(3)
     with nodes(tmp_path, conf, strategy=strategy, program="ppo_ends") as gang:
         ends = tmp_path / "ends"
         ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends), "ELASTICRL_HISTORY": str(tmp_path / "history")}
+        gang.env |= {
+            "PPO_ENDS": str(ends), "ELASTICRL_HISTORY": str(tmp_path / "history"), "PPO_GENERATED": str(tmp_path / "generated"),
+        }  # fmt: skip
         gang.plan("n0", "n1", "n2")
         for number, phase in enumerate(phases):
             gang.until_sealed(number + 1, within_s=240.0)
             node = chance.choice(["n0", "n1", "n2"])
-            end = {"phase": phase, "after_ms": chance.choice([0.1, 3, 6])}
+            end: dict[str, Any] = {"phase": phase, "after_ms": chance.choice([0.1, 3, 6])}
+            if phase == "reward":  # a slow scorer: its samples have long been kept
+                end |= {"after_ms": 500, "stay": True}
             (ends / "fresh").write_text(json.dumps(end))
             (ends / "fresh").rename(ends / node)
             gang.workers[node].process.join(120)
@@ -136,6 +143,18 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
         assert outcome(gang) == undisturbed
     told = [json.loads(line)["step"] for line in (tmp_path / "history").read_text().splitlines()]
     assert sorted(told) == list(range(STEPS)), "each step is told once, whoever died"
+    times = generated(tmp_path / "generated")
+    assert len(times) == STEPS * 64
+    assert len({step for (step, _), count in times.items() if count > 1}) <= phases.count("rollout"), (
+        "a step that was not cut short in its rollout was generated again"
+    )
+
+
+def generated(path: Path) -> Counter[tuple[int, str]]:
+    """In how many generations each sample was generated, by (step, id). Within one, ghosts are generated again."""
+    notes = [json.loads(line) for line in path.read_text().splitlines()]
+    made = {(note["version"] // 4, name, note["generation"]) for note in notes for name in note["ids"]}
+    return Counter((step, name) for step, name, _ in made)
 
 
 @pytest.mark.timeout(900)
@@ -166,6 +185,105 @@ def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
         assert [mark for _, mark in went_on[1:]] == ["1"] * len(phases), (
             "a function's scores are kept, and nothing else"
         )
+
+
+class Whims:
+    """An endpoint that scores an answer otherwise each time it is asked, and remembers; or says again what it said last."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, list[float]] = {}
+        self.again = False
+        chance, lock = random.Random(), threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(handler) -> None:  # noqa: N805 - its name; `self` is ours
+                answers = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))["answers"]
+                with lock:
+                    for name in () if self.again else (answer["id"] for answer in answers):
+                        self.said.setdefault(name, []).append(chance.random())
+                    text = json.dumps({"scores": [self.said[answer["id"]][-1] for answer in answers]}).encode()
+                handler.send_response(200)
+                handler.send_header("Content-Length", str(len(text)))
+                handler.end_headers()
+                handler.wfile.write(text)
+
+            def log_message(handler, *_: object) -> None:  # noqa: N805
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/score"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+@pytest.mark.timeout(600)
+def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_they_were_recorded(tmp_path: Path, conf):
+    phases = ["reward", "values"]
+    with Whims() as whims:
+        conf = {**conf, "reward": {"url": whims.url}, "vault": {"inside": 0}}
+        with nodes(tmp_path / "killed", conf, program="ppo_ends") as gang:
+            ends = gang.folder / "ends"
+            ends.mkdir()
+            gang.env |= {"PPO_ENDS": str(ends), "PPO_GENERATED": str(tmp_path / "generated")}
+            gang.plan("n0", "n1")
+            log = gang.workers["n0"].log
+            for number, phase in enumerate(phases):
+                gang.until_sealed(number + 1, within_s=240.0)
+                (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 500, "stay": True}))
+                (ends / "fresh").rename(ends / "n1")
+                gang.workers["n1"].process.join(120)
+                assert gang.workers["n1"].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
+                gang.kill_worker("n1")
+                gang.plan("n0", "n1")
+            gang.until_done(within_s=240.0)
+            killed = outcome(gang)
+        marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]
+        assert marks == ["0", "1", "2"], "behind the rollout, and then behind its scores"
+        assert set(generated(tmp_path / "generated").values()) == {1}
+        # n0 had asked for its half as n1 died in `reward`, and asked again; nothing was used of it yet.
+        assert Counter(map(len, whims.said.values())) == {1: STEPS * 64 - 32, 2: 32}
+        whims.again = True
+        with nodes(tmp_path / "replayed", conf, copies=0) as gang:
+            gang.plan("n0")
+            gang.until_done()
+            assert outcome(gang) == killed, "it was trained on something else than what was recorded"
+
+
+@pytest.mark.timeout(600)
+def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_group_whole(tmp_path: Path, conf):
+    ppo = {**conf["ppo"], "algorithm": "grpo", "group": 4, "kl": {"where": "loss", "coef": 0.01}}
+    conf = {**conf, "ppo": ppo}
+    with nodes(tmp_path / "alone", conf, copies=0) as gang:
+        gang.plan("n0")
+        gang.until_done()
+        undisturbed = outcome(gang, group=4)
+    with nodes(tmp_path / "killed", conf, program="ppo_ends") as gang:
+        ends = gang.folder / "ends"
+        ends.mkdir()
+        gang.env |= {"PPO_ENDS": str(ends), "PPO_GENERATED": str(tmp_path / "generated")}
+        gang.plan("n0", "n1", "n2")
+        for number, (node, phase) in enumerate([("n1", "logprobs"), ("n0", "update"), ("n2", "update")]):
+            gang.until_sealed(2 * number + 1, within_s=240.0)
+            (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
+            (ends / "fresh").rename(ends / node)
+            gang.workers[node].process.join(120)
+            assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
+            gang.kill_worker(node)
+            gang.plan("n0", "n1", "n2")
+        gang.until_done(within_s=240.0)
+        assert outcome(gang, group=4) == undisturbed
+    times = generated(tmp_path / "generated")
+    assert set(times.values()) == {1}
+    groups = Counter((step, name.partition(".")[0]) for step, name in times)
+    assert (set(groups.values()), len(groups)) == ({4}, STEPS * 16)
 
 
 LEARNS = {
@@ -242,5 +360,7 @@ def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_pat
             if engine == "served":  # it is busy with the weights that the step began with until all updates are made
                 marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]
                 assert len(marks) == 3
-                assert set(marks) <= {"0", "1"}
+                assert set(marks) <= {"0", "1", "2"}, (
+                    "the rollout, and with its scores; nothing from between the updates"
+                )
     assert all(each == digests[0] for each in digests)

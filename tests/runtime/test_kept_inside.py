@@ -20,7 +20,7 @@ with elasticrl.runtime.join("job.yaml") as run:
     for step in run.steps(4):
         with step:
             time.sleep(how["pause_s"])  # stands for work: what a state may cost is a part of the time since the last
-            run.keep()
+            run.keep(always=how["always"])
             for number in range(3):
                 for lane in run.lanes():
                     run.model(torch.ones(4, 1000)).mean().backward()
@@ -41,7 +41,7 @@ def kept(folder: Path, **how: Any) -> list[int]:
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(conf))
     (folder / "job.py").write_text(SCRIPT)
-    ended = live(folder / "job.py", json.dumps({"pause_s": 0.0, **how}))
+    ended = live(folder / "job.py", json.dumps({"pause_s": 0.0, "always": True, **how}))
     assert ended.returncode == 0, ended.stderr
     return [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("marks")]
 
@@ -60,3 +60,10 @@ def test_as_many_as_their_part_of_the_time_allows(tmp_path: Path, pause_s: float
 
 def test_a_rollout_is_kept_on_what_was_kept_before_it_and_not_where_nothing_was(tmp_path: Path):
     assert kept(tmp_path / "job", inside=0, every=2) == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("inside", "pause_s", "marks"), [(1e-6, 0.0, 0), (0.02, 0.5, 3)])
+def test_a_rollout_that_need_not_be_kept_is_where_it_took_long(
+    tmp_path: Path, inside: float, pause_s: float, marks: int
+):
+    assert kept(tmp_path / "job", inside=inside, pause_s=pause_s, always=False)[-1] == marks

@@ -39,6 +39,12 @@ def test_what_is_done_again_after_a_fault_is_what_was_lost(have, updates, again)
     assert (None if found is None else names(found)) == again
 
 
+@pytest.mark.parametrize(("asked", "keeps"), [(False, "worth it"), (True, "always")])
+def test_samples_are_kept_before_a_slow_scorer_is_asked_and_with_their_scores_in_any_case(asked, keeps):
+    kept = {stage.name: stage.keeps for stage in flow.of(Ppo(), asked=asked).stages if stage.keeps != "never"}
+    assert kept == {"rollout": keeps, "reward": "always"}
+
+
 def test_an_algorithm_has_only_the_stages_it_needs():
     assert "values" not in flow.of(Ppo(algorithm="grpo", group=4))
     assert "ref" not in flow.of(Ppo(kl=Kl(where="off")))
