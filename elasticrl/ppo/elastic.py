@@ -160,7 +160,7 @@ class BufferPart:
             for lane in self._carried()
         }
         head = {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}
-        return {"head": {**head, "ahead_step": buffer.ahead_step}, **lanes}
+        return {"head": {**head, "ahead_step": buffer.ahead_step, "ahead_version": buffer.ahead_version}, **lanes}
 
     def prepare(self, values: Mapping[str, Any], /) -> None:
         """Room for the rows of the lanes that are carried now."""
@@ -173,6 +173,7 @@ class BufferPart:
         head, buffer = values["head"], self._buffer
         buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
         buffer.ahead_step = int(head["ahead_step"])
+        buffer.ahead_version = int(head.get("ahead_version", -1))  # a checkpoint from before it was written down
         of = self._of(values)
         buffer.ids = {lane: list(its["ids"]) for lane, its in of}
         buffer.ahead_ids = {lane: list(its["ahead_ids"]) for lane, its in of if its["ahead"]}

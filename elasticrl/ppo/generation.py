@@ -49,6 +49,8 @@ class Generator:
             for lane, samples in self._generate(wanted).items():
                 rows = rows_of(samples)
                 if early[lane]:
+                    # Alike on all ranks: every lane has as many of them, by the same weights.
+                    buffer.facts |= behind(self.run.version, buffer.ahead_version)
                     rows = {name: torch.cat([buffer.ahead[lane][name], value]) for name, value in rows.items()}
                 buffer.ids[lane] = [*early[lane], *samples.ids]
                 buffer.put(lane, **rows)
@@ -111,6 +113,7 @@ class Generator:
         for lane, samples in ((lane, samples) for lane, samples in found.items() if samples.ids):
             self.run.buffer.ahead_ids[lane] = list(samples.ids)
             self.run.buffer.ahead[lane] = rows_of(samples)
+            self.run.buffer.ahead_version = samples.version
 
     def _generate(self, wanted: dict[int, list[Request]], version: int | None = None) -> dict[int, Samples]:
         """Each lane's samples, asked for in one go."""
@@ -147,6 +150,15 @@ class Generator:
             for sample, p in self.feed(step, lane)
             for name in ([f"{sample}.{i}" for i in range(self.group)] if self.group > 1 else [sample])
         ]
+
+
+def behind(version: int, ahead: int) -> dict[str, float]:
+    """A fact of a step: by how many updates the weights that generated ahead are older than those that generated the rest.
+
+    >>> behind(12, 8), behind(12, -1)
+    ({'ahead_behind': 4.0}, {})
+    """
+    return {"ahead_behind": float(version - ahead)} if ahead >= 0 else {}
 
 
 def rows_of(samples: Samples) -> Rows:

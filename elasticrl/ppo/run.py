@@ -37,12 +37,13 @@ class Buffer:
     rows: dict[int, Rows] = field(default_factory=dict)
     ids: dict[int, list[str]] = field(default_factory=dict)
     ahead_step: int = -1  # what follows is of that step: samples that were generated before it began
+    ahead_version: int = -1  # by weights of so many updates
     ahead: dict[int, Rows] = field(default_factory=dict)
     ahead_ids: dict[int, list[str]] = field(default_factory=dict)
 
     def forget_ahead(self) -> None:
         """Nothing was generated ahead."""
-        self.ahead_step, self.ahead, self.ahead_ids = -1, {}, {}
+        self.ahead_step, self.ahead_version, self.ahead, self.ahead_ids = -1, -1, {}, {}
 
     def begin(self, step: int) -> None:
         """Empties it, unless it holds part of this very step; what was generated ahead stays."""
@@ -66,6 +67,7 @@ class Buffer:
             "rows": self.rows,
             "ids": self.ids,
             "ahead_step": self.ahead_step,
+            "ahead_version": self.ahead_version,
             "ahead": self.ahead,
             "ahead_ids": self.ahead_ids,
         }
@@ -75,7 +77,7 @@ class Buffer:
         self.step, self.done, self.facts = int(state["step"]), list(state["done"]), dict(state["facts"])
         self.rows = {int(lane): dict(rows) for lane, rows in state["rows"].items()}
         self.ids = {int(lane): list(ids) for lane, ids in state["ids"].items()}
-        self.ahead_step = int(state["ahead_step"])
+        self.ahead_step, self.ahead_version = int(state["ahead_step"]), int(state["ahead_version"])
         self.ahead = {int(lane): dict(rows) for lane, rows in state["ahead"].items()}
         self.ahead_ids = {int(lane): list(ids) for lane, ids in state["ahead_ids"].items()}
 

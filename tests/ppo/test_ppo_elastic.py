@@ -338,7 +338,11 @@ def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_pat
 def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_path: Path, conf):
     digests = []
     for world, engine in ((1, "torch"), (2, "torch"), (3, "torch"), (2, "served")):
-        conf = {**conf, "rollout": {**conf["rollout"], "overlap": True, "engine": engine}}
+        conf = {
+            **conf,
+            "rollout": {**conf["rollout"], "overlap": True, "engine": engine},
+            "telemetry": {"format": "json"},
+        }
         conf["ppo"] = {**conf["ppo"], "importance_limit": 2.0}
         with nodes(tmp_path / f"{world}-{engine}", conf, copies=min(1, world - 1), program="ppo_ends") as gang:
             members = [f"n{i}" for i in range(world)]
@@ -347,6 +351,7 @@ def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_pat
             gang.env |= {"PPO_ENDS": str(ends)}
             gang.plan(*members)
             log = gang.workers["n0"].log
+            logs = [gang.workers[node].log for node in members]
             for number, phase in enumerate(["update", "rollout"] if members[-1] != "n0" else []):
                 gang.until_sealed(2 + 2 * number, within_s=240.0)
                 (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
@@ -355,8 +360,14 @@ def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_pat
                 assert gang.workers[members[-1]].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
                 gang.kill_worker(members[-1])
                 gang.plan(*members)
+                logs.append(gang.workers[members[-1]].log)
             gang.until_done(within_s=240.0)
             digests.append(outcome(gang))
+            told = [event for log in logs for event in events(log) if event["event"] == "ppo.step"]
+            older = {event["step"]: event["metrics"].get("ahead_behind") for event in told}
+            assert older == {0: None, **dict.fromkeys(range(1, STEPS), 4.0)}, (
+                "a step's 4 updates, whoever died meanwhile"
+            )
             if engine == "served":  # it is busy with the weights that the step began with until all updates are made
                 marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]
                 assert len(marks) == 3

@@ -14,6 +14,7 @@ from ppo_job import job, settings
 
 from elasticrl.config.training import Kl, Model
 from elasticrl.ppo import models
+from elasticrl.ppo.elastic import BufferPart
 from elasticrl.ppo.fixed import FixedRun
 from elasticrl.ppo.preferences import Given, PreferenceTrainer
 from elasticrl.ppo.report import lr_factor
@@ -21,6 +22,7 @@ from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Samples
 from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.run import Buffer
 from elasticrl.ppo.trainer import parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
@@ -293,8 +295,21 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
     # 4 updates a step: 32 samples of step 0 and 16 of step 1 by version 0, then 16 + 16, and 16 in the last step.
     assert Counter(version for version, _ in asked) == {0: 48, 4: 32, 8: 16}
     assert max(Counter(name for _, name in asked).values()) == 1, "something was generated twice"
+    assert [metrics.get("ahead_behind") for metrics in overlapped[1]] == [None, 4.0, 4.0]
     uses = Counter((step, epoch, sample) for step, _, epoch, _, sample in run.ledger)
     assert (set(uses.values()), len(uses)) == ({1}, 3 * 2 * 32)
+
+
+def test_samples_that_are_ahead_are_kept_with_the_version_of_the_weights_that_made_them():
+    rows = {1: {"tokens": torch.arange(6).reshape(2, 3)}}
+    part = BufferPart(Buffer(step=4, ahead_step=5, ahead_version=16, ahead=rows, ahead_ids={1: ["0:9"]}), lambda: [1])
+    buffer = Buffer()
+    fresh = BufferPart(buffer, lambda: [1])
+    fresh.prepare(part.values())
+    fresh.restored(part.values())
+    assert (buffer.ahead_step, buffer.ahead_version, buffer.ahead_ids) == (5, 16, {1: ["0:9"]})
+    buffer.forget_ahead()
+    assert (buffer.ahead_step, buffer.ahead_version) == (-1, -1)
 
 
 @pytest.mark.parametrize("order", [(3, 1, 0, 2)])
