@@ -19,6 +19,7 @@ class Fault:
     `node` is a name or a role that is looked up when the fault strikes: leader, deputy, rank 0, last rank, seated, spare.
     `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal), or
     `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; `step N` may follow. `nth` counts arrivals there.
+    Live, where one job takes many scenarios, both count from the scenario's beginning.
 
     Example: Fault(kind="power_cut", node="leader", when="saving step 50", for_s=8.0)
     """
@@ -34,6 +35,17 @@ class Fault:
     way: Literal["both", "out", "in"] = "both"
     scope: Literal["all", "beat", "data"] = "all"
     or_any: bool = False  # where it cannot act on its node, on another that the seed chooses
+
+    @property
+    def place(self) -> str:
+        """Its position without the step. Example: "saving" of "saving step 50"."""
+        return self.when.partition(" step ")[0]
+
+    @property
+    def step(self) -> int:
+        """The step of its position; 0: any."""
+        number = self.when.partition(" step ")[2]
+        return int(number) if number else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +108,20 @@ KINDS: Final[dict[str, Kind]] = {
 LIVE: Final[dict[str, Kind]] = {
     "term_worker": Kind(does="SIGTERM of a worker", reach="node"),
     "kill_spare": Kind(does="kill -9 of a spare process", reach="node"),
+    "term_spare": Kind(does="SIGTERM of a spare process", reach="node", weight=0.5),
     "stop_spare": Kind(does="SIGSTOP, then SIGCONT of a spare process", reach="node", weight=0.5, for_s=(1, 8)),
+    "term_agent": Kind(does="SIGTERM of the agent: its node leaves, and is started again", reach="node", for_s=(3, 10)),
     "pause_agent": Kind(does="SIGSTOP, then SIGCONT of the agent", reach="node", for_s=(0.5, 8)),
     "term_daemon": Kind(does="SIGTERM of the daemon: it hands over to the next one", reach="node", for_s=(0.1, 4)),
     "kill_vault": Kind(does="kill -9 of the vault; its files stay", reach="node", weight=2),
     "pause_vault": Kind(does="SIGSTOP, then SIGCONT of the vault", reach="node", for_s=(0.5, 8)),
     "term_vault": Kind(does="SIGTERM of the vault", reach="node", weight=0.5),
     "kill_etcd": Kind(does="kill -9 of a member of the store", reach="store", for_s=(0.5, 8)),
+    "term_etcd": Kind(does="SIGTERM of a member of the store", reach="store", weight=0.5, for_s=(0.5, 8)),
     "pause_etcd": Kind(does="SIGSTOP, then SIGCONT of a member of the store", reach="store", for_s=(0.5, 8)),
+    "slow_store_disk": Kind(
+        does="the store's members write no faster than a rate (kB/s)", reach="store", for_s=(2, 8), value=(20, 200)
+    ),
     "store_full": Kind(does="the store's quota is used up: it takes no writes", reach="store", for_s=(1, 5)),
     "link_down": Kind(does="a node's cable is pulled and put back", reach="node", weight=2, for_s=(0.5, 10)),
     "leader_alone": Kind(does="a node reaches neither the others nor the store", reach="node", for_s=(1, 10)),
@@ -112,19 +130,22 @@ LIVE: Final[dict[str, Kind]] = {
     "late_node": Kind(does="a node's frames are late (ms, each way)", reach="node", for_s=(2, 8), value=(5, 100)),
     "mtu_hole": Kind(does="a node's frames over a size are lost", reach="node", weight=0.5, for_s=(2, 10), value=(400, 1200)),
     "disk_full": Kind(does="the disk of the checkpoints is full", reach="job", for_s=(2, 12)),
+    "tear_save": Kind(does="a file of the newest checkpoint on disk lacks its end", reach="job", weight=0.5),
     "disk_read_only": Kind(does="a node's checkpoint disk is read-only", reach="node", weight=0.7, for_s=(2, 10)),
     "oom_worker": Kind(does="the kernel ends a worker for its memory", reach="node"),
     "starve_node": Kind(does="a node gets a small share of a core", reach="node", for_s=(2, 8), value=(0.05, 0.3)),
     "port_taken": Kind(does="somebody takes the vault's port while it is down", reach="node", weight=0.5, for_s=(3, 8)),
     "two_daemons": Kind(does="a second daemon with the same name is started", reach="operator"),
     "changed_config": Kind(does="a daemon restarts with another configuration", reach="operator", weight=0.7, for_s=(2, 6)),
+    "wrong_zone": Kind(does="a node is killed and comes back in another time zone", reach="node", weight=0.5, for_s=(1, 6)),
     "drain_and_back": Kind(does="an operator drains a node and starts it again", reach="operator", for_s=(3, 10)),
 }  # fmt: skip
 ALL: Final = KINDS | LIVE
 
 PHASES: Final = ("rollout", "reduce", "apply", "gather", "seal")
+IN_A_STEP: Final = tuple(f"{side} {phase}" for phase in PHASES for side in ("before", "during", "after"))
 PLACES: Final = (
-    *(f"{side} {phase}" for phase in PHASES for side in ("before", "during", "after")),
+    *IN_A_STEP,
     *("saving", "reform", "forming", "elected", "committing", "probing", "held"),
 )
 ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
@@ -132,11 +153,15 @@ ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
 
 def check(fault: Fault) -> str:
     """What is wrong with a fault as written; empty if nothing is."""
-    place = fault.when.partition(" step ")[0]
+    number = fault.when.partition(" step ")[2]
     if fault.kind not in ALL:
         return f"there is no fault {fault.kind!r}; there are {', '.join(ALL)}"
     if (fault.at is None) == (not fault.when):
         return f"{fault.kind} needs either `at` (seconds) or `when` (a position)"
-    if fault.when and place not in PLACES:
-        return f"{fault.kind}: there is no position {place!r}; there are {', '.join(PLACES)}"
+    if fault.when and fault.place not in PLACES:
+        return f"{fault.kind}: there is no position {fault.place!r}; there are {', '.join(PLACES)}"
+    if number and not number.isdecimal():
+        return f"{fault.kind}: {number!r} is no number of a step"
+    if fault.nth < 1:
+        return f"{fault.kind}: nth counts from 1, and is {fault.nth}"
     return ""

@@ -180,14 +180,18 @@ def live(args: argparse.Namespace) -> int:
     """The `live` verb."""
     if args.hosts:
         return elsewhere(args)
+    from chaos.faults import ALL
     from chaos.live import box
     from chaos.live.play import Play
+    from chaos.live.strikes import left_out
 
     why = box.missing()
     if why or args.loopback:
         print(f"no namespaces ({why or 'as asked'}): nodes on loopback, without power, cables, disks and cgroups")
     begun = time.monotonic()
     play = Play(Path(args.out), boxes=not why and not args.loopback)
+    for kind, lack in left_out(ALL, boxes=True, lacks=play.lacks).items():
+        print(f"no {kind}: this machine has {lack}")
     if args.random:
         score = play.random(args.seed, args.minutes, args.nodes)
     else:

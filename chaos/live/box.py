@@ -42,17 +42,35 @@ def missing() -> str:
     """Why there can be no boxes here; empty if there can."""
     if os.geteuid() != 0:
         return "it needs root"
-    absent = [
-        tool
-        for tool in ("ip", "nft", "tc", "unshare", "nsenter", "setpriv", "mkfs.ext4", "losetup")
-        if shutil.which(tool) is None
-    ]
+    absent = [tool for tool in ("ip", "nft", "tc", "unshare", "nsenter", "setpriv") if shutil.which(tool) is None]
     if absent:
-        return f"it needs {', '.join(absent)} (Debian: iproute2, nftables, util-linux, e2fsprogs)"
+        return f"it needs {', '.join(absent)} (Debian: iproute2, nftables, util-linux)"
     tried = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "true"], capture_output=True, text=True
     )
     return f"this kernel gives no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def lacking() -> dict[str, str]:
+    """What boxes here go without, in words, by what a fault needs (`strikes.NEEDS`). A lab runs all the same.
+
+    Example: {"memory": "no memory cgroup of version 1", "tun": "no /dev/net/tun"}
+    """
+    found = {name: f"no {name} cgroup of version 1" for name in CONTROLLERS if not controlled(name)}
+    if shutil.which("mkfs.ext4") is None or shutil.which("losetup") is None:
+        found["loop"] = "no mkfs.ext4 or losetup (Debian: e2fsprogs, util-linux)"
+    elif host("losetup", "--find", check=False).returncode:
+        found["loop"] = "no loop device"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        found["tun"] = f"no /dev/net/tun ({error.strerror})"
+    return found
+
+
+def controlled(controller: str) -> bool:
+    """Can cgroups of version 1 be made for this?"""
+    return os.access(CGROUPS / controller / "cgroup.procs", os.W_OK)
 
 
 class Box:
@@ -99,7 +117,7 @@ class Box:
         host(*net, "address", "add", f"{self.address}/24", "dev", "eth0")
         host(*net, "link", "set", "lo", "up")
         for controller in CONTROLLERS:
-            if (CGROUPS / controller / "cgroup.procs").exists():
+            if controlled(controller):
                 self.groups[controller] = CGROUPS / controller / self.wire
                 self.groups[controller].mkdir(exist_ok=True)
 

@@ -6,6 +6,7 @@ judges the history from its own beginning. What only the end can show (audit, bi
 """
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,13 +18,14 @@ from typing import Any, Self
 
 from chaos import history
 from chaos.checks import Violation, judge_live
-from chaos.faults import ALL, Fault
-from chaos.history import Bug, Eased, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
+from chaos.faults import ALL, IN_A_STEP, Fault
+from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
+from chaos.live import stacks
 from chaos.live.box import Box, BoxError
 from chaos.live.eye import Eye
 from chaos.live.gang import RUN_DIR, Gang, conf_of
 from chaos.live.lab import Lab
-from chaos.live.strikes import Done, Hands, NotStruck
+from chaos.live.strikes import ITSELF, Done, Hands, NotStruck
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
@@ -41,7 +43,7 @@ START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
 WELL_STEPS = 3
 STOP_S = 90.0
 LEFT_S = 20.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
-IN_THE_JOB = ("before ", "during ", "after ")
+AHEAD = 5  # steps before the one that it is for, a worker is told of a fault
 
 
 def load_factor() -> float:
@@ -56,6 +58,22 @@ class Active:
     fault: Fault
     done: Done
     until: float | None
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A fault that waits for a place that shows in the store or on the disk."""
+
+    number: int
+    fault: Fault
+    arrivals: int = 0
+
+    def there(self, place: str, step: int) -> bool:
+        """The job has come to a place, at this step: is it the one?"""
+        if place != self.fault.place or step < self.fault.step:
+            return False
+        self.arrivals += 1
+        return self.arrivals >= self.fault.nth
 
 
 @dataclass(slots=True)
@@ -83,7 +101,7 @@ class Drive:
         self.active: dict[int, Active] = {}
         self.number = 0  # of the next fault: they are counted over the whole job
         self.over = False
-        self._waiting: list[tuple[str, int, Fault]] = []  # for a place: it, the fault's number, the fault
+        self._waiting: list[Waiting] = []
         self.verdicts: list[Verdict] = []
         late = sorted(lab.boxes)[nodes - shape.shape.late :] if shape.shape.late else []
         self.hands.off.update(late)
@@ -184,7 +202,10 @@ class Drive:
         if why:
             self.eye.note(Missed(at=self.eye.now, number=number, kind=active.fault.kind, why=why))
         if active.done.undo is not None:
-            active.done.undo()
+            try:
+                active.done.undo()
+            except NotStruck as missed:  # of what shows only afterwards, such as what a daemon is started with
+                self.eye.note(Missed(at=self.eye.now, number=number, kind=active.fault.kind, why=str(missed)))
         self.eye.note(Eased(at=self.eye.now, number=number, kind=active.fault.kind))
         self.say(f"  {self.eye.now:7.1f} s  {active.fault.kind} is over")
 
@@ -201,9 +222,10 @@ class Drive:
                 self.over = True
         elif isinstance(fact, Bug):
             self.say(f"  {fact.at:7.1f} s  BUG on {fact.node}: {fact.error[-300:]}")
+        step = fact.step if isinstance(fact, Committed) else self.eye.newest
         for waiting in list(self._waiting):
-            place, number, fault = waiting
-            if reached(place, fact) and self.put(number, fault):
+            here = any(waiting.there(place, step) for place in places(fact))
+            if here and self.put(waiting.number, waiting.fault):
                 self._waiting.remove(waiting)
 
     # ---- one scenario
@@ -212,7 +234,7 @@ class Drive:
         """Strike, recover, heal, judge."""
         opened, begun = self.eye.now, time.monotonic()
         first, steps = self.number, self.eye.newest
-        numbers = {self.number + i: fault for i, fault in enumerate(scenario.faults)}
+        numbers = {self.number + i: due_in(fault, steps) for i, fault in enumerate(scenario.faults)}
         self.number += len(numbers)
         self._waiting = []
         self.say(f"{scenario.name}: {scenario.about or ', '.join(fault.kind for fault in scenario.faults)}")
@@ -259,15 +281,15 @@ class Drive:
         for number, fault in numbers.items():
             if fault.at is not None:
                 due[number] = start + fault.at - zero
-            elif fault.when.startswith(IN_THE_JOB):
+            elif fault.place in IN_A_STEP:
                 due[number] = start
             else:
-                self._waiting.append((fault.when.partition(" step ")[0], number, fault))
+                self._waiting.append(Waiting(number, fault))
         tried: dict[int, float] = {}  # since when
         struck_at = start
         while due or self._waiting:
             self.tick()
-            for number in [n for n, at in due.items() if self.eye.now >= at]:
+            for number in [n for n, at in due.items() if self.eye.now >= at and self._near(numbers[n])]:
                 tried.setdefault(number, self.eye.now)
                 if self._at_place(number, numbers[number]):
                     del due[number]
@@ -276,26 +298,30 @@ class Drive:
                     due[number] = self.eye.now + RETRY_S
             self._look_for_saves()
             late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
+            late += [n for n, at in due.items() if n not in tried and self.eye.now > max(at, struck_at) + PLACE_S]
             if not due and self.eye.now > struck_at + PLACE_S:
-                late += [number for _, number, _ in self._waiting]
+                late += [waiting.number for waiting in self._waiting]
             for number in late:
                 kind = numbers[number].kind
                 self.eye.note(Missed(at=self.eye.now, number=number, kind=kind, why="it never had its chance"))
                 due.pop(number, None)
-            self._waiting = [entry for entry in self._waiting if entry[1] not in late]
+            self._waiting = [waiting for waiting in self._waiting if waiting.number not in late]
             time.sleep(LOOK_S)
 
+    def _near(self, fault: Fault) -> bool:
+        """Is its step at hand, if it is for one?"""
+        return fault.place not in IN_A_STEP or self.eye.newest + AHEAD >= fault.step
+
     def _at_place(self, number: int, fault: Fault) -> bool:
-        """A place in the job: the worker that is there waits for the blow."""
-        if not fault.when:
+        """A place in the job: the worker that is there waits for the blow, or deals it to itself."""
+        if not fault.when or fault.kind in ITSELF:
             return self.put(number, fault)
-        place = fault.when.partition(" step ")[0]
         node = self.hands.whom(fault.node)
         if not node or not self.gang.worker(node):
             return False
         self.hands.tokens += 1
         token = self.hands.tokens
-        path = self.gang.order(node, do="wait", place=place, token=token)
+        path = self.gang.order(node, do="wait", place=fault.place, step=fault.step, token=token)
         deadline = time.monotonic() + 6.0
         while token not in self.eye.here:
             if time.monotonic() > deadline:
@@ -310,19 +336,24 @@ class Drive:
 
     def _look_for_saves(self) -> None:
         """A save is under way when a folder of a step has appeared that is not published yet."""
-        waiting = [entry for entry in self._waiting if entry[0] == "saving"]
+        waiting = [waiting for waiting in self._waiting if waiting.fault.place == "saving"]
         if not waiting:
             return
-        before = set(self.gang.saves.iterdir()) if self.gang.saves.is_dir() else set()
+        before = self._saves()
         deadline = time.monotonic() + 15.0
         while time.monotonic() < deadline:
-            now = set(self.gang.saves.iterdir()) if self.gang.saves.is_dir() else set()
-            if now - before:
+            fresh = self._saves() - before
+            if fresh:
+                step = max(fresh)
                 for entry in waiting:
-                    if self.put(entry[1], entry[2]):
+                    if entry.there("saving", step) and self.put(entry.number, entry.fault):
                         self._waiting.remove(entry)
                 return
             time.sleep(0.001)
+
+    def _saves(self) -> set[int]:
+        """The steps of all checkpoints on the disk, whole or not: when one is published, its folder has another name."""
+        return {step_of(path) for path in self.gang.saves.iterdir()} if self.gang.saves.is_dir() else set()
 
     def _mend(self, scenario: Scenario) -> str:
         """Wait out what is in, heal the rest, and wait until all is well; what is lacking, if anything."""
@@ -433,6 +464,7 @@ class Drive:
     def keep(self, folder: Path, again: str) -> None:
         """Everything that somebody needs who wants to know what happened."""
         folder.mkdir(parents=True, exist_ok=True)
+        stacks.keep(self.gang, folder / "stacks")  # first: they are of this moment
         history.write(sorted(self.eye.facts, key=lambda fact: fact.at), folder / "history.jsonl")
         (folder / "again").write_text(again + "\n", encoding="utf-8")
         shutil.copytree(
@@ -463,16 +495,36 @@ def wanted_end(scenario: Scenario) -> bool:
     return scenario.expect.exit_code is not None or any(f.kind in ("stop", "crash_loop") for f in scenario.faults)
 
 
-def reached(place: str, fact: Fact) -> bool:
-    """Does this fact say that the job has come to a place that shows in the store?"""
+def due_in(fault: Fault, made: int) -> Fault:
+    """A fault with the step that it is for, in a job that had made so many before the scenario.
+
+    A place in a step comes once in each: the nth is that of the nth step from now.
+
+    >>> due_in(Fault(kind="kill_worker", when="before apply", nth=10), 480).when
+    'before apply step 490'
+    """
+    inside = fault.place in IN_A_STEP
+    if not fault.when or not (fault.step or (inside and fault.nth > 1)):
+        return fault
+    step = made + fault.step + (fault.nth if inside and fault.nth > 1 else 0)
+    return replace(fault, when=f"{fault.place} step {step}", nth=1 if inside else fault.nth)
+
+
+def places(fact: Fact) -> tuple[str, ...]:
+    """The places that the job has come to, by what shows in the store."""
     if isinstance(fact, Planned):
-        phase = fact.plan.phase
-        return {
-            "reform": phase is Phase.TRAIN, "forming": phase is Phase.TRAIN, "probing": phase is Phase.PROBE,
-            "held": phase is Phase.HOLD,
-        }.get(place, False)  # fmt: skip
-    name = type(fact).__name__
-    return (place == "elected" and name == "Elected") or (place == "committing" and name == "Committed")
+        return {Phase.TRAIN: ("reform", "forming"), Phase.PROBE: ("probing",), Phase.HOLD: ("held",)}.get(
+            fact.plan.phase, ()
+        )
+    if isinstance(fact, Elected):
+        return ("elected",)
+    return ("committing",) if isinstance(fact, Committed) else ()
+
+
+def step_of(save: Path) -> int:
+    """The step of a checkpoint's folder, whole or not; 0 if its name says none."""
+    found = re.search(r"step-(\d+)", save.name)
+    return int(found[1]) if found else 0
 
 
 def terminal(text: str) -> None:

@@ -95,7 +95,9 @@ class Gang:
 
     # ---- daemons
 
-    def start(self, node: str, *overrides: str, count: bool = True) -> "subprocess.Popen[bytes]":
+    def start(
+        self, node: str, *overrides: str, count: bool = True, env: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         """Start a node's daemon, or one more that is not counted as the node's."""
         box = self.lab.boxes[node]
         own = [f"node.name={node}", f"node.state_dir={self.folder / 'state' / node}"]
@@ -103,7 +105,7 @@ class Gang:
         own += ["node.interface=eth0"] if self.lab.real else ["node.interface=lo", f"node.address={box.address}"]
         own += overrides
         command = [sys.executable, "-m", "elasticrl.cli.main", "daemon", "--config", str(self.config), *own]
-        process = box.start(command, self.log(node) if count else self.folder / f"{node}.second.log")
+        process = box.start(command, self.log(node) if count else self.folder / f"{node}.second.log", env)
         if count:
             self.daemons[node] = process
         return process

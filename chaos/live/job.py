@@ -7,7 +7,8 @@ It writes what it does, one JSON line each, into `<folder>/<node>.jsonl`, with t
     {"at": 3657.02, "what": "here", "place": "before reduce", "token": 7, ...}
 
 The one idea: faults at a position are done by the process that is there. An order in `<folder>/<node>.order` names the place
-and what to do; the worker takes it, says `here`, and does it to itself, or waits for the driver to do it to the node.
+and what to do; the worker takes it, says `here`, and does it to itself, or waits for the driver to do it to the node. The
+places are those of `chaos.faults`, which this program, alone in its node, cannot import.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,13 @@ import elasticrl
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 from elasticrl.runtime.run import Run
+from elasticrl.runtime.strategy import Strategy
 
 ROWS, WIDTH = 9, 24
 WAIT_S = 20.0  # for the driver, at a place where it wanted to strike
+#: The stages of an update in their order: what the runtime calls each, and what a fault's position does.
+STAGES = {"reduce": "reduce", "apply": "apply", "publish": "gather", "seal": "seal"}
+ITS_OWN = ("raise", "hang")  # what only the training thread can do to itself
 
 
 def fresh() -> nn.Sequential:
@@ -78,6 +85,7 @@ class Told:
         self.node = os.environ.get("ELASTICRL_NODE", "")
         self.folder = Path(folder) if folder else None
         self.ballast: list[bytearray] = []
+        self.told = 0  # token of the newest order that was taken: one that stays is told of once
         self.file = (
             os.open(self.folder / f"{self.node}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND) if self.folder else -1
         )
@@ -91,29 +99,40 @@ class Told:
         body |= {"generation": run.generation, "rank": run.rank, "world": run.world, "pid": os.getpid(), **more}
         os.write(self.file, json.dumps(body).encode() + b"\n")
 
-    def at(self, place: str, step: int) -> None:
-        """The job is at this place: is there an order for it?"""
-        if self.folder is None:
+    def at(self, place: str, step: int, *, beside: bool = False) -> None:
+        """The job is at this place: is there an order for it? `beside`: the training thread goes on meanwhile."""
+        order = self._order()
+        if order is None or order.get("step", 0) > step:
             return
-        path = self.folder / f"{self.node}.order"
-        if not path.exists():
+        if order["place"] != place and (order["place"] or beside):
             return
-        try:
-            order = json.loads(path.read_text())
-        except (OSError, ValueError):
-            return
-        if order["place"] not in (place, "") or order.get("step", 0) > step:
-            return
-        if order["do"] == "slow":
-            time.sleep(float(order["value"]))
+        if beside and order["do"] in ITS_OWN:
             return
         if not order.get("stays"):
-            path.unlink(missing_ok=True)
-        self.say("here", step, place=place, token=order["token"])
+            self._file.unlink(missing_ok=True)
+        if order["token"] != self.told:
+            self.told = order["token"]
+            self.say("here", step, place=place, token=order["token"])
         self._do(order)
+
+    @property
+    def _file(self) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{self.node}.order"
+
+    def _order(self) -> dict[str, Any] | None:
+        """What the driver wants now; None if nothing."""
+        if self.folder is None or not self._file.exists():
+            return None
+        try:
+            return dict(json.loads(self._file.read_text()))
+        except (OSError, ValueError):
+            return None
 
     def _do(self, order: dict[str, Any]) -> None:
         match order["do"]:
+            case "slow":
+                time.sleep(float(order["value"]))
             case "raise":
                 raise ValueError(order.get("text", "bad prompt"))
             case "hang":
@@ -132,23 +151,38 @@ class Told:
                 while not go.exists() and time.monotonic() < deadline:
                     time.sleep(0.001)
 
-    def later(self, places: tuple[tuple[float, str], ...], step: int) -> None:
-        """Places inside of the update, where only another thread can act: it says `here`, or ends the process.
-
-        They come in their order; how far the update is by then, is chance.
+    @contextmanager
+    def staged(self, live: Strategy, step: int) -> Iterator[None]:
+        """Inside, each stage of the update is a place, before, during and after it. In steps without an order the runtime is
+        left as it is.
         """
-        if self.folder is None or not (self.folder / f"{self.node}.order").exists():
+        if self._order() is None:
+            yield
             return
+        for method, phase in STAGES.items():
+            setattr(live, method, self._stage(getattr(live, method), phase, step))
+        try:
+            yield
+        finally:
+            for method in STAGES:
+                delattr(live, method)  # the class's own again
 
-        def act() -> None:
-            for after_s, place in places:
-                time.sleep(after_s)
-                self.at(place, step)
+    def _stage(self, act: Callable[..., Any], phase: str, step: int) -> Callable[..., Any]:
+        def told(*args: Any, **named: Any) -> Any:
+            if phase != "reduce":  # before that the update waits for copies: its place is before all of the update
+                self.at(f"before {phase}", step)
+            # Another thread says `here` while this one goes on; how far the stage is by then, is chance.
+            threading.Thread(
+                target=self.at, args=(f"during {phase}", step), kwargs={"beside": True}, daemon=True
+            ).start()
+            order = self._order()
+            if order is not None and order["do"] in ITS_OWN:
+                self.at(f"during {phase}", step)
+            found = act(*args, **named)
+            self.at(f"after {phase}", step)
+            return found
 
-        threading.Thread(target=act, daemon=True).start()
-
-
-DURING = ((0.0, "during reduce"), (0.001, "during apply"), (0.001, "during gather"), (0.001, "during seal"))
+        return told
 
 
 def main() -> None:
@@ -181,11 +215,9 @@ def main() -> None:
                     told.at("during rollout", int(step))
             told.at("after rollout", int(step))
             told.at("before reduce", int(step))
-            told.later(DURING, int(step))
-            run.update(max_norm=0.5, lr_factor=schedule.factor)
+            with told.staged(run.role("model").live, int(step)):
+                run.update(max_norm=0.5, lr_factor=schedule.factor)
             schedule.steps += 1
-            told.at("after gather", int(step))
-            told.at("after seal", int(step))
             if run.sealed > sealed:
                 sealed = run.sealed
                 told.say("sealed", sealed, digest=run.sealed_digest or "")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from chaos.live.box import CGROUPS, CONTROLLERS, Box, BoxError, alive, command_line, host, remove_group
+from chaos.live.box import CGROUPS, CONTROLLERS, Box, BoxError, alive, command_line, host, lacking, remove_group
 from chaos.live.loop import LoopBox
 from chaos.live.net import Net
 from elasticrl.store import StoreSettings
@@ -28,6 +28,7 @@ from elasticrl.store.protocol import StoreError
 PREFIX = "elx"
 LOCKS = Path("/run/lock") if os.access("/run/lock", os.W_OK) else Path(tempfile.gettempdir())
 LABS = 32
+STORE_MB = 1024
 ETCD_S = 60.0  # for the store to serve
 
 
@@ -54,10 +55,13 @@ class Lab:
         self.name = f"{PREFIX}{number}"
         self.subnet = f"10.78.{number}" if boxes else f"78.{number}"
         self.disk = self.folder / "disk"
-        self.device = ""  # of the disk, major:minor
+        self.stores = self.folder / "etcd"  # the store's disk
+        self.device = self.store_device = ""  # of the two disks, major:minor; empty where there are no devices for them
         self.disk_mb = disk_mb  # room enough that nobody calls it full before it is
         self.net = Net(self.name)
         self.real = boxes  # namespaces; else loopback
+        self.lacks = lacking() if boxes else {}
+        self.left: list[str] = []  # when it is down: what is still there of it
         self.keep = False  # the folder stays for somebody to look at
         self.boxes = {f"n{i}": self._box(f"n{i}", 10 + i) for i in range(nodes)}
         stores = {f"e{i}": self._box(f"e{i}", 200 + i) for i in range(members)}
@@ -73,7 +77,7 @@ class Lab:
     def _etcd(self, name: str, box: Box, cluster: str) -> list[str]:
         client, peer = f"http://{box.address}:2379", f"http://{box.address}:2380"
         flags = {
-            "--name": name, "--data-dir": str(self.folder / "etcd" / name), "--initial-cluster": cluster,
+            "--name": name, "--data-dir": str(self.stores / name), "--initial-cluster": cluster,
             "--listen-client-urls": client, "--advertise-client-urls": client,
             "--listen-peer-urls": peer, "--initial-advertise-peer-urls": peer,
             "--auto-compaction-mode": "revision", "--auto-compaction-retention": "10000",
@@ -96,6 +100,7 @@ class Lab:
 
     def _up(self) -> None:
         self.disk.mkdir()
+        self.stores.mkdir()
         if self.real:
             # An address of its own: else it has that of some wire, and changes it with that node's power cut. The host is then
             # not reached until everybody asks for its address again, some seconds in which the eye sees nothing.
@@ -104,8 +109,7 @@ class Lab:
             host("ip", "address", "add", f"{self.subnet}.1/24", "dev", self.name)
             host("ip", "link", "set", self.name, "up")
             self.net.up()
-            self._make_disk()
-        (self.folder / "etcd").mkdir()
+            self._make_disks()
         for box in (*self.boxes.values(), *(member.box for member in self.members.values())):
             box.boot()
         for name in self.members:
@@ -113,18 +117,24 @@ class Lab:
         if self.members:
             self.await_store()
 
-    def _make_disk(self) -> None:
-        """A file system of its own kind and size, on a device that can be slow; what lies on it lies in memory."""
+    def _make_disks(self) -> None:
+        """File systems of their own kind and size, on devices that can be slow; what lies on them lies in memory."""
         memory = self.folder / "memory"
         memory.mkdir()
-        host("mount", "-t", "tmpfs", "-o", f"size={self.disk_mb + 64}m", "tmpfs", str(memory))
-        image = memory / "disk"
+        host("mount", "-t", "tmpfs", "-o", f"size={self.disk_mb + STORE_MB + 64}m", "tmpfs", str(memory))
+        self.device = self._make_disk(memory / "disk", self.disk, self.disk_mb)
+        self.store_device = self._make_disk(memory / "etcd", self.stores, STORE_MB)
+
+    def _make_disk(self, image: Path, place: Path, size_mb: int) -> str:
+        if "loop" in self.lacks:
+            host("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(place))
+            return ""
         with image.open("wb") as file:
-            file.truncate(self.disk_mb << 20)
+            file.truncate(size_mb << 20)
         host("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=1", str(image))
-        host("mount", "-o", "loop", str(image), str(self.disk))
-        status = self.disk.stat()
-        self.device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        host("mount", "-o", "loop", str(image), str(place))
+        status = place.stat()
+        return f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
 
     def start_member(self, name: str) -> None:
         """Start a member of the store, for the first time or on its data."""
@@ -171,15 +181,12 @@ class Lab:
         if self.real:
             clear(self.name)
             unmount(self.folder)
+            self.left = [*leftovers(self.name), *mounted(self.folder)]  # before another lab may have the name
         if self.keep or kind is not None:
             self._lock.truncate(0)  # the folder is for somebody to look at, and not to be cleared away
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
-
-    def left_behind(self) -> list[str]:
-        """What is still there of this lab although it is down."""
-        return leftovers(self.name)
 
 
 def take(folder: Path) -> tuple[IO[str], int]:
@@ -222,9 +229,15 @@ def forsaken(held: IO[str]) -> None:
 
 
 def unmount(folder: Path) -> None:
-    """A lab's disk, and the memory that it lies in."""
-    for place in (folder / "disk", folder / "memory"):
+    """A lab's disks, and the memory that they lie in."""
+    for place in (folder / "disk", folder / "etcd", folder / "memory"):
         host("umount", "-l", str(place), check=False)
+
+
+def mounted(folder: Path) -> list[str]:
+    """What is mounted below a folder: sentences."""
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    return [f"mount {place}" for place in places if Path(place).is_relative_to(folder)]
 
 
 def clear(name: str) -> None:

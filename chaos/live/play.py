@@ -6,17 +6,18 @@ draws is a scenario like those in files, so what failed is repeated from the fil
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from chaos.faults import ALL, Fault
+from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Struck
+from chaos.live import box
 from chaos.live.drive import Drive, Late, terminal, wanted_end
 from chaos.live.lab import Lab
-from chaos.live.strikes import LACKS_BOXES, Hands
+from chaos.live.strikes import Hands, left_out
 from chaos.scenario import Scenario, save
 from chaos.sim.cluster import Shape
 from elasticrl.core.settings import Membership, Settings
@@ -28,17 +29,22 @@ BASE = Settings(lanes=12, copies=1, membership=Membership(min_nodes=2))
 #: What the random nemesis draws, and how often, beside the weights of the vocabulary: what ends the job is for files.
 NEVER = ("stop", "crash_loop", "join_node", "sick_node", "admit", "drain", "slow_worker")
 ROLES = ("leader", "deputy", "rank 0", "last rank")
+AT_A_PLACE = 0.3  # of its faults strike at a position
+COMING = ("saving", "committing")  # places that a job comes to by itself, whatever else befalls it
+LONG = ("port_taken", "late_node")  # takes longer to put in than a worker may stand still without being suspected
 
 
-def why_not(scenario: Scenario, *, boxes: bool = True) -> str:
-    """Why a scenario cannot be run on real nodes here; empty if it can."""
+def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] | None = None) -> str:
+    """Why a scenario cannot be run on real nodes here; empty if it can. `lacks` is what the machine has not (`box.lacking`)."""
     shape = scenario.shape
     unknown = sorted({fault.kind for fault in scenario.faults if not hasattr(Hands, "_" + fault.kind)})
     if unknown:
         return f"only the simulator has {', '.join(unknown)}"
-    lacking = sorted({fault.kind for fault in scenario.faults if fault.kind in LACKS_BOXES})
-    if lacking and not boxes:
-        return f"without namespaces there is no {', '.join(lacking)}"
+    out = left_out((fault.kind for fault in scenario.faults), boxes=boxes, lacks=lacks or {})
+    if out and not boxes:
+        return f"without namespaces there is no {', '.join(out)}"
+    if out:
+        return "; ".join(f"this machine has {why}, which {kind} needs" for kind, why in out.items())
     scoped = sorted({fault.kind for fault in scenario.faults if fault.scope != "all"})
     if scoped:
         return f"a cable does not tell beats from data ({', '.join(scoped)})"
@@ -75,6 +81,7 @@ class Play:
 
     def __init__(self, out: Path, *, say: Callable[[str], None] = terminal, boxes: bool = True) -> None:
         self.out, self.say, self.boxes = out, say, boxes
+        self.lacks = box.lacking() if boxes else {}
         self.score = Score()
         self._jobs = 0
 
@@ -82,7 +89,7 @@ class Play:
         """Each scenario once; those that fit share a job."""
         chosen: list[Scenario] = []
         for scenario in scenarios:
-            why = why_not(scenario, boxes=self.boxes)
+            why = why_not(scenario, boxes=self.boxes, lacks=self.lacks)
             if why:
                 self.say(f"{scenario.name}: left out: {why}")
             else:
@@ -97,6 +104,7 @@ class Play:
             with Lab(nodes, boxes=self.boxes) as lab:
                 for key in sorted(key for key in groups if key[0] == nodes):
                     self.job(lab, groups[key][0], iter(groups[key]))
+            self._cleared(lab, "python -m chaos.run live")
         return self.score
 
     def random(self, seed: int, minutes: float, nodes: int) -> Score:
@@ -110,10 +118,12 @@ class Play:
 
             def some(over: float = over) -> Iterator[Scenario]:
                 while time.monotonic() < over:
-                    yield draw(chance, f"seed {seed} number {next(number)}", nodes, boxes=self.boxes)
+                    name = f"seed {seed} number {next(number)}"
+                    yield draw(chance, name, nodes, boxes=self.boxes, lacks=self.lacks)
 
             with Lab(nodes, boxes=self.boxes) as lab:
                 self.job(lab, Scenario(name=f"seed {seed}", shape=Shape(nodes=nodes, settings=BASE)), some(), again)
+            self._cleared(lab, again)
         return self.score
 
     def job(self, lab: Lab, shape: Scenario, scenarios: Iterator[Scenario], again: str = "") -> None:
@@ -149,6 +159,12 @@ class Play:
         if left:
             self.job(lab, shape, iter(left), again)
 
+    def _cleared(self, lab: Lab, again: str) -> None:
+        """Nothing of a lab that is down may be left on the machine."""
+        if lab.left:
+            self.say(f"VIOLATION  {lab.name} is down and has left {', '.join(lab.left)}")
+            self.score.failed.append((again, f"{lab.name} has left {', '.join(lab.left)}"))
+
     def _failed(self, drive: Drive, scenarios: list[Scenario], what: str, again: str) -> None:
         last = scenarios[-1]
         folder = self.out / f"{last.name.replace(' ', '-')}-{drive.gang.name}"
@@ -165,9 +181,12 @@ class Play:
         self.score.failed.append((command, what))
 
 
-def draw(chance: Random, name: str, nodes: int, *, boxes: bool = True) -> Scenario:
+def draw(
+    chance: Random, name: str, nodes: int, *, boxes: bool = True, lacks: Mapping[str, str] | None = None
+) -> Scenario:
     """A scenario of chance: mostly one fault, sometimes two or three at once or shortly after each other."""
-    kinds = sorted(k for k in ALL if k not in NEVER and hasattr(Hands, "_" + k) and (boxes or k not in LACKS_BOXES))
+    out = left_out(ALL, boxes=boxes, lacks=lacks or {})
+    kinds = sorted(k for k in ALL if k not in NEVER and k not in out and hasattr(Hands, "_" + k))
     count = chance.choice((1, 1, 1, 1, 1, 2, 2, 3))
     picked: list[str] = []
     while len(picked) < count:
@@ -189,12 +208,21 @@ def _fault(chance: Random, kind: str, nodes: int, at: float) -> Fault:
         low, high = known.for_s[0], min(known.for_s[1], 10.0)
         for_s = round(low * (high / low) ** chance.random(), 2)
     names = [f"n{i}" for i in range(nodes)]
+    place = _place(chance, kind) if chance.random() < AT_A_PLACE else ""
     return Fault(
         kind=kind,
-        at=at,
+        at=None if place else at,
+        when=place,
+        nth=chance.choice((1, 1, 2, 5)) if place in IN_A_STEP else 1,
         node=chance.choice(ROLES) if chance.random() < 0.5 else chance.choice(names),
         peer=chance.choice(names),
         for_s=for_s,
         value=round(chance.uniform(*known.value), 3),
         way=chance.choice(("both", "both", "out", "in")),
     )
+
+
+def _place(chance: Random, kind: str) -> str:
+    """Where it strikes: in a step, if that is of use against a node and done before its worker is missed."""
+    inside = ALL[kind].reach in ("node", "link") and kind not in LONG
+    return chance.choice((*IN_A_STEP, *COMING) if inside else COMING)

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.faults import Fault
+from chaos.faults import IN_A_STEP, Fault
 from chaos.live import net
 from chaos.live.box import Box, BoxError, alive, command_line, parent, stopped
 from chaos.live.eye import Eye
@@ -35,10 +35,26 @@ from elasticrl.store.protocol import StoreError, StoreRefused
 LACKS_BOXES = (
     "power_cut", "pause_node", "cut_link", "isolate", "leader_alone", "partition", "cut_store", "store_alone", "lossy_node",
     "mtu_hole", "late_node", "link_down", "slow_link", "starve_node", "oom_worker", "disk_full", "disk_read_only", "port_taken",
-    "slow_disk",
+    "slow_disk", "slow_store_disk",
 )  # fmt: skip
+#: What a kind needs of the machine beside namespaces, by the names of `box.lacking`.
+NEEDS = {
+    "oom_worker": ("memory",), "starve_node": ("cpu",), "pause_node": ("freezer",), "late_node": ("tun",),
+    "slow_disk": ("blkio", "loop"), "slow_store_disk": ("blkio", "loop"),
+}  # fmt: skip
+#: What a worker does to itself: at its place, the driver has nothing to do there but wait.
+ITSELF = ("crash_worker", "hang_worker", "oom_worker")
 DISK_BYTES_S = 400_000  # that a slow disk takes of each node, divided by the fault's value
-PROBE_BYTES = 65536  # that are written to see that it is slow
+PROBE_BYTES, STORE_PROBE_BYTES = 65536, 16384  # that are written to see that it is slow
+ORDER_S = 8.0  # for a worker to take an order
+LEAVE_S = 60.0  # for a node that was told to leave
+TERM_S = 30.0  # for who was sent SIGTERM
+ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file is needed for it
+BURST_BYTES = 140_000
+BURST = (
+    "import socket,sys\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n"
+    f"for _ in range({BURST_BYTES // 1400}): s.sendto(bytes(1400), (sys.argv[1], 9))\n"
+)
 Undo = Callable[[], object]
 Proof = Callable[[], str]  # empty, or why the fault did not strike
 
@@ -51,6 +67,22 @@ class Done:
     detail: str = ""
     undo: Undo | None = None
     proof: Proof | None = None  # asked before it is undone
+
+
+def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> dict[str, str]:
+    """The kinds that cannot be done on this machine, each with what is lacking.
+
+    >>> left_out(["late_node", "kill_worker"], boxes=True, lacks={"tun": "no /dev/net/tun"})
+    {'late_node': 'no /dev/net/tun'}
+    """
+    found: dict[str, str] = {}
+    for kind in sorted(set(kinds)):
+        missing = [lacks[need] for need in NEEDS.get(kind, ()) if need in lacks]
+        if not boxes and kind in LACKS_BOXES:
+            found[kind] = "no namespaces"
+        elif missing:
+            found[kind] = ", ".join(missing)
+    return found
 
 
 class NotStruck(RuntimeError):
@@ -110,9 +142,9 @@ class Hands:
         pid = find(node) if node and self.lab.boxes[node].on else 0
         if not pid or not send(pid, number):
             return None
-        if number == signal.SIGKILL and not gone(pid):
-            raise NotStruck(f"process {pid} of {node} survived SIGKILL")
-        return Done(nodes=(node,), detail=f"pid {pid}, signal {number}")
+        if not gone(pid, TERM_S):
+            raise NotStruck(f"process {pid} of {node} survived {signal.Signals(number).name}")
+        return Done(nodes=(node,), detail=f"pid {pid}, {signal.Signals(number).name}")
 
     def _halt(self, fault: Fault, find: Callable[[str], int]) -> Done | None:
         node = self.whom(fault.node)
@@ -147,11 +179,25 @@ class Hands:
     def _kill_spare(self, fault: Fault) -> Done | None:
         return self._end(fault, self.gang.spare)
 
+    def _term_spare(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.gang.spare, signal.SIGTERM)
+
     def _stop_spare(self, fault: Fault) -> Done | None:
         return self._halt(fault, self.gang.spare)
 
     def _kill_agent(self, fault: Fault) -> Done | None:
         return self._end(fault, self.gang.agent)
+
+    def _term_agent(self, fault: Fault) -> Done | None:
+        node = self.whom(fault.node)
+        pid = self.gang.agent(node) if node and node not in self.off and self.gang.daemon(node) else 0
+        if not pid or not send(pid, signal.SIGTERM):
+            return None
+        self.off.add(node)  # it leaves as if it were drained: agent and daemon end
+        return Done(
+            nodes=(node,), detail=f"pid {pid}, SIGTERM", undo=self._left(node),
+            proof=lambda: "" if gone(pid, LEAVE_S) else f"the agent of {node} runs {LEAVE_S:.0f} s after SIGTERM",
+        )  # fmt: skip
 
     def _pause_agent(self, fault: Fault) -> Done | None:
         return self._halt(fault, self.gang.agent)
@@ -176,15 +222,13 @@ class Hands:
         return self._back_later(self._end(fault, self.gang.daemon))
 
     def _term_daemon(self, fault: Fault) -> Done | None:
-        done = self._end(fault, self.gang.daemon, signal.SIGTERM)
-        if done is not None and not gone(self.gang.daemon(done.nodes[0]) or -1, 30.0):
-            raise NotStruck(f"the daemon of {done.nodes[0]} runs 30 s after SIGTERM")
-        return self._back_later(done)
+        return self._back_later(self._end(fault, self.gang.daemon, signal.SIGTERM))
 
     def _pause_daemon(self, fault: Fault) -> Done | None:
         return self._halt(fault, self.gang.daemon)
 
-    def _back_later(self, done: Done | None, *overrides: str) -> Done | None:
+    def _back_later(self, done: Done | None, *overrides: str, env: Mapping[str, str] | None = None) -> Done | None:
+        """Its daemon is to run again, when the fault is over, with this; and is then seen to have it."""
         if done is None:
             return None
         node = done.nodes[0]
@@ -195,9 +239,23 @@ class Hands:
             if self.gang.ended(node) is None:  # the outer process may take a moment longer than the inner one
                 with suppress(subprocess.TimeoutExpired):
                     self.gang.daemons[node].wait(20.0)
-            self.gang.start(node, *overrides)
+            self.gang.start(node, *overrides, env=env)
+            self._has(node, overrides, env or {})
 
         return Done(nodes=done.nodes, detail=done.detail, undo=back)
+
+    def _has(self, node: str, overrides: tuple[str, ...], env: Mapping[str, str]) -> None:
+        """The daemon was started like that. Of one that stands still from the start, nothing is known."""
+        wanted = [*overrides, *(f"{name}={value}" for name, value in env.items())]
+        deadline = time.monotonic() + 10.0
+        while wanted and not self.lab.boxes[node].frozen:
+            pid = self.gang.daemon(node)
+            words = [*command_line(pid).split(), *environment(pid)]
+            if all(word in words for word in wanted):
+                return
+            if time.monotonic() > deadline:
+                raise NotStruck(f"the daemon of {node} was not started with {' '.join(wanted)}")
+            time.sleep(0.02)
 
     # ---- what a worker does to itself
 
@@ -207,15 +265,21 @@ class Hands:
             return None
         self.tokens += 1
         token = self.tokens
-        path = self.gang.order(node, do=do, place="", token=token, **more)
-        deadline = time.monotonic() + 8.0
-        while token not in self.eye.here and time.monotonic() < deadline:
-            time.sleep(0.01)
-            self.eye.look()
-        if token not in self.eye.here:
+        inside = fault.place in IN_A_STEP
+        place, step = (fault.place, fault.step) if inside else ("", 0)  # a place that shows elsewhere has been reached
+        path = self.gang.order(node, do=do, place=place, step=step, token=token, **more)
+        if not self._taken(token):
             path.unlink(missing_ok=True)
             return None
         return Done(nodes=(node,), detail=f"the worker did it to itself ({do})")
+
+    def _taken(self, token: int) -> bool:
+        """Has a worker taken this order, within some seconds?"""
+        deadline = time.monotonic() + ORDER_S
+        while token not in self.eye.here and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.eye.look()
+        return token in self.eye.here
 
     def _crash_worker(self, fault: Fault) -> Done | None:
         return self._order(fault, "raise", text=f"bad prompt {self.tokens}")
@@ -223,25 +287,37 @@ class Hands:
     def _hang_worker(self, fault: Fault) -> Done | None:
         return self._order(fault, "hang")
 
+    def _always(self, node: str, **what: object) -> Done:
+        """An order that stays; the worker says once that it has taken it."""
+        self.tokens += 1
+        token = self.tokens
+        path = self.gang.order(node, token=token, stays=True, **what)
+        return Done(
+            nodes=(node,), undo=lambda: path.unlink(missing_ok=True),
+            proof=lambda: "" if token in self.eye.here else f"no worker of {node} came to it",
+        )  # fmt: skip
+
     def _slow_worker(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
         if not node or not self.gang.worker(node):
             return None
-        path = self.gang.order(node, do="slow", place="before rollout", token=0, value=0.1 * max(1.0, fault.value))
-        return Done(nodes=(node,), detail=f"{fault.value:g} times", undo=lambda: path.unlink(missing_ok=True))
+        done = self._always(node, do="slow", place="before rollout", value=0.1 * max(1.0, fault.value))
+        return replace(done, detail=f"{fault.value:g} times")
 
     def _crash_loop(self, _: Fault) -> Done | None:
+        self.tokens += 1
         for node in self.lab.boxes:
             step = self.eye.newest + 2
-            self.gang.order(node, do="raise", place="after rollout", token=-1, stays=True, step=step, text="bad batch")
+            self.gang.order(
+                node, do="raise", place="after rollout", token=self.tokens, stays=True, step=step, text="bad batch"
+            )
+        if not self._taken(self.tokens):
+            raise NotStruck("no worker raised")
         return Done(nodes=(), detail="every attempt raises")
 
     def _sick_node(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node:
-            return None
-        path = self.gang.order(node, do="raise", place="before rollout", token=-1, stays=True, text=f"sick {node}")
-        return Done(nodes=(node,), undo=lambda: path.unlink(missing_ok=True))
+        return self._always(node, do="raise", place="before rollout", text=f"sick {node}") if node else None
 
     def _oom_worker(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
@@ -285,6 +361,12 @@ class Hands:
         return box if box is not None and box.on and node not in self.off else None
 
     def _kill_node(self, fault: Fault) -> Done | None:
+        return self._back_later(self._all_killed(fault))
+
+    def _wrong_zone(self, fault: Fault) -> Done | None:
+        return self._back_later(self._all_killed(fault), env={"TZ": ZONE})
+
+    def _all_killed(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
         if box is None or box.frozen:
             return None
@@ -296,7 +378,7 @@ class Hands:
         left = [pid for pid in pids if pid and not gone(pid)]
         if left:
             raise NotStruck(f"processes {left} of {box.name} survived SIGKILL")
-        return self._back_later(Done(nodes=(box.name,), detail=f"{len(pids)} processes"))
+        return Done(nodes=(box.name,), detail=f"{len(pids)} processes")
 
     def _power_cut(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
@@ -425,9 +507,12 @@ class Hands:
         if box is None:
             return None
         net.slow(box, fault.value or 1.0)
-        said = box.run("tc", "qdisc", "show", "dev", "eth0", "root").stdout
-        if "tbf" not in said:
-            raise NotStruck(f"{box.name} has no rate: {said}")
+        # More than the rate lets pass at once; what the job itself sends may be less.
+        other = next(iter(self.boxes(box.name)))
+        box.run(sys.executable, "-I", "-S", "-c", BURST, other.address)
+        if not net.queued(box):
+            net.fast(box)
+            raise NotStruck(f"{box.name} sent {BURST_BYTES} bytes at once, and no packet has waited")
         return Done(nodes=(box.name,), detail=f"{fault.value or 1.0:g} Mbit/s", undo=lambda: net.fast(box))
 
     def _late_node(self, fault: Fault) -> Done | None:
@@ -492,25 +577,29 @@ class Hands:
         leader = asyncio.run(self.lab.leading())
         return leader if leading else next(name for name in up if name != leader)
 
-    def _down(self, names: list[str]) -> Done | None:
+    def _down(self, names: list[str], number: int = signal.SIGKILL) -> Done | None:
         pids = {name: self.lab.members[name].pid() for name in names}
         if not names or not all(pids.values()):
             return None
         for name, pid in pids.items():
             self.lab.members[name].down = True
-            send(pid, signal.SIGKILL)
-        if not all(gone(pid) for pid in pids.values()):
-            raise NotStruck(f"etcd {', '.join(names)} survived SIGKILL")
+            send(pid, number)
+        if not all(gone(pid, TERM_S) for pid in pids.values()):
+            raise NotStruck(f"etcd {', '.join(names)} survived {signal.Signals(number).name}")
 
         def back() -> None:
             for name in names:
                 self.lab.start_member(name)
 
-        return Done(nodes=(), detail=f"{', '.join(names)} killed", undo=back)
+        return Done(nodes=(), detail=f"{', '.join(names)}, {signal.Signals(number).name}", undo=back)
 
     def _kill_etcd(self, _: Fault) -> Done | None:
         name = self._member(leading=False)
         return self._down([name]) if name else None
+
+    def _term_etcd(self, fault: Fault) -> Done | None:
+        name = self._member(leading=fault.value > 0.5)
+        return self._down([name], signal.SIGTERM) if name else None
 
     def _store_failover(self, _: Fault) -> Done | None:
         name = self._member(leading=True)
@@ -605,36 +694,48 @@ class Hands:
         return Done(nodes=(box.name,), undo=lambda: box.on and box.run("umount", "-l", place, check=False))
 
     def _slow_disk(self, fault: Fault) -> Done | None:
-        boxes = [box for box in self.lab.boxes.values() if box.on and not box.frozen and "blkio" in box.groups]
-        if not boxes or (self.lab.real and not self.lab.device):
-            return None
+        boxes = [box for box in self.lab.boxes.values() if box.on and not box.frozen]
         rate = DISK_BYTES_S / max(1.0, fault.value)
+        return self._slowed(boxes, self.lab.device, rate, self.lab.disk / "probe", PROBE_BYTES)
+
+    def _slow_store_disk(self, fault: Fault) -> Done | None:
+        boxes = [member.box for member in self.lab.members.values() if not member.down]
+        rate = 1000.0 * (fault.value or 50.0)
+        return self._slowed(boxes, self.lab.store_device, rate, self.lab.stores / "probe", STORE_PROBE_BYTES)
+
+    def _slowed(self, boxes: list[Box], device: str, rate: float, probe: Path, size: int) -> Done | None:
+        """These write no faster than this to their disk; a file that is written there shows it."""
+        boxes = [box for box in boxes if "blkio" in box.groups]
+        if not boxes or not device:
+            return None
         for box in boxes:
-            box.disk_rate(self.lab.device, rate)
+            box.disk_rate(device, rate)
 
         def back() -> None:
             for box in boxes:
-                box.disk_rate(self.lab.device, None)
+                box.disk_rate(device, None)
 
-        probe = self.lab.disk / "probe"
         begun = time.monotonic()
         writing = boxes[0].start(
-            ["dd", "if=/dev/zero", f"of={probe}", f"bs={PROBE_BYTES}", "count=1", "conv=fsync"],
-            self.gang.folder / "probe.log",
+            ["dd", "if=/dev/zero", f"of={probe}", f"bs={size}", "count=1", "conv=fsync"], self.gang.folder / "probe.log"
         )
         code, took_s = writing.wait(60.0), time.monotonic() - begun
         probe.unlink(missing_ok=True)
-        if code == 0 and took_s < 0.5 * PROBE_BYTES / rate:  # a disk that is full or read-only meanwhile takes nothing
+        if code == 0 and took_s < 0.5 * size / rate:  # a disk that is full or read-only meanwhile takes nothing
             back()
-            raise NotStruck(f"{PROBE_BYTES} bytes were on the disk after {took_s:.2f} s")
-        return Done(nodes=(), detail=f"{rate / 1000:.0f} kB/s for each node", undo=back)
+            raise NotStruck(f"{size} bytes were on the disk after {took_s:.2f} s")
+        return Done(nodes=(), detail=f"{rate / 1000:.0f} kB/s each", undo=back)
 
-    def _corrupt_save(self, _: Fault) -> Done | None:
+    def _newest_saved(self) -> Path | None:
+        """The largest file of the newest checkpoint; None if there is none yet."""
         saves = sorted((path for path in self.gang.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)
         files = [f for f in saves[-1].rglob("*") if f.is_file() and f.stat().st_size > 4096] if saves else []
-        if not files:
+        return max(files, key=lambda file: file.stat().st_size) if files else None
+
+    def _corrupt_save(self, _: Fault) -> Done | None:
+        target = self._newest_saved()
+        if target is None:
             return None
-        target = max(files, key=lambda file: file.stat().st_size)
         with target.open("r+b") as file:
             middle = target.stat().st_size // 2
             file.seek(middle)
@@ -642,6 +743,14 @@ class Hands:
             file.seek(middle)
             file.write(bytes([old[0] ^ 0x40]))
         return Done(nodes=(), detail=f"one bit of {target.relative_to(self.gang.saves)}")
+
+    def _tear_save(self, _: Fault) -> Done | None:
+        target = self._newest_saved()
+        if target is None:
+            return None
+        size = target.stat().st_size
+        os.truncate(target, size // 2)
+        return Done(nodes=(), detail=f"{size - size // 2} bytes of {target.relative_to(self.gang.saves)}")
 
     # ---- operators
 
@@ -672,7 +781,9 @@ class Hands:
         return Done(nodes=(), undo=back)
 
     def _pause(self, _: Fault) -> Done | None:
-        return self._pause_job("pause", "resume")
+        done = self._pause_job("pause", "resume")
+        said = lambda: "" if self.eye.paused_since is not None else "the store does not say that a pause is asked"  # noqa: E731
+        return done and replace(done, proof=said)
 
     def _stop(self, _: Fault) -> Done | None:
         return Done(nodes=()) if self._asked(self._anyone(), "stop") else None
@@ -686,15 +797,19 @@ class Hands:
         if not node or node in self.off or not self._asked(self._anyone(), "drain", node=node, force=True):
             return None
         self.off.add(node)
+        return Done(nodes=(node,), undo=self._left(node))
+
+    def _left(self, node: str) -> Undo:
+        """Start a node again that was told to leave, as soon as it has."""
 
         def back() -> None:
             process = self.gang.daemons[node]
             with suppress(subprocess.TimeoutExpired):
-                process.wait(60.0)
+                process.wait(LEAVE_S)
             self.off.discard(node)
             self.gang.start(node)
 
-        return Done(nodes=(node,), undo=back)
+        return back
 
     def _drain_and_back(self, fault: Fault) -> Done | None:
         return self._drain(fault)
@@ -762,6 +877,14 @@ def posted(url: str, body: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
+def environment(pid: int) -> list[str]:
+    """Of a running process, as it was started; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def listening(box: Box, pid: int) -> int:
     """The TCP port on which a process listens."""
     inodes = set()
@@ -777,4 +900,4 @@ def listening(box: Box, pid: int) -> int:
     raise NotStruck(f"process {pid} of {box.name} listens nowhere")
 
 
-__all__ = ["LACKS_BOXES", "Done", "Hands", "NotStruck"]
+__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Done", "Hands", "NotStruck", "left_out"]

@@ -1,28 +1,37 @@
 """Real nodes, real faults: one job in one lab takes scenario after scenario, each judged by itself, the whole at the end."""
 
+import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 
+from chaos import faults
 from chaos.checks import judge_live
-from chaos.faults import ALL, Fault
-from chaos.history import Elected, Ended, Fact, Loaded, Missed, Planned, Proved, Resumed, Sealed, Struck
+from chaos.faults import ALL, IN_A_STEP, PLACES, Fault, check
+from chaos.history import Committed, Elected, Ended, Fact, Loaded, Missed, Planned, Proved, Resumed, Sealed, Struck
 from chaos.live import box
-from chaos.live.drive import Drive, Verdict
+from chaos.live.drive import Drive, Verdict, Waiting, due_in, places
+from chaos.live.gang import PROGRAM
 from chaos.live.lab import Lab, leftovers
 from chaos.live.play import BASE, Play, draw, why_not
-from chaos.live.strikes import Hands
+from chaos.live.strikes import NEEDS, Hands
 from chaos.run import LIVE, SCENARIOS
-from chaos.scenario import Scenario, load, save
+from chaos.scenario import Expect, Scenario, load, save
 from chaos.sim.cluster import Shape
-from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.config import dumps
+from elasticrl.config import load as configured
+from elasticrl.core.model import Member, Phase, Plan, Rung, Seat
 
 # A selection: each kind of victim once. `make chaos` runs all, and then random ones.
 CHOSEN = (
@@ -69,12 +78,13 @@ def bench() -> Iterator[Bench]:
         found = Bench(lab)
         yield found
         found.end()
+    assert not lab.left
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_job_survives(bench: Bench, name: str) -> None:
     scenario = load(LIVE / f"{name}.yaml")
-    if why := why_not(scenario, boxes=bench.lab.real):
+    if why := why_not(scenario, boxes=bench.lab.real, lacks=bench.lab.lacks):
         pytest.skip(why)
     verdict = bench.play(scenario)
     assert not verdict.violations, "\n".join(map(str, verdict.violations))
@@ -96,6 +106,35 @@ def test_in_the_end_the_bits_are_the_same_and_nothing_is_left(bench: Bench) -> N
     bench.end()
 
 
+def test_what_failed_leaves_a_folder_with_everything_and_can_be_repeated(tmp_path: Path) -> None:
+    """A vault dies, and the scenario expects words that nobody says."""
+    scenario = Scenario(
+        name="words-that-nobody-says",
+        shape=Shape(nodes=2, settings=BASE),
+        faults=(Fault(kind="kill_vault", at=0.0, node="n1"),),
+        expect=Expect(said="words that nobody says"),
+    )
+    score = Play(tmp_path, say=lambda _: None, boxes=not box.missing()).files([scenario])
+    ((again, what),) = score.failed
+    assert "words that nobody says" in what
+    command = shlex.split(again)
+    assert command[:4] == ["python", "-m", "chaos.run", "live"]
+    saved = load(Path(command[4]))
+    folder = Path(command[4]).parent
+    assert (saved.faults, saved.expect) == (scenario.faults, scenario.expect)
+    assert not why_not(saved)
+    assert (folder / "again").read_text().startswith(again)
+    struck = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert any("kill_vault" in map(str, fact.values()) for fact in struck)
+    for name in ("job/n1.daemon.log", "job/history/n1.jsonl", "e0.etcd.log", "state"):
+        assert (folder / name).stat().st_size >= 0, name
+    stacks = {path: path.read_text() for path in (folder / "stacks").glob("n1/*")}
+    workers = [text for text in stacks.values() if "Stack (most recent call first)" in text and "job.py" in text]
+    assert workers, "no worker's Python stack"
+    assert any("elasticrl.cli.main daemon" in text and "State:" in text for text in stacks.values())
+    assert any("etcd" in path.read_text() for path in (folder / "stacks").glob("e0/*"))
+
+
 def test_what_a_killed_driver_left_is_cleared_away_by_the_next() -> None:
     if why := box.missing():
         pytest.skip(why)
@@ -115,8 +154,9 @@ def test_what_a_killed_driver_left_is_cleared_away_by_the_next() -> None:
         driver.stdout.close()
         assert leftovers(name), "there was nothing to clear away"
         assert list(Path(folder).glob("elx-*/disk"))
-        with Lab(1, members=0):
+        with Lab(1, members=0) as lab:
             pass
+        assert not lab.left
         assert not leftovers(name)
         assert not list(Path(folder).iterdir()), "its folder, with what was mounted there"
     assert not box.alive(int(pid))
@@ -154,10 +194,126 @@ def test_every_live_scenario_can_be_read_and_played() -> None:
     assert sum(not why_not(load(path)) for path in SCENARIOS.glob("*.yaml")) >= 15
 
 
-def test_every_fault_is_known_to_some_driver() -> None:
-    assert not [
-        name for name in ("kill_worker", "power_cut", "disk_full") if name not in ALL or not hasattr(Hands, f"_{name}")
+def test_each_fault_of_real_machines_has_a_hand() -> None:
+    """That the others strike in the simulator is shown there; whichever the live driver does not know, it leaves out."""
+    assert not [kind for kind in faults.LIVE if not hasattr(Hands, f"_{kind}")]
+    assert not set(NEEDS) - {kind for kind in ALL if hasattr(Hands, f"_{kind}")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facility"), [(kind, facility) for kind, needs in NEEDS.items() for facility in needs]
+)
+def test_a_machine_that_lacks_something_leaves_out_what_needs_it_and_says_so(kind: str, facility: str) -> None:
+    lacks = {facility: f"no {facility} for you"}
+    scenario = replace(KILL, faults=(Fault(kind=kind, at=0.0), *KILL.faults))
+    assert not why_not(scenario)
+    assert why_not(scenario, lacks=lacks) == f"this machine has no {facility} for you, which {kind} needs"
+    assert not why_not(KILL, lacks=lacks)
+    drawn = [draw(chance, str(i), 3, lacks=lacks) for chance in (Random("b"),) for i in range(300)]
+    assert kind not in {fault.kind for some in drawn for fault in some.faults}
+
+
+# ---- places
+
+
+def test_the_job_says_of_every_place_in_a_step_that_it_is_there(tmp_path: Path) -> None:
+    """So no playable scenario waits for a place that never comes: of those in a step this shows it, the others are seen."""
+    history = tmp_path / "history"
+    history.mkdir()
+    plain = {
+        "job": {"name": "alone", "program": str(PROGRAM), "args": []},
+        "node": {"device": "cpu", "interface": "lo", "name": "n0"},
+        "membership": {"min_nodes": 1, "max_nodes": 1},
+        "store": {"embedded": True},
+        "lanes": {"count": 2},
+        "vault": {"copies": 0, "dir": str(tmp_path / "vault")},
+        "checkpoint": {"dir": str(tmp_path / "saves")},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
+    (tmp_path / "config.json").write_text(dumps(configured(tmp_path / "job.yaml", [])))
+    env = {"ELASTICRL_CONFIG": str(tmp_path / "config.json"), "ELASTICRL_NODE": "n0", "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "--step-ms", "10", "--history", str(history)],
+            env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    lines = history / "n0.jsonl"
+    try:
+        for token, place in enumerate(IN_A_STEP, 1):
+            (history / f"n0.go.{token}").touch()
+            (history / "n0.new").write_text(json.dumps({"do": "wait", "place": place, "token": token, "step": 3}))
+            (history / "n0.new").replace(history / "n0.order")
+            deadline = time.monotonic() + 60.0
+            while not lines.exists() or f'"token": {token}}}' not in lines.read_text():
+                assert job.poll() is None, (tmp_path / "log").read_text()[-2000:]
+                assert time.monotonic() < deadline, f"the job never came to {place!r}"
+                time.sleep(0.01)
+        told = [line for line in map(json.loads, lines.read_text().splitlines()) if line["what"] == "here"]
+        assert [line["place"] for line in told] == list(IN_A_STEP)
+        assert all(line["step"] >= 3 for line in told)
+    finally:
+        job.kill()
+        job.wait()
+
+
+def plan_of(phase: Phase, generation: int = 2, rung: Rung = Rung.START) -> Planned:
+    seats = tuple(Seat(member=Member(node=node, incarnation=1), born=1) for node in ("n0", "n1"))
+    plan = Plan(generation=generation, phase=phase, seats=seats, lanes=12, endpoint="n0:1", reason="because", rung=rung)
+    return Planned(at=2.0, plan=plan, by="n0/1", committed=0, paused_s=0.0)
+
+
+def test_every_place_is_in_a_step_or_seen_in_the_store_or_on_the_disk() -> None:
+    elected, committed = Elected(at=1.0, member="n0/1"), Committed(at=1.0, step=4, generation=1, manifest="m")
+    facts = [elected, committed, *map(plan_of, Phase)]
+    seen = {place for fact in facts for place in places(fact)}
+    assert set(PLACES) == {*IN_A_STEP, *seen, "saving"}
+
+
+@pytest.mark.parametrize(
+    ("when", "nth", "due"),
+    [
+        ("before apply", 1, "before apply"),
+        ("before apply", 10, "before apply step 490"),
+        ("after seal step 20", 1, "after seal step 500"),
+        ("after seal step 20", 3, "after seal step 503"),
+        ("saving", 3, "saving"),
+        ("saving step 50", 2, "saving step 530"),
+    ],
+)
+def test_a_position_counts_from_the_scenarios_beginning(when: str, nth: int, due: str) -> None:
+    found = due_in(Fault(kind="kill_worker", when=when, nth=nth), 480)
+    assert found.when == due
+    assert found.nth == (1 if found.place in IN_A_STEP else nth)
+
+
+def test_a_fault_waits_for_the_nth_arrival_at_its_place_from_its_step_on() -> None:
+    waiting = Waiting(0, Fault(kind="kill_worker", when="committing step 50", nth=2))
+    arrivals = [
+        ("committing", 40),
+        ("saving", 60),
+        ("committing", 50),
+        ("reform", 51),
+        ("committing", 60),
+        ("committing", 70),
     ]
+    assert [waiting.there(*arrival) for arrival in arrivals] == [False, False, False, False, True, True]
+
+
+def test_a_position_that_cannot_be_is_refused() -> None:
+    assert "no number" in check(Fault(kind="kill_worker", when="saving step late"))
+    assert "counts from 1" in check(Fault(kind="kill_worker", when="saving", nth=0))
+    assert not check(Fault(kind="kill_worker", when="saving step 50"))
+
+
+def test_random_faults_strike_at_places_too() -> None:
+    drawn = [f for chance in (Random("c"),) for i in range(200) for f in draw(chance, str(i), 4).faults]
+    placed = [fault for fault in drawn if fault.when]
+    assert 0.2 < len(placed) / len(drawn) < 0.4
+    assert not [fault for fault in drawn if check(fault)]
+    assert {fault.place for fault in placed} == {*IN_A_STEP, "saving", "committing"}
+    assert {fault.nth for fault in placed} > {1, 2}
+    asked = {fault.kind for fault in placed if fault.place in IN_A_STEP}
+    assert {ALL[kind].reach for kind in asked} <= {"node", "link"}
 
 
 def facts(*more: Fact) -> list[Fact]:
@@ -204,6 +360,26 @@ KILL = Scenario(name="x", shape=SHAPE, faults=(Fault(kind="kill_worker", at=0.0)
 def test_the_live_judge_sees(more: list[Fact], said: str) -> None:
     history = sorted(facts(*more), key=lambda fact: fact.at)
     assert {violation.check for violation in judge_live(KILL, history)} == ({said} if said else set())
+
+
+@pytest.mark.parametrize(("most", "said"), [(1, {"expected_live"}), (2, set()), (None, set())])
+def test_a_rung_above_the_scenarios_highest_fails_the_live_run(most: int | None, said: set[str]) -> None:
+    replaced = plan_of(Phase.TRAIN, rung=Rung.REPLACE)
+    history = sorted(facts(*steps(0.5, 1.1), replaced, *steps(3.0)), key=lambda fact: fact.at)
+    scenario = replace(KILL, expect=Expect(rungs_at_most=most))
+    found = judge_live(scenario, history)
+    assert {violation.check for violation in found} & {"expected_live"} == said
+
+
+def test_what_a_lab_has_left_fails_the_run(tmp_path: Path) -> None:
+    lab = Lab(1, members=0, boxes=False)
+    with lab:
+        pass
+    assert not lab.left
+    lab.left = ["link elx0n0"]
+    play = Play(tmp_path, say=lambda _: None, boxes=False)
+    play._cleared(lab, "again")
+    assert play.score.failed == [("again", f"{lab.name} has left link elx0n0")]
 
 
 def test_a_fault_that_costs_no_step_is_not_blamed_for_the_hang_beside_it() -> None:
