@@ -269,7 +269,9 @@ def recoveries(figure: Figure, story: Story, phone: bool) -> None:
     handles = [
         Rectangle((0, 0), 1, 1, color=COLOURS[f"s{i}"], label=name.replace("_", " ")) for i, name in enumerate(stages)
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3 if phone else 5, handlelength=0.9, columnspacing=1.2)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=3 if phone else 5, handlelength=0.9, columnspacing=1.2
+    )
 
 
 def phases(figure: Figure, story: Story, phone: bool) -> None:
