@@ -74,6 +74,13 @@ def answer(folder: Path, command: str, *more: str) -> str | None:
     return text if code == 0 else None
 
 
+def last_words(folder: Path) -> str:
+    """The ends of the demonstration's logs, which go with the folder."""
+    logs = sorted((folder / "run" / "demo" / "log").rglob("*.log"))
+    tails = ("\n".join(log.read_text(errors="replace").splitlines()[-60:]) for log in logs)
+    return "\n".join(f"==> {log.name}\n{tail}" for log, tail in zip(logs, tails, strict=True))
+
+
 @pytest.mark.slow  # two minutes
 def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> None:
     make, activate, report = BLOCKS[0]
@@ -83,7 +90,7 @@ def test_make_run_and_the_report_do_what_the_first_block_says(clone: Path) -> No
     begun = time.monotonic()
     code, text = said(clone, "elasticrl demo")
     took_s = time.monotonic() - begun
-    assert code == 0, text
+    assert code == 0, text + last_words(clone)
     assert took_s <= DEMO_S, f"it took {took_s:.0f} s:\n{text}"
     for line in (
         "kill -9 of the worker on n1",
