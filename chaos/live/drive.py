@@ -362,9 +362,10 @@ class Drive:
         while self.eye.now < timed + grace or any(a.until is not None for a in self.active.values()):
             self.tick()
             time.sleep(LOOK_S)
-        self.until(
-            lambda: self.over or self._going_on(), 20.0 * load_factor(), "some gang trains on, or the job is over"
-        )
+        if wanted_end(scenario):  # before that nothing is healed: what ends the job may take several attempts
+            self.until(lambda: self.over, scenario.liveness_s, "the job is over")
+        going = "some gang trains on, or the job is over"
+        self.until(lambda: self.over or self._going_on(), 20.0 * load_factor(), going)
         self._ease_all()
         for node in [*self.hands.off] if not self.over else []:
             if node in self.gang.daemons:  # one that came late on purpose stays away

@@ -102,7 +102,7 @@ class Told:
     def at(self, place: str, step: int, *, beside: bool = False) -> None:
         """The job is at this place: is there an order for it? `beside`: the training thread goes on meanwhile."""
         order = self._order()
-        if order is None or order.get("step", 0) > step:
+        if order is None or order.get("step", 0) > step or order.get("rank", self.run.rank) != self.run.rank:
             return
         if order["place"] != place and (order["place"] or beside):
             return

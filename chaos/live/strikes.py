@@ -306,11 +306,9 @@ class Hands:
 
     def _crash_loop(self, _: Fault) -> Done | None:
         self.tokens += 1
-        for node in self.lab.boxes:
-            step = self.eye.newest + 2
-            self.gang.order(
-                node, do="raise", place="after rollout", token=self.tokens, stays=True, step=step, text="bad batch"
-            )
+        what = {"do": "raise", "place": "after rollout", "step": self.eye.newest + 2, "text": "bad batch"}
+        for node in self.lab.boxes:  # whoever has the rank by then: one death is one attempt
+            self.gang.order(node, token=self.tokens, stays=True, rank=0, **what)
         if not self._taken(self.tokens):
             raise NotStruck("no worker raised")
         return Done(nodes=(), detail="every attempt raises")
