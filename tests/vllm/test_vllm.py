@@ -183,8 +183,14 @@ def test_two_workers_come_to_the_bits_of_one_through_the_deaths_of_engines_and_a
         until(lambda pid=pid: gone(pid), f"the end of {node}'s engine with the job")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("replicated", 3), ("replicated", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [
+        ("replicated", 3),
+        pytest.param("fsdp", 2, marks=pytest.mark.slow),
+        pytest.param("replicated", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_any_number_of_workers_comes_to_the_bits_of_one(tmp_path, conf, undisturbed, strategy, world):
     with gang(tmp_path, conf, world=world, strategy=strategy) as many:
         strike(tmp_path, "n1", "rollout", 3)
