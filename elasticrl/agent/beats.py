@@ -138,8 +138,13 @@ class Beat:
         self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=False)
         self._write()
 
-    def still(self) -> None:
-        """What is waited for lies outside of the gang, under a deadline of its own: the phase's budget counts from here."""
+    def still(self, phase: str = "") -> None:
+        """What is waited for lies outside of the gang, under a deadline of its own: the phase's budget counts from here. Others
+        that wait for this worker are excused as long as it is in `phase` OUTSIDE, which lasts until the next one begins.
+        """
+        if phase and phase != self.now.phase:
+            self.phase(phase)
+            return
         self.now = replace(self.now, since=time.monotonic())
         self._write()
 

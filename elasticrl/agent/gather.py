@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import Lap, Stall, Work
+from elasticrl.core.model import OUTSIDE, Lap, Stall, Work
 from elasticrl.core.model import Pace as Took
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
@@ -35,7 +35,7 @@ class Look:
     saved: int = 0
     manifest: str = ""
     stall: Stall | None = None
-    phase: str = ""  # of the one whose beat is the oldest
+    phase: str = ""  # of the one who waits outside of the gang, else of the one whose beat is the oldest
     since: float = 0.0  # that beat
     restore_s: float = 0.0  # how long putting their state back took in this generation
 
@@ -49,15 +49,16 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     # A stopped process is guilty without doubt, then one that waits for nobody; of victims the one that has waited longest.
     worst = min(stalls, key=lambda s: (not s.stopped, s.waiting, -s.for_s, s.slot), default=None)
     newest = max(workers, key=lambda w: w.beat.saved)
-    oldest = min(workers, key=lambda w: w.beat.since).beat
+    # Who waits outside of the gang says so again and again; the others of this node wait for it.
+    shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
     return Look(
         work=work_of(workers, generation, worst),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
         stall=worst,
-        phase=oldest.phase,
-        since=oldest.since,
+        phase=shown.phase,
+        since=shown.since,
         restore_s=max(w.beat.restore_s for w in workers),
     )
 

@@ -61,7 +61,7 @@ class Workers(Event):
     versions: str = ""  # what they run, as JSON
     pace: tuple[Pace, ...] = ()  # how long their phases took lately
     lap: Lap | None = None  # how long their newest steps took
-    phase: str = ""  # that of the one whose beat is the oldest
+    phase: str = ""  # that of the one who waits outside of the gang, else of the one whose beat is the oldest
     beat_at: float = 0.0  # that beat, by the wall clock: for display alone
     problem: str = ""  # why no process gets warm
     unlogged: str = ""  # why what this node's processes say is not kept where it should be: for display alone

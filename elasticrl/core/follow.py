@@ -25,7 +25,7 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.invariants import check_commit
-from elasticrl.core.model import Exit, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.model import OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import neighbours, probe_targets, probe_turns
@@ -101,6 +101,8 @@ def record_of(state: State, now: float) -> Record:
         )
     own = state.view.own
     told = workers if own is None or now >= state.reported + report_every(state) else own
+    # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
+    turned = own is not None and (workers.phase == OUTSIDE) != (own.phase == OUTSIDE)
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
     record = Record(
@@ -131,7 +133,7 @@ def record_of(state: State, now: float) -> Record:
         looked=state.looked,
         pace=told.pace,
         lap=told.lap,
-        phase=told.phase,
+        phase=workers.phase if turned else told.phase,
         beat_at=told.beat_at,
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],

@@ -106,7 +106,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
     """
     lead, now = scene.lead, scene.now
     ready = frozenset(record.member for record in scene.candidates)
-    stalled = bool(scene.doing[Work.STALLED] or scene.doing[Work.PARKED])
+    stalled = bool(scene.doing[Work.STALLED] or scene.doing[Work.PARKED]) and not scene.excused
     doubted = {
         member: at for member, at in lead.doubted.items() if now < at + 10 * scene.settings.membership.lease_ttl_s
     }

@@ -245,6 +245,11 @@ class Lap:
     bytes: int
 
 
+#: The phase of a worker that waits for something outside of the gang (an engine that is being started), under a deadline of its
+#: own: it does not hang, and who waits for it in a collective is no victim.
+OUTSIDE: Final = "engine"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a member says of itself, under its own lease. Rewritten when it changes, not every step.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 
-from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record, Role, Rung, Seat, Strike, View, Work
+from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Role, Rung, Seat, Strike, View, Work
 from elasticrl.core.pairs import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
@@ -211,6 +211,14 @@ class Scene:
             if record and self.plan and record.generation == self.plan.generation:
                 found[record.work].append(record)
         return {work: tuple(records) for work, records in found.items()}
+
+    @property
+    def excused(self) -> bool:
+        """Do those who wait in a collective wait for one who waits outside of the gang? That one has a deadline of its own. Who
+        has left a broken group is excused by nobody.
+        """
+        inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED])
+        return not self.doing[Work.PARKED] and any(record.phase == OUTSIDE for record in inside)
 
     def at_work(self, *works: Work) -> bool:
         """Does every seat's node report one of these under the present generation?"""

@@ -7,7 +7,7 @@ those (`holdings.newest_whole`); only what is on disks is looked at by rank 0 al
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,16 +57,19 @@ def agree(
     place: Place,
     *,
     floor: int,
+    committed: int | None,
     disk: bool,
     commit: str | None,
     uncommitted: bool,
 ) -> Agreed:
-    """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`; else the newest good
-    checkpoint. `disk`: do not look into vaults. Collective.
+    """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
+    `committed` has committed (None: this rank does not know); else the newest good checkpoint. `disk`: do not look into vaults.
+    Collective.
     """
-    rows = exchange(gang, [holding.to_json() for holding in holdings])
-    everything = [Holding.from_json(row) for words in rows for row in words]
-    whole = None if disk else newest_whole(everything, here=node, floor=Version(floor))
+    rows = exchange(gang, {"vault": [holding.to_json() for holding in holdings], "committed": committed})
+    everything = [Holding.from_json(row) for words in rows for row in words["vault"]]
+    by = known([words["committed"] for words in rows])
+    whole = None if disk else newest_whole(everything, here=node, floor=Version(floor), committed=by)
     if whole is not None:
         return Agreed(version=whole.version, lineage=whole.lineage, whole=whole, passed_over=whole.passed_over)
     found: dict[str, Any] = {}
@@ -89,6 +92,11 @@ def agree(
         checkpoint=str(said["name"]),
         passed_over=tuple(said["passed_over"]),
     )
+
+
+def known(told: Iterable[int | None]) -> int | None:
+    """Which generation committed the floor, if any rank knows it."""
+    return max((generation for generation in told if generation is not None), default=None)
 
 
 def exchange(gang: Gang, words: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.core.words import count
-from elasticrl.runtime.agree import Agreed, exchange
+from elasticrl.runtime.agree import Agreed, exchange, known
 from elasticrl.runtime.checkpoint.local import Choice, Held, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import name_of
 from elasticrl.runtime.vault.errors import CheckpointError, CheckpointRefused, VaultError
@@ -46,21 +46,25 @@ def agree_on_disks(
     gang: Gang,
     *,
     floor: int,
+    committed: int | None,
     reload: bool,
     commit: str | None,
     waited_s: float,
     wait: Callable[[str, float], None],
 ) -> Agreed:
-    """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`; else the newest
-    checkpoint of which all parts are on the disks that are here. `reload`: do not look into vaults. Collective.
+    """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
+    `committed` has committed (None: this rank does not know); else the newest checkpoint of which all parts are on the disks
+    that are here. `reload`: do not look into vaults. Collective.
 
     `wait` is called with a sentence, and with how long somebody has `waited_s` already, where something newer is known and
     lies on disks that are not here. It returns when that was long enough, and raises when others have come.
     """
-    rows = exchange(gang, {**_words(disk, commit), "vault": [h.to_json() for h in holdings], "waited_s": waited_s})
+    said = {"vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed}
+    rows = exchange(gang, {**_words(disk, commit), **said})
     memory = [Holding.from_json(row) for words in rows for row in words["vault"]]
     everybody = [_known(Held.from_json(row), floor) for words in rows for row in words["disk"]]
-    whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor))
+    by = known([words["committed"] for words in rows])
+    whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor), committed=by)
     if whole is not None:
         return _from_memory(whole, everybody, disk.node, floor)
     choice = choose(everybody, here=disk.node)

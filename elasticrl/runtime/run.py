@@ -37,7 +37,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
-from elasticrl.core.model import Rung
+from elasticrl.core.model import OUTSIDE, Rung
 from elasticrl.runtime import notes
 from elasticrl.runtime.agree import Agreed, agree, exchange
 from elasticrl.runtime.checkpoint import tree as trees
@@ -346,11 +346,12 @@ class Run:
         """Raises GangError if the gang was told to part: for those who wait for something that is no collective."""
         self._flag.check(what)
 
-    def waits(self) -> None:
+    def waits(self, *, alone: bool = False) -> None:
         """For those who wait for something outside of the gang, under a deadline of their own: no hang, so the phase's budget
-        counts from here. To be called by the training thread, which alone beats.
+        counts from here. `alone`: the others may be through with it, and wait for this worker. To be called now and then, by
+        the training thread, which alone beats.
         """
-        self._beat.still()
+        self._beat.still(OUTSIDE if alone else "")
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -571,6 +572,7 @@ class Run:
         """What all go on from."""
         told = self._seat.committed if self._seat else None
         commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
+        committed = told.generation if told and told.step == place.resume else None
         holdings = keeper.holdings() if place.slot == 0 else ()
         if not self.context.own_disk:
             return agree(
@@ -579,6 +581,7 @@ class Run:
                 gang,
                 keeper.place,
                 floor=0 if rung4 else place.resume,
+                committed=committed,
                 disk=rung4,
                 commit=commit,
                 uncommitted=self.context.alone,
@@ -589,7 +592,7 @@ class Run:
             speaks=place.slot == 0, timeout_s=self.tree.checkpoint.timeout_s,
         )  # fmt: skip
         agreed = agree_on_disks(
-            disk, holdings, gang, floor=place.resume, reload=rung4, commit=commit,
+            disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=self._await_disks,
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault

@@ -48,7 +48,10 @@ class Trainer:
     def __init__(self, home: Path, what: Service, *, limits: Limits = LIMITS, python: str | None = None) -> None:
         self.home, self.said = home, []
         self.attendant = Attendant(home, what, limits, python=python, say=self.said.append)
-        self.engine = Served(self.attendant, what.sampling, check=self.check)
+        self.waited: list[float] = []  # when it said that it waits for its engine
+        self.engine = Served(
+            self.attendant, what.sampling, check=self.check, waits=lambda: self.waited.append(time.monotonic())
+        )
         self.on_turn: Callable[[], None] = lambda: None
 
     def check(self) -> None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -36,8 +38,10 @@ from served_kit import (
 from elasticrl.config.training import Model
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout import weights
+from elasticrl.ppo.rollout.attend import LOOK_S
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
+from elasticrl.ppo.rollout.outside import SIGN_S
 from elasticrl.ppo.rollout.service import Unfit
 from elasticrl.ppo.rollout.vllm_process import fit
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Talk
@@ -174,6 +178,29 @@ def test_an_engine_s_death_costs_its_unfinished_samples_time_alone(home, folders
     assert gone(first)
     assert any("another is started" in sentence for sentence in trainer.said)
     trainer.attendant.close()
+
+
+def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders, actor):
+    """Else it is taken for one that hangs, and so are those who wait for it in a collective."""
+    trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.2))
+    try:
+        trainer.enter(actor)
+        trainer.engine.publish(0)
+        pid = trainer.ready()
+        trainer.waited.clear()
+        trainer.engine.generate(requests(8), version=0)
+        assert trainer.waited == [], "the engine was there"
+        os.killpg(pid, signal.SIGKILL)
+        until(lambda: not trainer.attendant.up, "its death is known")
+        begun = time.monotonic()
+        trainer.engine.generate(requests(8, start=8), version=0)
+        took = time.monotonic() - begun
+        assert took > 1.0, "an engine's start takes longer"
+        assert trainer.waited[0] - begun < 1.0 + LOOK_S
+        signs = [begun, *trainer.waited, begun + took]
+        assert max(after - before for before, after in pairwise(signs)) < SIGN_S + 1.0
+    finally:
+        trainer.attendant.end()
 
 
 def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(trainer, actor):

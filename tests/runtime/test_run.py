@@ -268,3 +268,31 @@ def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_pat
     run(tmp_path / "once", 20)
     assert digests(tmp_path / "twice/run/supervised") == digests(tmp_path / "once/run/supervised")
     proof(tmp_path / "twice/run/supervised", 20)
+
+
+def test_a_fault_after_a_rotten_commit_was_stepped_over_goes_on_from_memory(tmp_path: Path) -> None:
+    with Nodes(tmp_path / "gang", steps=400, every=20, step_ms=60) as nodes:
+        nodes.plan("n0", "n1", "n2")
+        nodes.until(lambda: nodes.commit() > 0, "a commit, whose writer has to start first", 60.0)
+        older = nodes.resume
+        nodes.until(lambda: nodes.commit() > older, "another, so that there is one to step back to", 60.0)
+        newest = nodes.committed
+        assert newest is not None
+        shard = max((nodes.run_dir / newest.manifest).rglob("*.distcp"), key=lambda file: file.stat().st_size)
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+        for node in ("n0", "n1", "n2"):
+            nodes.lose(node)
+
+        nodes.plan("n0", "n1", "n2")
+        nodes.until(lambda: nodes.sealed() >= 0, "training", 60.0)
+        assert nodes.sealed() < newest.step, "the rotten checkpoint was believed"
+        nodes.until_new(2)
+        made = nodes.sealed()
+        assert made < newest.step - 2, "too late to tell"
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1", "n2")
+        nodes.until(lambda: nodes.sealed() >= 0, "training", 60.0)
+        begun = re.findall(r"generation 3: .* from step (\d+)\.", nodes.workers["n0"].text)
+        assert int(begun[0]) >= made, nodes.workers["n0"].text[-1500:]

@@ -10,7 +10,7 @@ from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in,
 from elasticrl.agent.gather import Beating, Pace, look
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
-from elasticrl.core.model import Work
+from elasticrl.core.model import OUTSIDE, Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.suspect import Budgets
 
@@ -123,6 +123,15 @@ def beating(slot: int = 0, **changes: object) -> Beating:
 )
 def test_one_word_for_all_workers_of_a_node(workers: list[Beating], work: Work) -> None:
     assert look(workers, 14, BUDGETS, 95.0).work is work
+
+
+def test_who_waits_outside_of_the_gang_is_what_a_node_shows_and_is_no_stall_as_long_as_it_says_so() -> None:
+    victim = beating(0, since=1.0, waiting=True)
+    found = look([victim, beating(1, since=94.0, phase=OUTSIDE)], 14, BUDGETS, 95.0)
+    assert (found.phase, found.since, found.work) == (OUTSIDE, 94.0, Work.STALLED)
+    silent = look([victim, beating(1, since=1.0, phase=OUTSIDE)], 14, BUDGETS, 1000.0).stall
+    assert silent is not None
+    assert (silent.slot, silent.waiting) == (1, False)
 
 
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:

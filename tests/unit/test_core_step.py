@@ -14,6 +14,7 @@ from elasticrl.core.events import Asked, Found, Leased, Probed, Seen, Suspected,
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.follow import report_every
 from elasticrl.core.model import (
+    OUTSIDE,
     Commit,
     Exit,
     Intent,
@@ -236,6 +237,48 @@ def a_leaders_life():
     life.at(10.5, Probed(now=0, generation=4, unreachable=()))
     life.told(10.6, record("n01", work=Work.PARKED, generation=4, born=1, unreachable=(), answered=4))
     return life.lines
+
+
+def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None:
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01", "n02")
+    outside = record("n02", work=Work.TRAINING, generation=1, born=1, phase=OUTSIDE)
+    life.told(10.0, record("n01", work=Work.STALLED, generation=1, born=1), outside)
+    for second in range(11, 70):
+        life.leased(second)
+        decision = life.at(second + 0.1, Tick(now=0))
+        assert not [a for a in decision.actions if isinstance(a, events.Inspect | events.Propose)], life.lines[-3:]
+    life.told(70.2, replace(outside, phase="rollout"))  # it is back, and still keeps the others waiting
+    decision = life.at(70.3 + SETTINGS.timeouts.confirm_s, Tick(now=0))
+    assert any(isinstance(a, events.Inspect | events.Propose) for a, _ in life.state.sent.values())
+
+
+def test_who_has_left_a_broken_group_waits_for_nobody_s_engine() -> None:
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01", "n02")
+    outside = record("n02", work=Work.TRAINING, generation=1, born=1, phase=OUTSIDE)
+    life.leased(9.9)
+    life.told(10.0, record("n01", work=Work.PARKED, generation=1, born=1), outside)
+    assert "waiting for the one that is to blame" in life.state.reason
+
+
+def test_that_a_worker_waits_outside_of_the_gang_is_written_at_once_and_so_is_its_return() -> None:
+    life = Life("n01/1")
+    life.leased(0.1)
+    life.seen(0.2, "plan 1", leader=member("n00"), leader_revision=3, plan=plan(1, "n00", "n01"), plan_revision=4)
+    said = []
+    for now, phase in ((1.0, "rollout"), (1.1, OUTSIDE), (1.2, "rollout"), (1.3, "update")):
+        work = Workers(now=0, work=Work.TRAINING, generation=1, born=1, phase=phase)
+        decision = life.at(now, work)
+        said.append([a.record.phase for a in decision.actions if isinstance(a, events.Publish)])
+        life.seen(now, "as written", own=life.view.own)
+    assert said == [["rollout"], [OUTSIDE], ["rollout"], []]
 
 
 def a_crash_loop():

@@ -122,6 +122,22 @@ def test_nothing_older_than_the_commit_is_taken():
     assert newest_whole(gang(10), here="n00", floor=Version(10)) is not None
 
 
+def test_what_was_made_since_the_commit_was_found_rotten_counts_and_nothing_before_it():
+    # Generation 2 committed step 20; generation 3 could read no more than step 10, and has made 12 steps since.
+    before = (Cut(1, Version(0)), Cut(2, Version(5)))
+    after = (*before, Cut(3, Version(10)))
+    memory = gang(12, generation=3, lineage=after) + gang(11, generation=3, lineage=after)
+    found = newest_whole(memory, here="n00", floor=Version(20), committed=2)
+    assert found is not None
+    assert found.version == Version(12)
+    assert newest_whole(memory, here="n00", floor=Version(20)) is None, "who committed it is not known"
+    assert newest_whole(memory, here="n00", floor=Version(20), committed=3) is None, (
+        "generation 3 has committed that since"
+    )
+    old = gang(9, generation=2, lineage=before) + gang(12, generation=3, lineage=after)[:2]
+    assert newest_whole(old, here="n00", floor=Version(20), committed=2) is None, "the disk has step 10"
+
+
 def test_no_holdings_no_version():
     assert newest_whole([], here="n00") is None
 

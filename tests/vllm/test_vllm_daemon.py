@@ -48,9 +48,6 @@ def conf(tmp_path: Path) -> dict[str, Any]:
         },
         "data": {"path": str(tmp_path / "prompts.jsonl"), "max_prompt": 6},
         "checkpoint": {"every": 1000},
-        # An engine takes a hundred times as long to start as these phases take, and who waits for it, or for who does, would
-        # be taken for one that hangs.
-        "timeouts": {"floor": "150s", "default_phase": "200s"},
     }  # fmt: skip
 
 

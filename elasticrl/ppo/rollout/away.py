@@ -22,7 +22,7 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
 from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of
 from elasticrl.ppo.rollout.judges import Case, verdicts
-from elasticrl.ppo.rollout.outside import Outside, Source, collect
+from elasticrl.ppo.rollout.outside import Outside, Source, collect, here
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ K = TypeVar("K")  # what is wanted: a request, a case
 ROLL: Final = "ELASTICRL_ROLLOUTS"  # in the environment: where the daemon writes who there is
 REST_MAX_S: Final = 30.0  # before an engine that failed again and again is asked once more: each failure doubles REST_S
 AGAIN_S: Final = 0.1  # before an engine is asked again that has no weights yet
-SIGN_S: Final = 1.0  # between signs that this worker waits, and does not hang
 
 
 class Roll:
@@ -78,24 +77,19 @@ def shares(missing: Sequence[K], engines: Iterable[str]) -> dict[str, list[K]]:
 
 
 class Away(Outside):
-    """Those of all rollout nodes; of the whole gang one worker writes.
-
-    `waits` is called now and then while there is nothing to do but wait; `outside` is entered while others generate.
-    """
+    """Those of all rollout nodes; of the whole gang one worker writes. `outside` is entered while others generate."""
 
     def __init__(
         self, roll: Callable[[], Mapping[str, Remote]], home: Path, sampling: Sampling, makes: str, limits: Limits, *,
         wait_s: float, say: Callable[[str], None], transport: str = "auto", check: Callable[[], None] = lambda: None,
         waits: Callable[[], None] = lambda: None, outside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:  # fmt: skip
-        super().__init__(sampling)
-        self.roll, self.home, self.limits = roll, home, limits
-        self.check, self.say = check, say
+        super().__init__(sampling, check=check, waits=waits)
+        self.roll, self.home, self.limits, self.say = roll, home, limits, say
         self.rest = Rest()
         self._makes, self._wait_s = makes, wait_s
-        self._waits, self._outside, self._transport = waits, outside, transport
+        self._outside, self._transport = outside, transport
         self._feeder: Feeder | None = None
-        self._signed = 0.0
 
     def enter(self, *, life: str, source: Source, writes: bool, gathers: bool) -> None:
         """Another life of the gang. Who wrote in the last may not write in this."""
@@ -200,15 +194,7 @@ class Away(Outside):
     def _turn(self) -> None:
         """Once in every turn of waiting."""
         self.check()
-        now = time.monotonic()
-        if now > self._signed + SIGN_S and here():
-            self._signed = now
-            self._waits()
-
-
-def here() -> bool:
-    """Whether this is the training thread, which alone may beat."""
-    return threading.current_thread() is threading.main_thread()
+        self._sign()
 
 
 @dataclass(slots=True)

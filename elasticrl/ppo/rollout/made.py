@@ -65,7 +65,7 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
         python=rollout.python,
         say=say,
     )
-    return Served(attendant, sampling, check=run.check)
+    return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True))
 
 
 def way(asked: str, nodes: int) -> str:

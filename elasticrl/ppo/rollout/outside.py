@@ -8,11 +8,13 @@ when a peer's death cuts the step short: the gang that comes back to it finds wh
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.wire import Talk
 
 Source = Callable[[], "Iterable[weights.Bucket]"]
+SIGN_S: Final = 1.0  # between signs that this worker waits, and does not hang
 
 
 class Outside(ABC):
@@ -34,10 +37,13 @@ class Outside(ABC):
     """
 
     by_lane = False
-    check: Callable[[], None]  # raises if somebody wants us elsewhere
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(
+        self, sampling: Sampling, *, check: Callable[[], None] = lambda: None, waits: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check` raises if somebody wants us elsewhere; `waits` is called now and then while all that is done is to wait."""
+        self.sampling, self.check = sampling, check
+        self._waits, self._signed = waits, 0.0
         self.version = -1
         self.found: dict[Request, Said] = {}  # finished, by the weights of `_kept`
         self._kept = -1
@@ -89,11 +95,23 @@ class Outside(ABC):
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         """All of these into `found`."""
 
+    def _sign(self) -> None:
+        """Once in every turn of waiting."""
+        now = time.monotonic()
+        if now > self._signed + SIGN_S and here():
+            self._signed = now
+            self._waits()
+
     def _missing(self, requests: Sequence[Request]) -> list[Request]:
         return [request for request in requests if request not in self.found]
 
     def _tag(self, version: int) -> weights.Tag:
         return weights.Tag(life=self._life, version=version)
+
+
+def here() -> bool:
+    """Whether this is the training thread, which alone may beat."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def collect(talk: Talk, tag: weights.Tag, missing: Sequence[Request], found: dict[Request, Said]) -> None:

@@ -17,11 +17,26 @@ if TYPE_CHECKING:
 
 
 class Served(Outside):
-    """Of each node one worker writes."""
+    """Of each node one worker writes. Who has to wait for its engine says so, until it has its samples: the others are through
+    with theirs, and wait for it.
+    """
 
-    def __init__(self, attendant: Attendant, sampling: Sampling, *, check: Callable[[], None] = lambda: None) -> None:
-        super().__init__(sampling)
-        self.attendant, self.check = attendant, check
+    def __init__(
+        self,
+        attendant: Attendant,
+        sampling: Sampling,
+        *,
+        check: Callable[[], None] = lambda: None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(sampling, check=check, waits=waits)
+        self.attendant = attendant
+        self._missed = False  # there was no engine when it was wanted
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """As Engine's."""
+        while not done():
+            self._turn()
 
     def _bring(self, tag: weights.Tag, buckets: Iterable[weights.Bucket]) -> None:
         """Puts them where the engine finds them, and has it take them if it is up; else it will when it comes."""
@@ -36,10 +51,10 @@ class Served(Outside):
         )
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
-        barren = 0  # engines in a row that finished nothing
+        barren, self._missed = 0, False  # engines in a row that finished nothing
         while missing := self._missing(requests):
             try:
-                with self.attendant.talk(self.check) as talk:
+                with self.attendant.talk(self._turn) as talk:
                     self._agree(talk, tag)
                     collect(talk, tag, missing, self.found)
             except Lost as lost:
@@ -59,6 +74,13 @@ class Served(Outside):
             self.attendant.end()
         else:
             self.attendant.close()
+
+    def _turn(self) -> None:
+        """Once in every turn of waiting."""
+        self.check()
+        self._missed = self._missed or not self.attendant.up
+        if self._missed:
+            self._sign()
 
     def _await_orders(self) -> None:
         """The engine may have another life's weights already, from a worker of this node that was told of it before we were:

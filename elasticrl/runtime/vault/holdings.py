@@ -108,14 +108,22 @@ class Whole:
         return (self,) if self.base is None else (self, self.base)
 
 
-def newest_whole(holdings: Iterable[Holding], *, here: str, floor: Version | None = None) -> Whole | None:
+def newest_whole(
+    holdings: Iterable[Holding], *, here: str, floor: Version | None = None, committed: int | None = None
+) -> Whole | None:
     """The greatest (step, update) of which all shards are present somewhere; of several sets, the newest generation's.
 
     Shards are taken from `here` first, then from the node that wrote them, then from a buddy. What lies on a branch that a
     later generation has left is not considered, nor what is older than `floor` (the disk has that). None: start from disk.
+
+    `committed` is the generation that committed the floor, where that is known: who began below the floor after it had found
+    that checkpoint rotten, and what has been made since counts. Found live: until there was a newer commit, each fault took the
+    gang back to the disk, though nothing in memory was lost.
     """
     everything = sorted(holdings, key=lambda h: (h.version, h.generation, h.world, h.shard, h.at))
     lineage = max(everything, key=lambda h: (h.generation, h.version)).lineage if everything else ()
+    if floor is not None and committed is not None:
+        floor = min([floor, *(cut.start for cut in lineage if cut.generation > committed)])
     sets: dict[tuple[Version, int, int], dict[int, list[Holding]]] = {}
     for holding in everything:
         if alive(lineage, holding.generation, holding.version):
