@@ -37,7 +37,7 @@ from torch.distributed import distributed_c10d as c10d
 from elasticrl.runtime.traffic import Meter, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -345,6 +345,36 @@ class Wait(dist.Work):
         self.wait()
 
 
+class Alone(Wait):
+    """A collective of one: done before anybody waits for it."""
+
+    def __init__(self, op: str, doing: str, flag: Interrupt) -> None:
+        super().__init__(None, op, doing, flag, sliced=True)  # type: ignore[arg-type] # and never looked at
+        self._over = True
+
+    def _wait(self, timeout: timedelta | None) -> bool:  # noqa: ARG002 - as torch's
+        self._flag.check(self._doing)
+        return True
+
+    def is_success(self) -> bool:
+        """As torch's."""
+        return True
+
+    def exception(self) -> Any:
+        """As torch's."""
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """As torch's."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([])
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        """As torch's."""
+        return []
+
+
 class StreamWait(Wait):
     """An NCCL work: the stream waits for it, and the host does not."""
 
@@ -376,7 +406,13 @@ class StreamWait(Wait):
 
 
 class ElasticGroup(dist.ProcessGroup):
-    """Gloo behind interruptible waits; c10d, FSDP2, DTensor and DCP use it like any other group."""
+    """Gloo behind interruptible waits; c10d, FSDP2, DTensor and DCP use it like any other group.
+
+    A gang of one has no gloo until it needs one: gloo's thread wakes a hundred times a second for as long as it lives, which
+    was a third of what a daemon costs a worker that shares its processor with all else.
+    """
+
+    _lazy = True
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, flag: Interrupt, *, host: str = ""
@@ -389,7 +425,9 @@ class ElasticGroup(dist.ProcessGroup):
         self._at = (
             host  # which of this machine's addresses gloo takes; "": as GLOO_SOCKET_IFNAME or the host's name has it
         )
-        self._inner: dist.ProcessGroup | None = self._connect(store, rank, size, timeout)
+        self._limit, self._left = timeout, False
+        self._later: Callable[[], dist.ProcessGroup] = lambda: self._connect(store, rank, size, self._limit)
+        self._inner: dist.ProcessGroup | None = None if self._lazy and size == 1 else self._later()
 
     def _connect(self, store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
         return _bounded(lambda: _gloo(store, rank, size, timeout, self._at), "connecting", self._flag)
@@ -402,10 +440,17 @@ class ElasticGroup(dist.ProcessGroup):
 
     def _run(self, op: str, *args: Any, **options: Any) -> Wait:
         self._flag.check(op)
-        assert self._inner is not None, f"{op} on a group that was left"
+        assert not self._left, f"{op} on a group that was left"
         self._pending = [work for work in self._pending if not work.is_completed()]
         self._number, self._op = self._number + 1, op
-        wait = self._begin(self._inner, op, f"{op} {self._number} of rank {self.rank()}", args, options)
+        doing = f"{op} {self._number} of rank {self.rank()}"
+        if self._inner is None and op in ALONE:
+            self._flag.meter.begun(op, args, rank=self.rank(), world=self.size())
+            ALONE[op](args)
+            return Alone(op, doing, self._flag)
+        if self._inner is None:
+            self._inner = self._later()
+        wait = self._begin(self._inner, op, doing, args, options)
         self._flag.meter.begun(op, args, rank=self.rank(), world=self.size())
         self._pending.append(wait)
         return wait
@@ -422,7 +467,7 @@ class ElasticGroup(dist.ProcessGroup):
         """Lets go of gloo, so that the peers' waits end. Where it is stuck, a thread waits for it in our place."""
         held: list[Any] = [self._inner, *self._pending]
         clean = self._flag.reason is None and not self.collective.waiting
-        self._pending, self._inner = [], None
+        self._pending, self._inner, self._left = [], None, True
         if not clean:
             # gloo's destructor joins its threads (without the GIL): 20 ms after a peer's death, and until the group's
             # timeout where one is stuck. Neither is worth waiting for.
@@ -432,8 +477,9 @@ class ElasticGroup(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The limit of a collective that gloo or NCCL itself sets."""
-        assert self._inner is not None
-        self._inner.set_timeout(timeout)
+        self._limit = timeout
+        if self._inner is not None:
+            self._inner.set_timeout(timeout)
 
     # torch asks a group for its names by these, in Python and, by the second spelling, from compiled code.
     def _set_group_name(self, name: str) -> None:
@@ -464,6 +510,7 @@ class StreamGroup(ElasticGroup):
     made when the first of them comes.
     """
 
+    _lazy = False  # who has a GPU has no such thread
     _nccl: Any = None  # torch's backend; None once it was told to end
     _host: ElasticGroup | None = None
 
@@ -477,7 +524,6 @@ class StreamGroup(ElasticGroup):
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         device = torch.device("cuda", torch.cuda.current_device())
         self._ending = threading.Lock()
-        self._limit = timeout
         self._place = (c10d.PrefixStore("host/", store), rank, size)
 
         def connect() -> dist.ProcessGroup:
@@ -578,7 +624,6 @@ class StreamGroup(ElasticGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """As above."""
-        self._limit = timeout
         super().set_timeout(timeout)
         if self._host is not None:
             self._host.set_timeout(timeout)
@@ -588,6 +633,20 @@ class StreamGroup(ElasticGroup):
             nccl, self._nccl = self._nccl, None
         return nccl
 
+
+def _copied(args: Sequence[Any]) -> None:
+    """What one rank gathers is what it gave."""
+    args[0].view(-1).copy_(args[1].view(-1))
+
+
+def _nothing(_args: Sequence[Any]) -> None:
+    """Of one rank the sum is there already."""
+
+
+# What a gang of one does by itself; anything else it asks a gloo for.
+ALONE: Mapping[str, Callable[[Sequence[Any]], None]] = {
+    "all_gather_single": _copied, "_allgather_base": _copied, "allreduce": _nothing, "broadcast": _nothing, "barrier": _nothing,
+}  # fmt: skip
 
 # What torch calls on a group. 2.13 renamed some; the old names are still called from compiled code.
 COLLECTIVES = [

@@ -87,6 +87,41 @@ def lose_one(
     }
 
 
+def alone(rank: int, world: int, store: dist.Store, *, generation: int) -> dict[str, object]:
+    """A gang of one, before and after it asks for what wants a gloo, and after it was told to leave."""
+
+    def gloos() -> int:
+        return sum("gloo" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+
+    def told(work: dist.Work | None) -> list[object]:
+        assert work is not None
+        return [work.wait(), work.is_completed(), work.is_success(), work.get_future().done()]
+
+    before = gloos()
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    given, got = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    works = [dist.all_gather_single(got, given, async_op=True), dist.all_reduce(given, async_op=True)]
+    dist.broadcast(given, 0)
+    dist.barrier()
+    settle(gang.group)
+    said: dict[str, object] = {
+        "same": torch.equal(got, given),
+        "works": [told(work) for work in works],
+        "without": gloos() - before,
+        "number": gang.collective.number if gang.collective else None,
+    }
+    row = torch.zeros(2)
+    dist.reduce_scatter_single(row, given)
+    said |= {"scattered": row.tolist(), "with": gloos() - before}
+    gang.interrupt("the plan changed")
+    try:
+        dist.all_gather_single(got, given)
+    except Interrupted as error:
+        said["interrupted"] = str(error)
+    gang.leave()
+    return said
+
+
 def every_collective(rank: int, world: int, store: dist.Store, *, generation: int) -> list[str]:
     """All that c10d offers, against what plain arithmetic says. Returns what went wrong."""
     gang = form(generation=generation, rank=rank, world=world, store=store)

@@ -58,6 +58,17 @@ def test_every_collective_works_and_two_groups_go_side_by_side(workers: Workers)
     assert workers.run(group_job.every_collective, 3, generation=next(GENERATION)) == [[], [], []]
 
 
+@pytest.mark.skipif(group_job.DEVICE != "cpu", reason="a GPU's group has no gloo of its own")
+def test_a_gang_of_one_has_no_gloo_until_it_asks_for_what_wants_one(workers: Workers):
+    [said] = workers.run(group_job.alone, 1, generation=next(GENERATION))
+    assert said["same"]
+    assert said["works"] == [[True, True, True, True]] * 2
+    assert (said["without"], said["number"]) == (0, 4)
+    assert said["scattered"] == [3.0, 4.0]
+    assert said["with"]
+    assert "the plan changed" in str(said["interrupted"])
+
+
 def test_fsdp2_and_dcp_run_unchanged_and_a_frozen_peer_does_not_hold_them(workers: Workers, tmp_path: Path):
     options = {"generation": next(GENERATION), "folder": str(tmp_path), "stuck": True}
     frozen = workers.pids[2]
