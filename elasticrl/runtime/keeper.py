@@ -169,10 +169,19 @@ class Keeper:
         self.kept = Kept(version=version, steps=steps, ticket=ticket, whole=whole, light=bool(unchanged))
         self.full = self.full if unchanged else version
 
+    def loose(self) -> None:
+        """Waits until what a step changes may change: all that is registered, but for what updates alone do."""
+        with self._stalling():
+            self.vault.loosen(self.context.tree.vault.timeout_s)
+
     def taken(self) -> None:
-        """Waits until registered state may change."""
+        """Waits until all registered state may change."""
         with self._stalling():
             self.vault.settle(self.context.tree.vault.timeout_s)
+
+    def still(self) -> None:
+        """Waits until nothing is copied any more, whatever has come of it: other state is about to be put in its place."""
+        self.vault.still(self.context.tree.vault.timeout_s)
 
     def await_copies(
         self, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]] = nullcontext

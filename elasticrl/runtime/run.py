@@ -547,6 +547,7 @@ class Run:
         """Everything registered as it was after the newest version that is whole everywhere."""
         keeper, gang = self._hold(), self._gang
         assert gang is not None
+        keeper.still()
         agreed = self._agree(place, keeper, gang)
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
@@ -688,7 +689,7 @@ class Run:
         keeper = self._hold()
         parts = Parts()
         for name, role in self._roles.items():
-            parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"))
+            parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"), steady=True)
         for name, part in self._others.items():
             parts.register(name, part)
         parts.register("run", self.progress)
@@ -812,7 +813,7 @@ class Run:
         step = Step(self.progress.step)
         step._run = self  # noqa: SLF001
         self._used = []
-        self._hold().taken()
+        self._hold().loose()
         return step
 
     def _end_step(self) -> None:
@@ -859,7 +860,7 @@ class Run:
             if self._changed and self._worth:  # a further update of this step: the last one's state is kept first
                 self._settle_votes()
                 self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
-                self._hold().taken()
+                self._hold().loose()
             for turn in strategy.turns:
                 self._flag.check(f"lane {turn.lane}")
                 self._lane = Lane(self, turn, strategy.begin(turn), self.streams)
@@ -898,6 +899,7 @@ class Run:
         found: dict[str, Reduced] = {}
         # Before the vote: its outcome tells everybody that everybody had waited.
         keeper.await_copies(self._check, self._beat.waiting)
+        keeper.taken()
         self._flag.check("update")  # a gang of one comes to no collective that would look
         said = (*self._notes(), *keeper.say())
         last = list(self._roles)[-1]

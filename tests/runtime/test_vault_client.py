@@ -71,6 +71,31 @@ def test_what_is_kept_is_the_state_at_the_time_whatever_happens_after_it_was_tak
     vault.close()
 
 
+def test_what_a_step_changes_is_copied_first_and_may_change_while_the_rest_is_copied(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    params, rows = torch.zeros(10_000_000), torch.zeros(1000)
+    what = replace(content(params, rows), steady=1)
+    vault.reserve(what.table)
+    early = 0
+    for step in range(5):
+        params.fill_(step)
+        rows.fill_(step)
+        ticket = one(vault, step, what)
+        vault.loosen(5)
+        rows.fill_(-1)
+        early += not ticket.copied
+        vault.settle(5)
+        params.fill_(-1)
+        ticket.wait_sealed(5)
+        assert ticket.path is not None
+        shard = pin(ticket.path)
+        assert isinstance(shard, Pinned)
+        with shard:
+            assert [set(tensor.tolist()) for tensor in shard_of(shard).tensors] == [{float(step)}, {float(step)}]
+    assert early > 1, "the rest was waited for too"
+    vault.close()
+
+
 def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
     """40 MB take some ten milliseconds to copy; the training thread is back in a fraction of that."""
     vault = Vault(tmp_path / "v", job="j", node="n0")

@@ -70,11 +70,12 @@ class Parts:
         self._replicated: dict[str, Replicated] = {}
         self._tables: list[Table] = []  # the newest first: making one and its text takes milliseconds
         self._shares: dict[str, tuple[tuple[object, ...], _Share]] = {}
+        self._steady: set[str] = set()
         for name, part in parts.items():
             self.register(name, part)
 
-    def register(self, name: str, part: Part) -> None:
-        """Have `part` kept under `name`."""
+    def register(self, name: str, part: Part, *, steady: bool = False) -> None:
+        """Have `part` kept under `name`. `steady`: only an update changes its tensors. Such parts come before all others."""
         if not name.isidentifier():
             raise StateError(f"{name!r} cannot name a part of the state: use a word, as for a variable.")
         if name in self._parts:
@@ -83,7 +84,12 @@ class Parts:
             raise StateError(
                 f"{name} is a {type(part).__name__} without state_dict and load_state_dict: it could not be kept or restored."
             )
+        assert not steady or len(self._steady) == len(self._parts), (
+            f"{name} is steady and comes after a part that is not"
+        )
         self._parts[name] = part
+        if steady:
+            self._steady.add(name)
         if isinstance(part, Sharded):
             self._sharded[name] = part
         elif isinstance(part, Replicated):
@@ -105,6 +111,7 @@ class Parts:
         pieces: list[Piece] = []
         tensors: list[torch.Tensor] = []
         values: dict[str, Any] = {}
+        steady = 0
         for name, part in self._parts.items():
             if isinstance(part, Sharded):
                 for piece, tensor in part.pieces() if name not in but else ():
@@ -124,10 +131,12 @@ class Parts:
                     own_pieces, own_tensors = self._share(key, tensor, rank, world)
                     pieces += own_pieces
                     tensors += own_tensors
+            if name in self._steady:
+                steady = len(tensors)
         made, tables = tuple(pieces), self._tables
         table = next((table for table in tables if table.pieces == made), None) or Table(made)
         self._tables = [table, *(other for other in tables if other is not table)][:TABLES]
-        return Content(table=table, tensors=tuple(tensors), values=values)
+        return Content(table=table, tensors=tuple(tensors), values=values, steady=steady)
 
     def _share(self, name: str, tensor: torch.Tensor, rank: int, world: int) -> "_Share":
         """This rank's share of a tensor; cut once, and again when it is another tensor or another gang."""

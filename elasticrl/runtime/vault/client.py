@@ -2,7 +2,7 @@
 
 The one idea: the training thread only says *what* its state is; a thread of the vault's copies it, straight into the file that
 buddies and successors will read, while parameters don't change (rollout, forward, backward). `Ticket.taken` is the moment from
-which they may change again: waiting for it is the only stall there is.
+which they may change again: waiting for it is the only stall there is. What changes within a step is little, and copied first.
 """
 
 import queue
@@ -44,10 +44,13 @@ class Content:
     table: Table
     tensors: tuple[torch.Tensor, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
+    steady: int = 0  # so many of the first tensors stay as they are until the next update
 
 
 class Ticket:
-    """A snapshot on its way. `taken`: the memory may change again. `sealed`: it is whole in this node's vault."""
+    """A snapshot on its way. `loose`: all may change again but what is steady. `taken`: that too. `sealed`: it is whole in this
+    node's vault.
+    """
 
     def __init__(self, stamp: Stamp) -> None:
         self.stamp = stamp
@@ -55,9 +58,14 @@ class Ticket:
         self.seal = 0  # what tells this version in that file from whatever comes there later
         self.nbytes = 0
         self.busy_s = 0.0  # processor time of the vault's thread, once it is sealed
+        self._loose = threading.Event()
         self._taken = threading.Event()
         self._sealed = threading.Event()
         self._error: Exception | None = None
+
+    def wait_loose(self, timeout_s: float) -> None:
+        """Until what is not steady may change; VaultError if that fails."""
+        self._wait(self._loose, timeout_s, "begun to be copied")
 
     def wait_taken(self, timeout_s: float) -> None:
         """Until the tensors may change; VaultError if that fails."""
@@ -66,6 +74,11 @@ class Ticket:
     def wait_sealed(self, timeout_s: float) -> None:
         """Until it would survive this worker; VaultError if it won't."""
         self._wait(self._sealed, timeout_s, "sealed")
+
+    @property
+    def copied(self) -> bool:
+        """Whether all of it may change again."""
+        return self._taken.is_set()
 
     @property
     def done(self) -> bool:
@@ -78,6 +91,15 @@ class Ticket:
         if self._error is not None:
             raise VaultError(f"The snapshot of step {self.stamp.version} failed: {self._error}") from self._error
 
+    def wait_still(self, timeout_s: float) -> None:
+        """Until nothing of it is copied any more, whatever has come of it."""
+        if not self._taken.wait(timeout_s):
+            raise VaultError(f"The snapshot of step {self.stamp.version} was still being copied after {timeout_s:g} s.")
+
+    def mark_loose(self) -> None:
+        """For the vault's thread: what is left to copy is steady."""
+        self._loose.set()
+
     def mark_taken(self) -> None:
         """For the vault's thread: the copy is made."""
         self._taken.set()
@@ -85,6 +107,7 @@ class Ticket:
     def finish(self, error: Exception | None) -> None:
         """For the vault's thread: it is sealed, or failed."""
         self._error = error
+        self._loose.set()
         self._taken.set()
         self._sealed.set()
 
@@ -154,6 +177,16 @@ class Vault:
         self._put(lambda: self._keep(ticket, content, ready))
         self._last = ticket
         return ticket
+
+    def loosen(self, timeout_s: float) -> None:
+        """Wait until the last snapshot lets all but the parameters change: the line to put before a step."""
+        if self._last is not None:
+            self._last.wait_loose(timeout_s)
+
+    def still(self, timeout_s: float) -> None:
+        """Wait until the last snapshot is not being copied any more, whether or not it came to anything."""
+        if self._last is not None:
+            self._last.wait_still(timeout_s)
 
     def settle(self, timeout_s: float) -> None:
         """Wait until the last snapshot lets the parameters change: the line to put before an update."""
@@ -232,7 +265,10 @@ class Vault:
             slots = self._slots if stamp.base is None else self._light
             slot = slots.take(shape.total, below=(stamp.version, stamp.generation))
             try:
-                _copy(self._targets(slot, table, shape), content.tensors, ready)
+                targets, steady = self._targets(slot, table, shape), content.steady
+                _copy(targets[steady:], content.tensors[steady:], ready)
+                ticket.mark_loose()
+                _copy(targets[:steady], content.tensors[:steady], ready)
                 ticket.mark_taken()
                 memory = slot.memory
                 ticket.seal = layout.seal(memory, shape, text, layout.sums_of(memory, shape))
@@ -459,13 +495,13 @@ def _cuda_event(tensors: Sequence[torch.Tensor]) -> "torch.cuda.Event | None":
 
 
 def _copy(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], ready: "torch.cuda.Event | None") -> None:
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     with torch.no_grad():
-        if ready is None:
+        if ready is None or device is None:
             for target, tensor in zip(targets, tensors, strict=True):
                 faults.reach("vault.copy")
                 target.copy_(tensor)
             return
-        device = next(tensor.device for tensor in tensors if tensor.is_cuda)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch has not annotated it
         with torch.cuda.stream(stream):  # and its device: this thread has chosen none
             stream.wait_event(ready)
