@@ -239,13 +239,19 @@ def a_leaders_life():
     return life.lines
 
 
-def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None:
+def beside_one_outside():
+    """A leader of three that train, and what the third says of itself: it waits outside of the gang."""
     life = Life("n00/1")
     leads(life)
     life.told(1.0, record("n00"), record("n01"))
     life.at(2.1, Tick(now=0))
     trains(life, 3.0, 1, "n00", "n01", "n02")
     outside = record("n02", work=Work.TRAINING, generation=1, born=1, phase=OUTSIDE)
+    return life, outside
+
+
+def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None:
+    life, outside = beside_one_outside()
     life.told(10.0, record("n01", work=Work.STALLED, generation=1, born=1), outside)
     for second in range(11, 70):
         life.leased(second)
@@ -257,12 +263,7 @@ def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None
 
 
 def test_who_has_left_a_broken_group_waits_for_nobody_s_engine() -> None:
-    life = Life("n00/1")
-    leads(life)
-    life.told(1.0, record("n00"), record("n01"))
-    life.at(2.1, Tick(now=0))
-    trains(life, 3.0, 1, "n00", "n01", "n02")
-    outside = record("n02", work=Work.TRAINING, generation=1, born=1, phase=OUTSIDE)
+    life, outside = beside_one_outside()
     life.leased(9.9)
     life.told(10.0, record("n01", work=Work.PARKED, generation=1, born=1), outside)
     assert "waiting for the one that is to blame" in life.state.reason
