@@ -154,7 +154,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     place = witness.folder_of(runtime)
     job = worker.Job(
         program=spec.program, args=spec.args,
-        page=str(page.path), log=str(log), witness=str(place),
+        page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead,
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()

@@ -31,6 +31,7 @@ class Job:
     page: str
     log: str  # until it has a rank
     witness: str  # the folder where it answers for its stack and its flight recorder
+    ahead: str = ""  # the module whose fork() is called before there are threads; "": there is none
     fingerprint: str = ""  # the module with bits() and versions(), of what computes here; "": nobody asks
 
 
@@ -58,6 +59,8 @@ def live(channel: socket.socket, job: Job) -> None:
     if warm.failure:
         print(warm.failure, file=sys.stderr)
         raise ImportError(warm.failure.strip().rpartition("\n")[2])
+    if job.ahead:
+        importlib.import_module(job.ahead).fork()
     witness.stand(Path(job.witness))
     get_error_handler().initialize()
     seat = Seat(channel, Beat(Path(job.page)))

@@ -73,6 +73,7 @@ PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
+AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT = "elasticrl.runtime.bits"
 FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
 QUIT_S = 20.0  # for an agent to end with all that is below it
@@ -147,11 +148,12 @@ class Daemon:
             threads=tree.lanes.threads,
             preload=(
                 *PRELOAD,
-                *(name for name in (RUNTIME,) if there(name)),
+                *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
                 *OWN.get(tree.job.program, ()),
                 *tree.agent.preload,
             ),
             fingerprint=FINGERPRINT,
+            ahead=AHEAD if there(RUNTIME) else "",
             config=dumps(for_workers(tree)),
             env=self._env(),
             stop_s=tree.agent.stop_timeout_s,

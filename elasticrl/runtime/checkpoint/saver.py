@@ -15,17 +15,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.checkpoint.manifest import Facts
+from elasticrl.runtime.checkpoint.writer import MESSAGE
 from elasticrl.runtime.vault.client import Ticket
 from elasticrl.runtime.vault.errors import CheckpointError
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.slots import hold
 from elasticrl.runtime.vault.version import Version
 
-MESSAGE = 1 << 18  # bytes of one message at most
-_left: list[
-    subprocess.Popen[bytes]
-] = []  # writers that outlive their savers: who forgets a process is complained to by Python
+Process = subprocess.Popen[bytes] | ahead.Forked
+_left: list[Process] = []  # writers that outlive their savers: who forgets a process is complained to by Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class Saver:
         return tuple(found)
 
     def _drain(self) -> None:
-        died = self._process.poll() is not None  # asked first: what it said before it died is then there to be read
+        code = self._process.poll()  # asked first: what it said before it died is then there to be read
         while (message := self._receive()) is not None:
             outcome = Outcome(
                 version=Version(message["step"], message["update"]),
@@ -183,8 +183,7 @@ class Saver:
             )
             self._pending.pop((outcome.version, outcome.generation), None)
             self._untold.append(outcome)
-        if died and self._pending:
-            code = self._process.returncode
+        if code is not None and self._pending:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._untold.extend(
                 Outcome(
@@ -238,7 +237,10 @@ class Saver:
             _left.append(self._process)
 
 
-def _start(env: Mapping[str, str], orphan_s: float) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start(env: Mapping[str, str], orphan_s: float) -> tuple[socket.socket, Process]:
+    """The one that waits already, or a new one."""
+    if (waiting := ahead.take(orphan_s)) is not None:
+        return waiting
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:
