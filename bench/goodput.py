@@ -1,10 +1,9 @@
 """Goodput: what a job that is struck again and again seals of what an undisturbed one would, and whether its bits are the same.
 
-    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-best,torchrun] [--json]
+    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-tuned,torchft-tuned,...] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl has a warm spare process on each node and a fourth node as a
-spare; torchrun starts its workers anew, at its defaults or at its best (see bench/recovery.py), and what is counted there are
-steps, since nothing is sealed. Every `--every` seconds a fault strikes, of each kind in turn, on a node that a seed chooses
+spare; the others are as bench/race sets them up, and what is counted there are steps, since nothing is sealed. Every `--every` seconds a fault strikes, of each kind in turn, on a node that a seed chooses
 among those that train. Nodes that were killed are started again `--back` seconds later.
 
 worker  kill -9 of one worker
@@ -35,6 +34,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from random import Random
@@ -42,7 +42,10 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, Torchrun, kill_tree, spares
+from bench.race.race import unfit
+from bench.race.sides import SIDES as RACERS
+from bench.race.sides import Peer
+from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, spares
 from bench.report import Watch, dump, end_cleanly, seconds, show, summary
 from chaos.live.local import Job, Late, Sealed
 from elasticrl.config import dumps, load
@@ -248,36 +251,41 @@ class Ours:
 
 
 class Theirs:
-    """torchrun: three nodes; the first hosts the rendezvous, so nothing takes it away."""
+    """One of the race's others, as bench/race sets it up: three nodes. The one that hosts the rendezvous is never taken away."""
 
-    def __init__(self, best: bool) -> None:
-        self.torchrun = Torchrun(best)
+    def __init__(self, name: str) -> None:
+        self.side: Peer = RACERS[name]()
 
     def __enter__(self) -> Self:
-        self.torchrun.__enter__()
+        self.side.__enter__()
+        try:
+            self.side.start(*NODES)
+            self.side.ready(len(NODES))
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.torchrun.__exit__(*exc)
+        self.side.__exit__(*exc)
 
     def lines(self) -> list[Sealed]:
         """One for each step and rank."""
-        return self.torchrun.lines()
+        return self.side.lines()
 
     def strike(self, kind: str, node: str) -> Callable[[], object] | None:
         """Do it; what is to be done before the node is started again, if it is gone."""
         if kind == "worker":
-            os.kill(self.torchrun.pid(node), signal.SIGKILL)
+            os.kill(self.side.pid(node), signal.SIGKILL)
             return None
-        if node == NODES[0]:
+        if node == NODES[0] and not self.side.host():
             raise ProcessLookupError("its death would end the job")
-        agent = self.torchrun.agents[node]
-        kill_tree(agent.pid)
-        return lambda: agent.wait(10.0)
+        self.side.end(node)
+        return lambda: None
 
     def start(self, node: str) -> None:
         """It comes back."""
-        self.torchrun.start(node)
+        self.side.start(node)
 
     def judge(self, struck: Struck) -> None:
         """There is nothing to compare."""
@@ -285,8 +293,7 @@ class Theirs:
 
 SIDES: dict[str, Callable[[], Ours | Theirs]] = {
     "elasticrl": Ours,
-    "torchrun-best": lambda: Theirs(best=True),
-    "torchrun": lambda: Theirs(best=False),
+    **{name: partial(Theirs, name) for name in RACERS if name != "elasticrl"},
 }
 
 
@@ -384,7 +391,9 @@ def main() -> int:
     options = parser.parse_args()
     sides = options.sides.split(",")
     if options.mixed and sides != ["elasticrl"]:
-        parser.error("torchrun does not notice a stopped or hung worker, or a silent node, within minutes")
+        parser.error("the others do not notice a stopped or hung worker, or a silent node, within minutes")
+    if problems := [f"{side}: {why}" for side in sides if (why := unfit(side) if side in SIDES else "there is none")]:
+        parser.error("; ".join(problems))
     kinds, watch = MIXED if options.mixed else PLAIN, Watch()
     struck, paces = {}, {}
     for side in sides:
