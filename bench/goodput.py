@@ -1,10 +1,11 @@
 """Goodput: what a job that is struck again and again seals of what an undisturbed one would, and whether its bits are the same.
 
-    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-tuned,torchft-tuned,...] [--json]
+    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-tuned,torchft-tuned] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl has a warm spare process on each node and a fourth node as a
-spare; the others are as bench/race sets them up, and what is counted there are steps, since nothing is sealed. Every `--every` seconds a fault strikes, of each kind in turn, on a node that a seed chooses
-among those that train. Nodes that were killed are started again `--back` seconds later.
+spare; the others are as bench/race sets them up, and what is counted there are steps, since nothing is sealed. Every `--every`
+seconds a fault strikes, of each kind in turn, on a node that a seed chooses among those that train. Nodes that were killed are
+started again `--back` seconds later.
 
 worker  kill -9 of one worker
 node    kill -9 of everything of one node
@@ -251,7 +252,7 @@ class Ours:
 
 
 class Theirs:
-    """One of the race's others, as bench/race sets it up: three nodes. The one that hosts the rendezvous is never taken away."""
+    """One of the race's others, as bench/race sets it up: three nodes. The one that hosts the rendezvous is spared."""
 
     def __init__(self, name: str) -> None:
         self.side: Peer = RACERS[name]()
