@@ -246,9 +246,6 @@ class Timeouts(Section):
     collective_s: Seconds = 600.0
     """Seconds after which the process group itself gives up a collective. Must be longer than our own budgets, so that a
     verdict comes before the backend tears processes down."""
-    monitor_s: Seconds = 900.0
-    """Seconds without a sign of life from NCCL's watchdog thread until NCCL's monitor ends the process
-    (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC). More leaves us time for a verdict; less ends a stuck driver sooner."""
 
 
 class Lanes(Section):
