@@ -256,7 +256,7 @@ class Lanes(Section):
     largest world."""
     exact: Literal["require", "warn", "off"] = "require"
     """What to do with a node that computes other bits (other CPU, threads, versions). require: keep it out; warn: let it in
-    and say so; off: do not look. Loosening it trades the guarantee for nodes."""
+    and say so in the plan's reason; off: do not look. Loosening it trades the guarantee for nodes."""
     threads: Count = 1
     """Threads in each worker (OMP_NUM_THREADS and torch's). The same for all, because their number changes the bits. More
     may be faster on CPUs with cores to spare."""
