@@ -434,8 +434,8 @@ class Agent(Section):
 class Telemetry(Section):
     """Logs, metrics and the event trace."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level that is logged. debug shows each decision, at more disk."""
+    level: Literal["info", "warning", "error"] = "info"
+    """The least level that a daemon logs. docs/EVENTS.md has each event's."""
     format: Literal["auto", "console", "json"] = "auto"
     """How log events look. auto: for people on a terminal, else JSON."""
     log_dir: Text = "/var/log/elasticrl"

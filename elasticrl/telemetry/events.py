@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Level = Literal["debug", "info", "warning", "error"]
+Level = Literal["info", "warning", "error"]
 #: What a line says besides its event, level and time: whose it is.
 NAMES: Final = {
     "job": "its name",
