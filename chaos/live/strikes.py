@@ -827,7 +827,7 @@ class Hands:
 
     def _changed_config(self, fault: Fault) -> Done | None:
         done = self._end(fault, self.gang.daemon, signal.SIGTERM)
-        return self._back_later(done, "membership.suspect=1900ms", "checkpoint.keep_last=2", "telemetry.level=debug")
+        return self._back_later(done, "membership.suspect=1900ms", "checkpoint.keep_last=2")
 
     def _port_taken(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)

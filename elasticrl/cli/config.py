@@ -67,6 +67,7 @@ def diff(old: File, new: File, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from elasticrl.config import ConfigError, changes, load
+    from elasticrl.config.changes import SAID
 
     try:
         found = changes(load(old), load(new))
@@ -77,7 +78,8 @@ def diff(old: File, new: File, as_json: AsJson = False) -> None:
         typer.echo(json.dumps([asdict(change) for change in found], indent=2))
         return
     for change in found:
-        typer.echo(f"{change.key}: {change.old} -> {change.new}  # {_EFFECT[change.when]}")
+        said = _SAID if change.key in SAID else _EFFECT[change.when]
+        typer.echo(f"{change.key}: {change.old} -> {change.new}  # {said}")
 
 
 _EFFECT = {
@@ -85,6 +87,7 @@ _EFFECT = {
     "restart": "after a restart",
     "never": "another job: checkpoints of the old one are refused",
 }
+_SAID = "after a restart, with other bits: checkpoints of the old one are gone on from"
 
 
 def schema(

@@ -1,7 +1,7 @@
 """What may change in a job's life, and when: the answer to SIGHUP, and to a resume under another file.
 
 The one idea: most keys take a restart of the node's daemon and workers, so only the others are listed: those a running
-daemon takes up at once, and those that would make another job of it.
+daemon takes up at once, and those that would make another run of it.
 """
 
 from typing import Literal, TypeVar
@@ -37,24 +37,18 @@ LIVE = (
     "telemetry.level",
 )
 
-#: A checkpoint made under other values is not resumed from, unless the operator insists: they decide samples or shapes.
-NEVER = (
+#: These decide which samples are used and what state there is. A checkpoint made under other values is refused where they make
+#: another job, lanes, batch, data or parts: it knows these, and not the keys (`checkpoint.allow` names what may differ).
+REFUSED = (
     "job.name",
     "job.seed",
     "lanes.count",
-    "lanes.threads",
     "ppo.algorithm",
     "ppo.batch",
-    "ppo.mini_batch",
-    "ppo.micro_batch",
-    "ppo.epochs",
     "ppo.group",
-    "model.path",
-    "model.dtype",
     "model.value_head",
     "model.lora.rank",
     "model.lora.targets",
-    "rollout.max_tokens",
     "data.path",
     "data.format",
     "data.split",
@@ -62,6 +56,19 @@ NEVER = (
     "data.max_prompt",
     "data.shuffle",
 )
+
+#: A checkpoint made under other values is gone on from, and the log says that something is other: bits differ from there on.
+SAID = (
+    "lanes.threads",
+    "ppo.mini_batch",
+    "ppo.micro_batch",
+    "ppo.epochs",
+    "model.path",
+    "model.dtype",
+    "rollout.max_tokens",
+)
+
+NEVER = (*REFUSED, *SAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

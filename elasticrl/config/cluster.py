@@ -73,8 +73,8 @@ class Node(Section):
     """The directory for the control socket and what a restarted daemon adopts workers by. Must survive a daemon's restart
     and may be lost at a reboot."""
     state_dir: Text = "/var/lib/elasticrl"
-    """The directory for the event trace, incidents, an embedded etcd's data and the tokens of a job's data. Should survive a
-    reboot."""
+    """The directory for the event trace, incidents, an embedded etcd's data and the tokens of a job's data; where
+    checkpoint.dir is a URL also for ledger and digests. Should survive a reboot."""
 
 
 class Tls(Section):
@@ -246,9 +246,6 @@ class Timeouts(Section):
     collective_s: Seconds = 600.0
     """Seconds after which the process group itself gives up a collective. Must be longer than our own budgets, so that a
     verdict comes before the backend tears processes down."""
-    monitor_s: Seconds = 900.0
-    """Seconds without a sign of life from NCCL's watchdog thread until NCCL's monitor ends the process
-    (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC). More leaves us time for a verdict; less ends a stuck driver sooner."""
 
 
 class Lanes(Section):
@@ -259,12 +256,13 @@ class Lanes(Section):
     largest world."""
     exact: Literal["require", "warn", "off"] = "require"
     """What to do with a node that computes other bits (other CPU, threads, versions). require: keep it out; warn: let it in
-    and say so; off: do not look. Loosening it trades the guarantee for nodes."""
+    and say so in the plan's reason; off: do not look. Loosening it trades the guarantee for nodes."""
     threads: Count = 1
     """Threads in each worker (OMP_NUM_THREADS and torch's). The same for all, because their number changes the bits. More
     may be faster on CPUs with cores to spare."""
     bucket_bytes: Bytes = 32 * MiB
-    """Bytes of gradients reduced at once. Smaller overlaps earlier with backward; larger has fewer messages."""
+    """Bytes of gradients reduced at once. Smaller overlaps earlier with backward; larger has fewer messages. No effect with
+    strategy fsdp, which reduces what fully_shard put together."""
     digest: Literal["off", "sample", "full"] = "sample"
     """The digest of parameters and optimizer that each step logs. full: of everything; sample: of a part that moves on with
     the step, so that a divergence is found within some steps at less cost; off: never."""
@@ -343,7 +341,8 @@ class Health(Section):
     """Robust standard deviations (by the median) above the gang at which a rank's phase time counts as slow. Less reports
     more; more only the worst."""
     straggler_steps: Count = 5
-    """Steps in a row that a rank must be slow. More forgives longer; less names it sooner."""
+    """How often in a row a rank must be slow: for the leader, in what all nodes report (membership.report); for the trainer's
+    advice, in steps, as set when a worker started. More forgives longer; less names it sooner."""
 
 
 _Act = Literal["report", "restart", "quarantine", "stop"]
@@ -419,13 +418,14 @@ class Agent(Section):
     """How worker processes are started, kept and ended."""
 
     spares: Whole = 1
-    """Processes kept warm on each node, imported and waiting for a rank. Each costs its memory and saves seconds when a
-    worker dies."""
+    """Processes kept warm on each node beside running workers, imported and waiting for a rank: as many as node.workers, or
+    this many if that is more. 0: none. Each costs its memory and saves seconds when a worker dies."""
     preload: tuple[Text, ...] = ()
     """Modules that a process imports before it has a rank, beside torch and elasticrl's own. More of the program's imports
     here let a spare take over sooner; they must start no threads."""
     stop_timeout_s: Span = 5.0
-    """Seconds between asking a healthy worker to end and killing it. A stuck one is killed at once. 0s: at once for all."""
+    """Seconds that workers have to end, with a save, where the agent itself is told to end or has lost its daemon for good;
+    then they are killed. A daemon gives workers that save recovery.drain, and has all others killed at once."""
     env: Mapped = Names()
     """Environment variables for the workers. They change what libraries do; `elasticrl doctor` checks those it knows."""
     log_limit_bytes: Bytes = 64 * MiB
@@ -437,12 +437,14 @@ class Agent(Section):
 class Telemetry(Section):
     """Logs, metrics and the event trace."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level that is logged. debug shows each decision, at more disk."""
+    level: Literal["info", "warning", "error"] = "info"
+    """The least level that a daemon logs. docs/EVENTS.md has each event's."""
     format: Literal["auto", "console", "json"] = "auto"
-    """How log events look. auto: for people on a terminal, else JSON."""
+    """How log events look. auto: a daemon's for people on a terminal, else as JSON. Workers' logs have lines for people, and
+    the trainer's events (ppo.*) as JSON beside them, with `ts` in place of `at`, with json alone."""
     log_dir: Text = "/var/log/elasticrl"
-    """The directory for log files, the job's name appended: attempt_<generation>/rank_<r>.log and the daemon's own."""
+    """The directory for workers' logs, job and node appended: attempt_<generation>/rank_<r>.log. The daemon's own log is its
+    output: the journal's under systemd; with `elasticrl run` a file beside the nodes' folders."""
     metrics_address: Text = "127.0.0.1"
     """The address where Prometheus metrics are served. Loopback keeps them on the machine; anything else shows them to the
     network."""

@@ -338,14 +338,6 @@ RELATIONS: tuple[Relation, ...] = (
         ),
     ),
     Relation(
-        keys=("timeouts.monitor", "timeouts.confirm", "timeouts.dump", *_CAPS),
-        rule="should exceed the longest phase + confirm + dump, or NCCL's monitor may end a process before there is a verdict",
-        broken=lambda t: t.timeouts.monitor_s <= _stall_s(t),
-        values=lambda t: f"{_s(t.timeouts.monitor_s)} is not over {_s(_stall_s(t))}",
-        remedy=lambda t: f"Raise monitor to {_over(_stall_s(t))}.",
-        level="warning",
-    ),
-    Relation(
         keys=("timeouts.floor", *_CAPS),
         rule="must not exceed any phase's cap",
         broken=lambda t: t.timeouts.floor_s > min(_caps(t).values()),

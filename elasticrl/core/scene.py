@@ -298,7 +298,7 @@ class Scene:
         self, seats: tuple[Seat, ...], why: str, rung: Rung, *, strike: Strike | None = None, saves: bool = False
     ) -> Plan:
         """The next plan with these seats, or a hold if they are too few."""
-        need = self.settings.membership.min_nodes
+        need, why = self.settings.membership.min_nodes, why + self.unlike(seats)
         if len(seats) < need:
             return self.write(
                 Phase.HOLD, seats, f"{why}; {len(seats)} of the {need} nodes it needs: holding", rung, strike=strike
@@ -310,6 +310,18 @@ class Scene:
         known = max(len(self.records), len(seats))
         why = f"{why}; {len(seats)} of {known} nodes train"
         return self.write(Phase.TRAIN, seats, why, rung, strike=strike, saves=saves)
+
+    def unlike(self, seats: tuple[Seat, ...]) -> str:
+        """Which of those that these seats let in compute other bits than the job, where that is to be said."""
+        if self.settings.exact != "warn":
+            return ""
+        before = self.plan.seat_of if self.plan else {}
+        new = (record for seat in seats if seat.member not in before and (record := self.record_of(seat)))
+        nodes = sorted(record.member.node for record in new if record.bits and record.bits != self.bits)
+        if not nodes:
+            return ""
+        others = f" and {len(nodes) - 1} more" if nodes[1:] else ""
+        return f"; {nodes[0]}{others} compute{'' if others else 's'} other bits than the job (lanes.exact: warn)"
 
     @cached_property
     def trained(self) -> bool:

@@ -169,7 +169,6 @@ class Daemon:
         ours = {
             "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
             **({"ELASTICRL_ROLLOUTS": str(self.home.folder / "rollouts.json")} if tree.rollout.nodes else {}),
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(round(tree.timeouts.monitor_s)),
             **witness.environment(tree.comm.recorder),
             # Libraries that look for cards find none: a job on processors has no business in a card's memory.
             **({"CUDA_VISIBLE_DEVICES": ""} if tree.node.device == "cpu" else {}),

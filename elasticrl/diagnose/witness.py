@@ -29,8 +29,11 @@ TOKEN: Final = 64  # bytes of a question at most
 
 
 def environment(recorder: int) -> dict[str, str]:
-    """What a worker's environment needs for its recorder (`comm.recorder` entries; 0: none). Before torch is imported."""
-    return {"TORCH_FR_BUFFER_SIZE": str(recorder)} if recorder else {}
+    """What a worker's environment needs for its recorder (`comm.recorder` entries; 0: none). Before torch is imported.
+
+    0 is said too: a torch that is told nothing (2.13) remembers 2,000.
+    """
+    return {"TORCH_FR_BUFFER_SIZE": str(recorder)}
 
 
 def folder_of(runtime: Path) -> Path:

@@ -99,7 +99,7 @@ CLAUSES: Final = (
     ),
     Clause(
         applies=lambda tree, _: tree.lanes.exact == "warn",
-        text="a node that computes other bits is let in, and that is said (lanes.exact: warn)",
+        text="a node that computes other bits is let in, and the plan that does it says so (lanes.exact: warn)",
     ),
     Clause(
         applies=lambda tree, _: tree.lanes.exact == "off",

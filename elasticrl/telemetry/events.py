@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Level = Literal["debug", "info", "warning", "error"]
+Level = Literal["info", "warning", "error"]
 #: What a line says besides its event, level and time: whose it is.
 NAMES: Final = {
     "job": "its name",
@@ -465,7 +465,9 @@ def document() -> str:
         "# Events",
         "",
         "Every line that elasticrl logs is one of these. Under systemd and in files a line is one JSON object with `event`,",
-        "`level`, `at` (UTC) and whose it is, besides the fields below; on a terminal it is coloured text.",
+        "`level`, `at` (UTC) and whose it is, besides the fields below; on a terminal it is coloured text. The trainer's",
+        "events, `ppo.*`, stand in workers' logs: always as a line for people, and as JSON below it only with",
+        "`telemetry.format: json` (which `elasticrl run` sets), then with `ts` in place of `at`.",
         "",
         *(f"- `{name}`: {text}" for name, text in NAMES.items()),
         "",

@@ -43,7 +43,7 @@ def declared(_: object, __: str, line: MutableMapping[str, Any]) -> MutableMappi
 
 
 Processor = Callable[[object, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("info", "warning", "error")
 
 
 def at_least(level: Callable[[], str]) -> Processor:

@@ -146,12 +146,14 @@ def test_diff_prints_what_differs_and_when_it_takes_effect(tmp_path: Path, five:
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     old.write_text("job: {name: demo, program: t.py}\nstore: {embedded: true}\n")
     new.write_text(
-        "job: {name: demo, program: t.py}\nstore: {embedded: true, retry: 1500ms}\nrecovery: {drain: 3s}\nlanes: {count: 16}\n"
+        "job: {name: demo, program: t.py}\nstore: {embedded: true, retry: 1500ms}\nrecovery: {drain: 3s}\n"
+        "lanes: {count: 16, threads: 2}\n"
     )
     assert elasticrl("config", "diff", old, new).stdout == (
         "store.retry: 1s -> 1.5s  # after a restart\n"
         "recovery.drain: 1m -> 3s  # on SIGHUP\n"
         "lanes.count: 8 -> 16  # another job: checkpoints of the old one are refused\n"
+        "lanes.threads: 1 -> 2  # after a restart, with other bits: checkpoints of the old one are gone on from\n"
     )
     assert json.loads(elasticrl("config", "diff", old, new, "--json").stdout)[1]["key"] == "recovery.drain"
     refused = elasticrl("config", "diff", old, five)

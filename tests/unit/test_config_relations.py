@@ -176,18 +176,10 @@ CASES = [
     Case(
         "timeouts.collective",
         "longest phase + confirm + dump",
-        ["timeouts.phase.ref=10m", "timeouts.monitor=1h"],
+        ["timeouts.phase.ref=10m"],
         "10m is not over ref's 10m + 1s + 10s",
         ["timeouts.collective=730s"],
         "Raise collective to 730s",
-    ),
-    Case(
-        "timeouts.monitor",
-        "longest phase + confirm + dump",
-        ["timeouts.monitor=311s"],
-        "311s is not over 311s",
-        ["timeouts.monitor=370s"],
-        "Raise monitor to 370s.",
     ),
     Case(
         "timeouts.floor",

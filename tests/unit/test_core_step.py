@@ -395,3 +395,26 @@ def test_a_gang_that_forms_hears_at_once_where_a_vault_has_moved_and_goes_on_as_
     assert "the vault of n01/1 answers at another port" in proposed.reason
     assert proposed.rung is rung
     assert [(seat.born, seat.vault) for seat in proposed.seats] == [(1, ""), (1, "n01:7999")]
+
+
+@pytest.mark.parametrize(
+    ("exact", "says"),
+    [("require", False), ("warn", True), ("off", False)],
+)
+def test_a_plan_that_lets_other_bits_in_says_so_once_and_only_where_that_is_wanted(exact, says):
+    life = Life("n00/1", settings=replace(SETTINGS, exact=exact))
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"), record("n02", bits="y"))
+    life.at(2.5, Tick(now=0))
+    (proposed,) = (a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
+    assert ("n02 computes other bits than the job (lanes.exact: warn)" in proposed.reason) is says
+    assert (member("n02") in proposed.seat_of) is (exact != "require")
+    if not says:
+        return
+    trains(life, 2.6, 1, "n00", "n01", "n02")
+    life.leased(2.9)
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    life.told(4.0, record("n02", bits="y", work=Work.FAILED, generation=1, exit=died))
+    (proposed,) = (a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
+    assert "SIGKILL" in proposed.reason
+    assert "other bits" not in proposed.reason

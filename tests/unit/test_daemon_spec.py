@@ -25,6 +25,22 @@ def test_only_a_job_on_processors_is_kept_from_the_cards(tmp_path: Path, device:
     assert daemon.spec().env.get("CUDA_VISIBLE_DEVICES") == sees
 
 
+@pytest.mark.parametrize("entries", [0, 500])
+def test_the_recorder_s_size_is_said_also_where_it_is_off(tmp_path: Path, entries: int) -> None:
+    """torch 2.13 remembers 2,000 collectives where nothing is said."""
+    folders = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    tree = Tree.model_validate(
+        {
+            "job": {"name": "j", "program": "x"},
+            "node": {"interface": "lo", **folders},
+            "checkpoint": {"dir": str(tmp_path / "saves")},
+            "comm": {"recorder": entries},
+        }
+    )
+    daemon = Daemon(tree, log=structlog.get_logger(), history=History())
+    assert daemon.spec().env["TORCH_FR_BUFFER_SIZE"] == str(entries)
+
+
 @pytest.mark.parametrize(("value", "theirs"), [("__all__", None), ("logfire-plugin", "logfire-plugin")])
 def test_workers_get_their_plugins_and_what_the_user_says_of_them(
     monkeypatch: pytest.MonkeyPatch, value: str, theirs: str | None

@@ -39,7 +39,7 @@ def of(device: str, **sections: Any) -> guarantee.Guarantee:
         ("cuda", {**VLLM, "model": {"strategy": "deepspeed"}}, "ledger", [CLOSE, FRESH]),
         ("cpu", {"reward": {"url": "http://h/score"}}, "bits", [SAME, URL]),
         ("cuda", {**VLLM, "reward": {"url": "http://h/score"}}, "ledger", [FRESH, URL]),
-        ("cpu", {"lanes": {"exact": "warn"}}, "bits", [SAME, "is let in, and that is said"]),
+        ("cpu", {"lanes": {"exact": "warn"}}, "bits", [SAME, "is let in, and the plan that does it says so"]),
         ("cpu", {"lanes": {"exact": "off"}}, "bits", [SAME, "nobody looks"]),
     ],
 )
