@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -74,7 +75,9 @@ class Keeper:
                 f"The ledger cannot be begun in {context.notes_dir} ({error.strerror}): make it a directory that this user "
                 "may write to (checkpoint.dir), with space on its disk."
             ) from error
-        self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
+        self.chronicle = Chronicle(
+            context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes
+        )
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
@@ -453,6 +456,14 @@ class Keeper:
         if problem and problem != self._said:
             self._say(problem)
         self._said = problem
+
+
+def what_computes() -> str:
+    """The fingerprint of what decides the bits here, for the chronicle; "" where its probe cannot be computed."""
+    try:
+        return str(bits())
+    except RuntimeError:  # a GPU without room for it: two runs that part are then told apart without a reason
+        return ""
 
 
 def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, str] | None = None) -> Facts:

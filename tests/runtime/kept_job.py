@@ -65,7 +65,7 @@ def generation(
     )
     lanes = strategy.deal.carried[rank]
     cursor, ledger = Cursor(WALK), Ledger(run, writer=f"w{rank}")
-    chronicle = Chronicle(run, f"w{rank}", bits=str(bits()))
+    chronicle = Chronicle(run, f"w{rank}", bits=lambda: str(bits()))
     parts = Parts(model=FlatShard(strategy.shard), cursor=cursor, ledger=ledger)
     where = place(run / "checkpoints")
     facts = Facts(job="kept", lanes=LANES, batch=cursor.batch, data=cursor.describe())
