@@ -281,8 +281,7 @@ class Keeper:
             self._prepare(kept.steps)
         if not self._released and not self.context.alone:
             self._released = True  # the gang's first: what the dead left from before what it went on from may go
-            with suppress(VaultError):
-                self.vault.control.release(self._lineage[-1].start)
+            self.vault.release(self._lineage[-1].start)
         return kept
 
     def chronicled(self, steps: int, digest: str | None) -> None:
