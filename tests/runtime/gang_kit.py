@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, context, folder: Path, name: str, env: dict[str, str], program: str, args: list[str]) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
-        self.page = Page(folder / f"{name}.page")
+        self.page = Page(folder / f"{name}.page", create=True)
         self.log = folder / f"{name}.log"
         self.born = 0
         self.process: BaseProcess = context.Process(
