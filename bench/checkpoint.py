@@ -148,7 +148,6 @@ class VaultSide(Side):
         self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())
         self.world = 2 if buddy else 1
         self.share = 1 / self.world
-        self.vault.reserve(self.parts.capture(0, self.world).table, slots=3)
         self.ticket: Ticket | None = None
         self.saves = 0
 

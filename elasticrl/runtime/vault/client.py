@@ -204,18 +204,6 @@ class Vault:
             timeout_s=max(limit - time.monotonic(), 0.001),
         )
 
-    def reserve(self, table: Table, *, slots: int = 3) -> None:
-        """Have memory for `slots` versions of this size ready, in the background: then the first snapshots are fast too."""
-        nbytes = layout.shape_of(table.text.encode(), table.starts[-1]).total + (1 << 20)
-
-        def run() -> None:
-            try:
-                self._slots.reserve(slots, nbytes)
-            except VaultError as error:
-                self.notice = str(error)  # the snapshot that needs the memory will say it louder
-
-        self._put(run)
-
     def void_after(self, version: Version, generation: int) -> None:
         """The gang goes on from `version` as `generation` left it: what this worker holds beyond that has no future."""
         done = threading.Event()
