@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -465,7 +465,7 @@ def what_computes() -> str:
         return ""
 
 
-def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, str] | None = None) -> Facts:
+def facts_of(context: Context, *, batch: int, data: str) -> Facts:
     """What a later run is compared with before it may go on."""
     return Facts(
         job=context.job,
@@ -473,5 +473,4 @@ def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, 
         batch=batch,
         data=data,
         config=context.config,
-        versions=versions or {},
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from state_jobs import resume
 from torch import nn
 
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.load import resume
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place
@@ -111,7 +111,6 @@ def generation(
             assert isinstance(kept, Pinned)
             with kept:
                 write_shard(where, kept)
-            ledger.sync()
             if rank == 0:
                 manifest = finish(
                     where,

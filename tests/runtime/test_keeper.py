@@ -17,9 +17,7 @@ from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.vault.version import Cut, Version
 
 
-def begun(
-    context: Context, say: Callable[[str], None], *nodes: str, writer: str = "w0", start: int = 0
-) -> Keeper:
+def begun(context: Context, say: Callable[[str], None], *nodes: str, writer: str = "w0", start: int = 0) -> Keeper:
     """A worker's, in a gang of its own on the first of these nodes."""
     keeper = Keeper(context, writer=writer, say=say)
     keeper.begin(
