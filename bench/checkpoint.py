@@ -148,15 +148,16 @@ class VaultSide(Side):
         self.parts = Parts(model=trainer.model, optimizer=trainer.optimizer, ambient=Ambient())
         self.world = 2 if buddy else 1
         self.share = 1 / self.world
-        self.vault.reserve(self.parts.capture(0, self.world).table, slots=3)
         self.ticket: Ticket | None = None
         self.saves = 0
 
     def _serve(self, node: str) -> str:
         command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "bench", "--node", node]
-        command += ["--dir", str(self.shared / node), "--listen", "127.0.0.1:0"]
-        environment = {**os.environ, "ELASTICRL_VAULT_KEY": "a key for benches, 32 bytes long"}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        key = self.shared / f"{node}.key"
+        key.touch(0o600)
+        key.write_text("a key for benches, 32 bytes long")
+        command += ["--dir", str(self.shared / node), "--listen", "127.0.0.1:0", "--key-file", str(key)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.servers.append(process)
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 30)[0], "the vault server did not start"

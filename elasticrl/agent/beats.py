@@ -245,11 +245,13 @@ class Beat:
 
 
 class Page:
-    """The reading end. The worker may be alive, stopped or dead."""
+    """The reading end. The worker may be alive, stopped or dead. FileNotFoundError: its agent has forgotten it already, whose
+    page it is: that one alone has it made (`create`), and removes it.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
-        self._memory = _map(path, create=True)
+        self._memory = _map(path, create=create)
         self._read: tuple[int, Snapshot] | None = None  # last
 
     def read(self) -> Snapshot | None:

@@ -148,7 +148,7 @@ class Process:
 
 def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: bool = False) -> Process:
     """Start a process that gets warm and waits for a rank. Blocks until it runs. `tells_bits`: it finds its fingerprint out."""
-    page = Page(runtime / "beats" / f"process_{number}")
+    page = Page(runtime / "beats" / f"process_{number}", create=True)
     error_file = runtime / "errors" / f"process_{number}.json"
     log = logs.warm(number)
     place = witness.folder_of(runtime)

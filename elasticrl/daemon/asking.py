@@ -71,7 +71,10 @@ async def look(report: Report | None, witnesses: Path, me: Member, to: int, with
     from elasticrl.diagnose import scene
 
     workers = report.workers if report else ()
-    pages = {worker.rank: Page(Path(worker.beat)) for worker in workers}
+    pages: dict[int, Page] = {}
+    for worker in workers:
+        with suppress(FileNotFoundError):  # it has ended since it was told of
+            pages[worker.rank] = Page(Path(worker.beat))
     before = {rank: page.read() for rank, page in pages.items()}
     found, _ = await asyncio.gather(
         asyncio.to_thread(

@@ -168,9 +168,10 @@ class StepLog:
             self._marks.pop(gone, None)
         for beat, rank in present.items():
             if beat not in self._pages:
-                if not Path(beat).exists():
-                    continue
-                self._pages[beat] = Page(Path(beat))
+                try:
+                    self._pages[beat] = Page(Path(beat))
+                except FileNotFoundError:
+                    continue  # it has ended since it was told of
             seen, marks = self._pages[beat].read(), self._marks.get(beat)
             if seen is None or (marks is not None and seen is marks.last):
                 continue  # it has said nothing new; what it has waited counts when it does

@@ -23,11 +23,9 @@ RECENT = 8  # collectives of a rank that other nodes are told of: so far one ran
 class Scene:
     """What was found.
 
-    Example: Scene(stacks={3: Stack(...)}, recorders={3: (Entry(...),)}, evidence=(...), said="rank 3 is in its dataloader ...")
+    Example: Scene(evidence=(Evidence(...), ...), said="rank 3 is in its dataloader ...")
     """
 
-    stacks: Mapping[int, Stack]
-    recorders: Mapping[int, tuple[Entry, ...]]
     evidence: tuple[Evidence, ...]
     said: str  # for the log
 
@@ -50,10 +48,7 @@ def collect(
         seen = stacks.collect(folder, workers, within_s=within_s)
         recorders = dumps.result()
     places = stacks.evidence(seen, node_of=node_of)
-    return Scene(
-        stacks=seen, recorders=recorders, said=stacks.summary(places),
-        evidence=(*places, *positions(recorders, seen, node_of)),
-    )  # fmt: skip
+    return Scene(evidence=(*places, *positions(recorders, seen, node_of)), said=stacks.summary(places))
 
 
 def positions(

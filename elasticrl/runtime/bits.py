@@ -131,11 +131,12 @@ def _probe(device: str) -> str:
     import torch
     from torch.nn import functional
 
-    generator = torch.Generator().manual_seed(20)
+    generator = torch.Generator("cpu").manual_seed(20)  # whatever the script has made the default device
     digest = blake2b(digest_size=8)
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float32).to(device).requires_grad_()
+        made = torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+        return made.to(device).requires_grad_()
 
     # One row, a few and many: matrix products take other paths for each. Rows long enough to be shared out among threads.
     for rows, width in ((1, 40), (3, 67), (130, 96)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,17 +38,18 @@ class Line:
 
 
 class Chronicle:
-    """One process's chronicle. `kind` says what the digests are of, and `bits` what computed them (`str(runtime.bits.bits())`).
+    """One process's chronicle. `kind` says what the digests are of, and `bits` what computes them (`str(runtime.bits.bits())`):
+    asked with the first line, as finding out takes a moment and most processes write none.
 
     Digests of different kinds are never compared. Nothing here raises for the disk's sake: `problem` is the sentence to log.
     """
 
-    def __init__(self, run_dir: Path, writer: str, *, kind: str = "full", bits: str = "") -> None:
+    def __init__(self, run_dir: Path, writer: str, *, kind: str = "full", bits: Callable[[], str] = str) -> None:
         self.directory = run_dir / FOLDER
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
         self.problem = ""  # why the newest line could not be written; empty when it could
         self.lost = 0  # lines that could not be written
-        self._head = encode({"chronicle": 1, "writer": self.writer, "kind": kind, "bits": bits})
+        self._kind, self._bits = kind, bits
         self._file: int | None = None
 
     @property
@@ -81,7 +82,8 @@ class Chronicle:
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             if os.fstat(file).st_size == 0:
-                self._put(file, self._head)
+                head = {"chronicle": 1, "writer": self.writer, "kind": self._kind, "bits": self._bits()}
+                self._put(file, encode(head))
         except OSError:
             os.close(file)
             raise

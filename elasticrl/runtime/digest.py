@@ -3,7 +3,7 @@
 The idea: an element's bits are multiplied by an odd 64-bit weight that belongs to its place in its parameter, and everything
 is summed modulo 2**64. Integers add in any order, so each rank digests what it has and the sums are added; a single changed
 bit always changes the sum, and of two different states one in 2**33 or fewer go unnoticed. It finds corruption and drift, not
-forgery. A chain of digests then pins a whole run: where two runs' chains part, there the runs parted.
+forgery.
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ class Digest:
         """16 digits for a log line."""
         words = f"{self.version} " + " ".join(f"{name}={self.sums[name]:016x}" for name in sorted(self.sums))
         return blake2b(words.encode(), digest_size=8).hexdigest()
-
-
-def chain(previous: str, digest: Digest) -> str:
-    """The next link: equal only if all digests so far were. Begin with an empty string."""
-    return blake2b(f"{previous}{digest.hex}".encode(), digest_size=8).hexdigest()
 
 
 def parting(ours: Mapping[int, str], theirs: Mapping[int, str]) -> int | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from elasticrl.config import Tree
+from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.local import Published
 from elasticrl.runtime.checkpoint.manifest import Facts, name_of, parse_name
 from elasticrl.runtime.checkpoint.parts import Parts
@@ -74,7 +75,9 @@ class Keeper:
                 f"The ledger cannot be begun in {context.notes_dir} ({error.strerror}): make it a directory that this user "
                 "may write to (checkpoint.dir), with space on its disk."
             ) from error
-        self.chronicle = Chronicle(context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest)
+        self.chronicle = Chronicle(
+            context.notes_dir, f"{context.node}-{writer}", kind=tree.lanes.digest, bits=what_computes
+        )
         self.place = place_of(context.run_dir)
         self.kept: Kept | None = None
         self.saved: str | None = None  # the newest checkpoint that is whole on disk, where it is ours to tell: rank 0's
@@ -278,8 +281,7 @@ class Keeper:
             self._prepare(kept.steps)
         if not self._released and not self.context.alone:
             self._released = True  # the gang's first: what the dead left from before what it went on from may go
-            with suppress(VaultError):
-                self.vault.control.release(self._lineage[-1].start)
+            self.vault.release(self._lineage[-1].start)
         return kept
 
     def chronicled(self, steps: int, digest: str | None) -> None:
@@ -455,7 +457,15 @@ class Keeper:
         self._said = problem
 
 
-def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, str] | None = None) -> Facts:
+def what_computes() -> str:
+    """The fingerprint of what decides the bits here, for the chronicle; "" where its probe cannot be computed."""
+    try:
+        return str(bits())
+    except RuntimeError:  # a GPU without room for it: two runs that part are then told apart without a reason
+        return ""
+
+
+def facts_of(context: Context, *, batch: int, data: str) -> Facts:
     """What a later run is compared with before it may go on."""
     return Facts(
         job=context.job,
@@ -463,5 +473,4 @@ def facts_of(context: Context, *, batch: int, data: str, versions: Mapping[str, 
         batch=batch,
         data=data,
         config=context.config,
-        versions=versions or {},
     )

@@ -47,6 +47,5 @@ def test_nodes_that_see_only_their_own_rank_find_the_culprit_together(
 
 def test_who_is_gone_leaves_no_facts_against_anybody(tmp_path: Path) -> None:
     found = scene.collect(tmp_path, {0: 2**22 - 1}, within_s=1.0)
-    assert (found.recorders, found.stacks[0].absent) == ({}, "the process is gone")
     assert judge(found.evidence).ranks == ()
     assert found.said == "rank 0 gave no stack (the process is gone)"

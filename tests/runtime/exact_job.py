@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from elasticrl.runtime.digest import chain
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, form
 from elasticrl.runtime.lanes import Deal
@@ -190,16 +189,16 @@ def segment(
     if vault:
         load(strategy, vault, newest(vault)) if newest(vault) else keep(strategy, vault)
     said: list[dict[str, object]] = []
-    link = ""
+    digests = []
     for step in range(strategy.shard.version, until):
         said.append(update(strategy, model, step))
-        link = chain(link, strategy.digest())
+        digests.append(strategy.digest().hex)
         if vault:
             keep(strategy, vault)
     result = {
         "sha256": fingerprint(strategy),
         "digest": strategy.digest().hex,
-        "chain": link,
+        "digests": digests,
         "said": said,
         "version": strategy.shard.version,
     }

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch.distributed as dist
-from vault_nodes import KEY, Node
+from vault_nodes import Node
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
 from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Park, Seat, news, open_log, write
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, context, folder: Path, name: str, env: dict[str, str], program: str, args: list[str]) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
-        self.page = Page(folder / f"{name}.page")
+        self.page = Page(folder / f"{name}.page", create=True)
         self.log = folder / f"{name}.log"
         self.born = 0
         self.process: BaseProcess = context.Process(
@@ -273,7 +273,6 @@ class Nodes:
             "ELASTICRL_VAULT": str(self.vaults[node].directory),
             "ELASTICRL_NODE": node,
             "ELASTICRL_JOB": "job",
-            "ELASTICRL_VAULT_KEY": KEY,
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_HOSTID": node,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from state_jobs import resume
 from torch import nn
 
 from elasticrl.runtime.bits import bits
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.load import resume
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place
@@ -65,7 +65,7 @@ def generation(
     )
     lanes = strategy.deal.carried[rank]
     cursor, ledger = Cursor(WALK), Ledger(run, writer=f"w{rank}")
-    chronicle = Chronicle(run, f"w{rank}", bits=str(bits()))
+    chronicle = Chronicle(run, f"w{rank}", bits=lambda: str(bits()))
     parts = Parts(model=FlatShard(strategy.shard), cursor=cursor, ledger=ledger)
     where = place(run / "checkpoints")
     facts = Facts(job="kept", lanes=LANES, batch=cursor.batch, data=cursor.describe())
@@ -111,7 +111,6 @@ def generation(
             assert isinstance(kept, Pinned)
             with kept:
                 write_shard(where, kept)
-            ledger.sync()
             if rank == 0:
                 manifest = finish(
                     where,

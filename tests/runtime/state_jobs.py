@@ -1,20 +1,23 @@
 """A small job whose whole state is kept and compared bit for bit, and ways to put it through vault files and checkpoints."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from elasticrl.runtime.checkpoint.manifest import Facts, Manifest
+from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
+from elasticrl.runtime.checkpoint.manifest import Difference, Facts, Manifest
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
 from elasticrl.runtime.checkpoint.place import Place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
+from elasticrl.runtime.checkpoint.shelf import Found, newest_good
 from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.slots import Pinned, pin
+from elasticrl.runtime.vault.source import Source
 from elasticrl.runtime.vault.version import Cut, Version
 
 LANES = 4
@@ -174,3 +177,14 @@ def write(where: Place, paths: Iterable[Path], *, parent: str | None = None) -> 
         lineage=stamp.lineage,
         timeout_s=1.0,
     )
+
+
+def resume(
+    where: Place, facts: Facts, *, allow: Collection[str] = ()
+) -> tuple[Source, Found, tuple[Difference, ...]] | None:
+    """The newest good checkpoint, and what differs in this run, that may go on from it. None: there is none."""
+    found = newest_good(where)
+    if found is None:
+        return None
+    changed = permitted(where, found.manifest, facts, allow=allow)
+    return open_checkpoint(where, found.manifest.name, check=False), found, changed

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from state_jobs import FACTS, pinned, same
+from state_jobs import FACTS, pinned, resume, same
 from vault_nodes import in_own_mounts
 
-from elasticrl.runtime.checkpoint.load import open_checkpoint, resume
+from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import Place, place
 from elasticrl.runtime.checkpoint.save import finish, write_shard

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.saver import Retention, Saver
 from elasticrl.runtime.checkpoint.shelf import listing, mark_committed, verify
+from elasticrl.runtime.checkpoint.writer import Hope, Inbox, save
 from elasticrl.runtime.data.ledger import Ledger
 from elasticrl.runtime.vault.client import Ticket, Vault
 from elasticrl.runtime.vault.errors import CheckpointError
@@ -127,6 +129,19 @@ def test_writers_that_are_killed_and_replaced_before_anybody_asks_hide_no_outcom
     assert saver.busy_s == 0
     assert saver.poll() == ()
     saver.close()
+
+
+def test_a_writer_that_refuses_a_torn_snapshot_keeps_no_file_open(tmp_path: Path):
+    (tmp_path / "torn").write_bytes(bytes(9000))
+    files = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("torn", "ledger")]
+    asked = {"step": 3, "update": 0, "generation": 1, "path": str(tmp_path / "torn")}
+    with socket.socket() as unused:
+        answer = save(asked, files[0], files[1:], Hope(Inbox(unused), 1, 1.0))
+    assert not answer["ok"]
+    assert "the snapshot is " in answer["why"]
+    for file in files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(file)
 
 
 def test_what_a_writer_said_before_it_was_killed_is_heard(vault: Vault, tmp_path: Path):

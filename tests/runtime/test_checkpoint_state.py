@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from state_jobs import FACTS, LANES, Job, Rollout, pinned, same, snapshots, write
+from state_jobs import FACTS, LANES, Job, Rollout, pinned, resume, same, snapshots, write
 
 from elasticrl.runtime.checkpoint import tree
 from elasticrl.runtime.checkpoint.export import export
 from elasticrl.runtime.checkpoint.flat import FlatShard
-from elasticrl.runtime.checkpoint.load import open_checkpoint, resume
+from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, write_shard

@@ -17,11 +17,11 @@ from elasticrl.runtime.keeper import Keeper, facts_of
 from elasticrl.runtime.vault.version import Cut, Version
 
 
-def begun(context: Context, say: Callable[[str], None], *nodes: str) -> Keeper:
+def begun(context: Context, say: Callable[[str], None], *nodes: str, writer: str = "w0", start: int = 0) -> Keeper:
     """A worker's, in a gang of its own on the first of these nodes."""
-    keeper = Keeper(context, writer="w0", say=say)
+    keeper = Keeper(context, writer=writer, say=say)
     keeper.begin(
-        generation=1, rank=0, world=1, slots=1, nodes=nodes, lineage=(Cut(1, Version(0)),), segments=(), lanes=(0,),
+        generation=1, rank=0, world=1, slots=1, nodes=nodes, lineage=(Cut(1, Version(start)),), segments=(), lanes=(0,),
         facts=facts_of(context, batch=1, data=""),
     )  # fmt: skip
     return keeper
@@ -94,6 +94,24 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         until(lambda: keeper.vault.wait_copied(keeper.kept.ticket, 5) == 1, "the copy is there")
         keeper.await_copies(lambda: None)
         assert not keeper.late
+        keeper.close(over=False)
+
+
+def test_a_server_that_hangs_as_a_generation_seals_its_first_state_holds_up_nobody(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 0}}
+    with cluster(tmp_path, 1) as (node,):
+        node.keep(1)  # by a worker that is gone
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=node.directory, alone=False)
+        keeper = begun(context, lambda _: None, "n0", writer="w1", start=2)
+        keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(3), steps=3, whole=True)
+        keeper.await_copies(lambda: None)
+        assert {held.version for held in holdings([node])} == {Version(1), Version(3)}
+        node.signal(signal.SIGSTOP)
+        start = time.monotonic()
+        keeper.sealed("d")
+        assert time.monotonic() - start < 2.0, "that is a tenth of vault.timeout"
+        node.signal(signal.SIGCONT)
+        until(lambda: {held.version for held in holdings([node])} == {Version(3)}, "what is of no use has gone")
         keeper.close(over=False)
 
 

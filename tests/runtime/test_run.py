@@ -13,7 +13,7 @@ from gang_kit import Nodes
 from elasticrl.agent.beats import State
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
-from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
 
 STEPS = 60
@@ -268,6 +268,19 @@ def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_pat
     run(tmp_path / "once", 20)
     assert digests(tmp_path / "twice/run/supervised") == digests(tmp_path / "once/run/supervised")
     proof(tmp_path / "twice/run/supervised", 20)
+
+
+def test_where_two_runs_part_it_is_said_how_what_computed_them_differs(tmp_path: Path):
+    def run(folder: Path, seed: int, threads: int) -> Path:  # so small a model would not part for its threads alone
+        conf = {"job": {"seed": seed}, "lanes": {"threads": threads}}
+        with Nodes(folder, steps=3, copies=0, conf=conf) as nodes:
+            nodes.plan("n0")
+            nodes.until_done()
+        return nodes.run_dir
+
+    found = compare(read(run(tmp_path / "one", 7, 1)), read(run(tmp_path / "two", 8, 2)))
+    assert found.parted == 1
+    assert found.sentence.endswith("; the second computes other bits: torch threads 2 instead of 1")
 
 
 def test_a_fault_after_a_rotten_commit_was_stepped_over_goes_on_from_memory(tmp_path: Path) -> None:

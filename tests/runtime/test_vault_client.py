@@ -75,7 +75,6 @@ def test_what_a_step_changes_is_copied_first_and_may_change_while_the_rest_is_co
     vault = Vault(tmp_path / "v", job="j", node="n0")
     params, rows = torch.zeros(10_000_000), torch.zeros(1000)
     what = replace(content(params, rows), steady=1)
-    vault.reserve(what.table)
     early = 0
     for step in range(5):
         params.fill_(step)
@@ -100,7 +99,6 @@ def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
     """40 MB take some ten milliseconds to copy; the training thread is back in a fraction of that."""
     vault = Vault(tmp_path / "v", job="j", node="n0")
     large = content(torch.zeros(10_000_000))
-    vault.reserve(large.table)
     one(vault, 0, large).wait_sealed(10)
     calls = []
     for step in range(1, 8):

@@ -509,8 +509,7 @@ def test_one_directory_has_one_server(tmp_path: Path):
         assert node.control.ask("status")["node"] == "n0"
 
 
-def test_copies_without_a_key_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("ELASTICRL_VAULT_KEY", raising=False)
+def test_copies_without_a_key_are_refused(tmp_path: Path):
     command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", "job", "--node", "n0"]
     done = subprocess.run(
         [*command, "--dir", str(tmp_path / "v"), "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=20

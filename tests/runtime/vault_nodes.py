@@ -53,11 +53,16 @@ class Node:
 
     def start(self, *more: str, fault: str = "", deadline_s: float = 1.0) -> "Node":
         """Start the server and wait until it says that it is ready."""
-        environment = {**os.environ, "ELASTICRL_VAULT_KEY": self.key}
+        environment = dict(os.environ)
         if fault:
             environment["ELASTICRL_FAULT"] = fault
         command = [sys.executable, "-m", "elasticrl.runtime.vault", "--job", self.job, "--node", self.name]
         command += ["--dir", str(self.directory), "--listen", self.address, "--deadline-s", str(deadline_s), *more]
+        key = self.directory.with_name(f"{self.name}.key")
+        key.parent.mkdir(parents=True, exist_ok=True)
+        key.touch(0o600)
+        key.write_text(self.key)
+        command += ["--key-file", str(key)]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], 20)[0], "the vault server did not become ready within 20 s"

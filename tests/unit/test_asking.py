@@ -1,17 +1,21 @@
 """Where all workers are, asked of the whole job by an operator: on the memory store."""
 
 import asyncio
+import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from test_core_diagnosis import fact
 from test_core_step import plan
 
+from elasticrl.agent.beats import Beat
+from elasticrl.agent.wire import Report, Worker
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Member, Record, View
+from elasticrl.core.model import Member, Record, View, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import State
-from elasticrl.daemon.asking import Where, answer, ask, told
+from elasticrl.daemon.asking import Where, answer, ask, look, told
 from elasticrl.shell.sight import Sight
 from elasticrl.store.memory import MemoryServer, MemoryStore
 
@@ -55,6 +59,20 @@ def test_all_who_answer_in_time_are_heard_and_an_old_question_is_not_answered_ag
                 await task
 
     asyncio.run(questions())
+
+
+def test_a_worker_that_has_just_ended_is_passed_over_and_leaves_nothing(tmp_path: Path) -> None:
+    beats = [tmp_path / name for name in ("here", "gone")]
+    beat = Beat(beats[0])
+    beat.training()
+    workers = tuple(
+        Worker(slot=slot, rank=slot, pid=os.getpid(), started=1, beat=str(path), log="")
+        for slot, path in enumerate(beats)
+    )
+    report = Report(work=Work.TRAINING, generation=3, workers=workers)
+    said = asyncio.run(look(report, tmp_path / "witness", ME, 7, within_s=0.2))
+    assert said.moved == ()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 def away(rank: int) -> Evidence:

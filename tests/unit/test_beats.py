@@ -11,7 +11,7 @@ from elasticrl.diagnose.process import life
 
 
 def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
-    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     beat.joining(generation=14, born=12, resume=1260)
     beat.phase("rollout")
     beat.collective(88412, "allreduce", 4096)
@@ -29,7 +29,7 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
 
 
 def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
-    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     for step in range(3):
         beat.sealed(step)
         seen = page.read()
@@ -39,11 +39,17 @@ def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_before_the_first_beat(tmp_path: Path) -> None:
-    assert Page(tmp_path / "page").read() is None
+    assert Page(tmp_path / "page", create=True).read() is None
+
+
+def test_whoever_only_reads_makes_no_page_of_a_worker_that_has_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Page(tmp_path / "page")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_worker_killed_in_the_middle_of_a_write_leaves_its_last_whole_beat(tmp_path: Path) -> None:
-    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     beat.sealed(7)
     newest = max((FIRST, FIRST + HALF), key=lambda at: (unpack(page._memory[at : at + HALF]) or (0,))[0])
     torn = FIRST + HALF if newest == FIRST else FIRST  # the half that the next beat goes to
@@ -60,7 +66,7 @@ def test_a_reader_never_sees_a_torn_beat_of_a_running_writer(tmp_path: Path) -> 
         "b = Beat(Path(sys.argv[1]))\n"
         "for n in range(10**9): b.collective(n, f'op{n}')\n"
     )
-    page = Page(tmp_path / "page")
+    page = Page(tmp_path / "page", create=True)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "page")]) as writer:
         deadline = time.monotonic() + 20
         seen = 0
@@ -74,7 +80,7 @@ def test_a_reader_never_sees_a_torn_beat_of_a_running_writer(tmp_path: Path) -> 
 
 
 def test_a_long_name_is_cut_at_a_whole_character(tmp_path: Path) -> None:
-    page, beat = Page(tmp_path / "page"), Beat(tmp_path / "page")
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     beat.phase("ü" * 40)
     seen = page.read()
     assert seen is not None

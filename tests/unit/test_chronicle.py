@@ -30,7 +30,7 @@ def run(root: Path, *generations: tuple[int, range, int], bits: str = "", kind: 
     """A run in which each (number, steps, world) generation wrote the digests of those steps."""
     for generation, steps, world in generations:
         for rank in range(world):
-            chronicle = Chronicle(root, f"g{generation}-w{rank}", bits=bits, kind=kind)
+            chronicle = Chronicle(root, f"g{generation}-w{rank}", bits=lambda: bits, kind=kind)
             for step in steps:
                 chronicle.add(step=step, generation=generation, digest=f"{salt}{step:04x}")
             assert not chronicle.problem

@@ -91,7 +91,6 @@ def test_a_run_of_more_generations_than_a_lineage_keeps_is_proved(tmp_path: Path
     for step in range(KEPT_CUTS + 40):
         gang.step(step)
         for ledger in gang.ledgers:
-            ledger.sync()
             ledger.committed(Version(step))
         gang.reform(1, Version(step), {}, keep=step % 2)
     found = audit(tmp_path)
@@ -169,7 +168,6 @@ def test_random_kills_joins_and_leaves_lose_and_repeat_nothing(tmp_path: Path, s
         kept.append((Version(step), gang.values()))
         if chance.random() < 0.2:
             for ledger in gang.ledgers:
-                ledger.sync()
                 ledger.committed(Version(step))
             kept = [(Version(step), gang.values())]
         step += 1
@@ -207,7 +205,6 @@ def test_committed_rows_need_not_travel(tmp_path: Path):
     for step in range(4):
         gang.step(step)
     ledger = gang.ledgers[0]
-    ledger.sync()
     ledger.committed(Version(2))
     assert [len(rows.splitlines()) for rows in ledger.values().values()] == [1, 1, 1, 1]
 

@@ -124,13 +124,6 @@ def test_a_manifest_in_another_directory_is_not_trusted(where: Place, tmp_path: 
     assert "directories were mixed up" in found.passed_over[0]
 
 
-def test_verification_can_be_shared_by_shards(where: Place, tmp_path: Path):
-    name = save(where, 10, parts=3)
-    flip(tmp_path / "ck" / name / "data-0001.distcp")
-    assert verify(where, name, shards={0, 2}) == ()
-    assert [problem.shard for problem in verify(where, name, shards={1})] == [1]
-
-
 def test_a_commit_record_belongs_to_its_manifest(where: Place, tmp_path: Path):
     name = save(where, 10)
     record = read_committed(where, name)

@@ -17,7 +17,7 @@ from elasticrl.runtime.checkpoint.manifest import (
 )
 from elasticrl.runtime.checkpoint.place import Place, explained
 from elasticrl.runtime.checkpoint.save import machine_facts, table_file
-from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest, verify
+from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
 from elasticrl.runtime.vault.source import Shard, Source, tensor_at
 
@@ -41,20 +41,6 @@ def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
     with explained(f"Loading {manifest.name}", place):
         tables = [_table(place, manifest, shard) for shard in manifest.shards]
         return [_shard(place.buffer(manifest.name, table.data.name), table) for table in tables]
-
-
-def resume(
-    place: Place, facts: Facts, *, commit: str | None = None, allow: Collection[str] = (), uncommitted: bool = False
-) -> tuple[Source, Found, tuple[Difference, ...]] | None:
-    """The newest good checkpoint, if this run may go on from it. None: there is none, start at the beginning.
-
-    What was passed over and what differs are returned as sentences to be logged; a grave difference is CheckpointRefused.
-    """
-    found = newest_good(place, commit=commit, uncommitted=uncommitted)
-    if found is None:
-        return None
-    changed = permitted(place, found.manifest, facts, allow=allow)
-    return open_checkpoint(place, found.manifest.name, check=False), found, changed
 
 
 def permitted(place: Place, manifest: Manifest, facts: Facts, *, allow: Collection[str] = ()) -> tuple[Difference, ...]:

@@ -68,7 +68,7 @@ def installed() -> Mapping[str, str]:
     return found
 
 
-def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
+def write_shard(place: Place, pinned: Pinned) -> FileEntry:
     """Stage the shard that is in a pinned vault file; the file is checked as it is read."""
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
@@ -83,10 +83,10 @@ def write_shard(place: Place, pinned: Pinned, *, node: str = "") -> FileEntry:
             for tensor in shard.tensors:
                 faults.reach("checkpoint.tensor", name)
                 blobs.append(dcp.write_tensor(out, tensor))
-        entry = out.entry(data_file(stamp.shard), shard=stamp.shard, node=node or stamp.node)
+        entry = out.entry(data_file(stamp.shard), shard=stamp.shard, node=stamp.node)
         table = ShardTable(
             shard=stamp.shard,
-            node=node or stamp.node,
+            node=stamp.node,
             data=entry,
             rows=tuple(
                 Row(piece, blob.raw_at, blob.at, blob.nbytes) for piece, blob in zip(shard.pieces, blobs, strict=True)

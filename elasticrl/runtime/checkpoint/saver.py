@@ -24,6 +24,7 @@ from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.slots import hold
 from elasticrl.runtime.vault.version import Version
 
+MOST = 2  # saves that may be under way at once
 Process = subprocess.Popen[bytes] | ahead.Forked
 _left: list[Process] = []  # writers that outlive their savers: who forgets a process is complained to by Python
 
@@ -103,18 +104,17 @@ class Saver:
         finish: bool,
         own: Own | None = None,
         parent: str | None = None,
-        queue: int = 2,
         flush: Sequence[int] = (),
     ) -> None:
         """Write this sealed snapshot. `finish` on one worker of the gang: it waits for the others' shards and publishes. With
         `own` on one of each node, which waits for that node's.
         `flush`: files (the ledger) that the writer has on their disk first; flushing is not for the training thread either.
 
-        CheckpointError if it can't be begun, for example because `queue` saves are under way already.
+        CheckpointError if it can't be begun, for example because MOST saves are under way already.
         """
         stamp = ticket.stamp
         self._drain()
-        if len(self._pending) >= queue:
+        if len(self._pending) >= MOST:
             raise CheckpointError(
                 f"Step {stamp.version} is not saved: {len(self._pending)} saves to {self.where} are still under way, the "
                 f"oldest for {self.busy_s:.0f} s. The disk is slower than checkpoint.every asks for, or it hangs."

@@ -5,7 +5,7 @@ a sentence for each one that it had to leave out.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, Manifest, parse_name
@@ -90,19 +90,14 @@ def read_manifest(place: Place, name: str) -> Manifest:
     return manifest
 
 
-def verify(place: Place, name: str, *, shards: Collection[int] | None = None) -> tuple[Problem, ...]:
-    """Hash every file of a checkpoint again; what is wrong with which shard of which node.
-
-    With `shards`, only their files and those that belong to all: so a gang can share the work.
-    """
+def verify(place: Place, name: str) -> tuple[Problem, ...]:
+    """Hash every file of a checkpoint again; what is wrong with which shard of which node."""
     try:
         manifest = read_manifest(place, name)
     except CheckpointCorrupt as error:
         return (Problem(name=name, file=MANIFEST, shard=None, node="", why=str(error)),)
     problems: list[Problem] = []
     for file in manifest.files:
-        if shards is not None and file.shard is not None and file.shard not in shards:
-            continue
         why = ""
         try:
             size, found = place.digest(name, file.name)
@@ -122,13 +117,7 @@ def verify(place: Place, name: str, *, shards: Collection[int] | None = None) ->
     return tuple(problems)
 
 
-def newest_good(
-    place: Place,
-    *,
-    commit: str | None = None,
-    uncommitted: bool = False,
-    check: Callable[[Place, str], Iterable[Problem]] = verify,
-) -> Found | None:
+def newest_good(place: Place, *, commit: str | None = None, uncommitted: bool = False) -> Found | None:
     """The newest checkpoint whose every byte is what was written. None if there is none.
 
     Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
@@ -140,7 +129,7 @@ def newest_good(
             continue
         sentence = entry.problem
         if not sentence:
-            problems = list(check(place, entry.name))
+            problems = verify(place, entry.name)
             if not problems:
                 assert entry.manifest is not None
                 return Found(manifest=entry.manifest, passed_over=tuple(passed_over))

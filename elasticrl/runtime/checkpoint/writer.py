@@ -108,7 +108,8 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
     answer: dict[str, Any] = {key: request[key] for key in ("step", "update", "generation")}
     pinned = adopt(Path(request["path"]), fd)
     if isinstance(pinned, Torn):
-        os.close(fd)
+        for file in (fd, *flush):
+            os.close(file)
         return {**answer, "ok": False, "why": f"the snapshot is {pinned.reason}"}
     with pinned:
         stamp = pinned.sealed.stamp

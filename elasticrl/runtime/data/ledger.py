@@ -122,13 +122,8 @@ class Ledger:
         """The file, for somebody else to flush: `Saver.save(flush=...)`."""
         return self._file
 
-    def sync(self) -> None:
-        """On the disk. Before a commit; may take as long as the disk likes."""
-        faults.reach("ledger.fsync", self.writer)
-        os.fsync(self._file)
-
     def committed(self, version: Version) -> None:
-        """What led to `version` is on disks, ledger included (`sync` on all workers): it need not travel in the vault. But
+        """What led to `version` is on disks, ledger included (`Saver.save(flush=...)`): it need not travel in the vault. But
         where the ledger's disk is full, and the checkpoint's is not, it must.
         """
         if self._unwritten:

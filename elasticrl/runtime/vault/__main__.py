@@ -13,13 +13,6 @@ from pathlib import Path
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server
-from elasticrl.runtime.vault.slots import word
-
-
-def default_directory(job: str, node: str) -> Path:
-    """Where a vault is unless it is told otherwise."""
-    # Tmpfs is the point; `prepare` checks who owns it.
-    return Path(f"/dev/shm/elasticrl-{word(job)}-{os.getuid()}") / word(node)  # noqa: S108
 
 
 def options_of(argv: list[str]) -> Options:
@@ -27,9 +20,9 @@ def options_of(argv: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m elasticrl.runtime.vault", description=__doc__)
     parser.add_argument("--job", required=True)
     parser.add_argument("--node", required=True)
-    parser.add_argument("--dir", type=Path, help="default: /dev/shm/elasticrl-JOB-UID/NODE")
+    parser.add_argument("--dir", type=Path, required=True, help="where it keeps states: a tmpfs")
     parser.add_argument("--listen", default="", help="host:port for copies between nodes; empty: no copies")
-    parser.add_argument("--key-file", type=Path, help="the job's key; default: the environment's ELASTICRL_VAULT_KEY")
+    parser.add_argument("--key-file", type=Path, help="the job's key: copies need one")
     parser.add_argument(
         "--window-bytes", type=int, default=16 << 20, help="bytes of a copy that are on their way at once"
     )
@@ -43,9 +36,9 @@ def options_of(argv: list[str]) -> Options:
     return Options(
         job=args.job,
         node=args.node,
-        directory=args.dir or default_directory(args.job, args.node),
+        directory=args.dir,
         listen=args.listen,
-        key=load_key(args.key_file),
+        key=load_key(args.key_file) if args.key_file else None,
         window_bytes=args.window_bytes,
         deadline_s=args.deadline_s,
         outlive=lambda: on_parents_death(0),

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import socket
 import stat
@@ -22,7 +21,6 @@ from typing import IO, Any
 from elasticrl.runtime.vault.errors import VaultError
 
 PROTOCOL = 1
-KEY_ENV = "ELASTICRL_VAULT_KEY"
 MIN_KEY = 16
 MAX_FRAME = 32 << 20
 MAX_HELLO = 4096  # before the other side has proved anything
@@ -36,15 +34,12 @@ class PeerError(VaultError):
     """The other side said something that doesn't belong to the conversation, or refused."""
 
 
-def load_key(path: Path | None) -> bytes | None:
-    """The job's key from a file that only we can read, else from the environment; never from the command line."""
-    if path is not None:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            raise VaultError(f"The key file {path} can be read by others (mode {mode:o}). Do: chmod 600 {path}")
-        key = path.read_bytes().strip()
-    else:
-        key = os.environ.get(KEY_ENV, "").encode()
+def load_key(path: Path) -> bytes | None:
+    """The job's key from a file that only we can read, where neither `ps` nor a child's environment shows it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise VaultError(f"The key file {path} can be read by others (mode {mode:o}). Do: chmod 600 {path}")
+    key = path.read_bytes().strip()
     if key and len(key) < MIN_KEY:
         raise VaultError(
             f"The vault's key has {len(key)} bytes and needs {MIN_KEY} or more. Make one with: openssl rand -hex 32"

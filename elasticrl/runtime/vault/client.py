@@ -133,7 +133,7 @@ class Vault:
         self._views: dict[int, tuple[object, Table, int, tuple[torch.Tensor, ...]]] = {}
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=1)
         self._last: Ticket | None = None
-        self._sealed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[str | Version | None] = queue.SimpleQueue()  # for the server; None: no more
         self._threads = [
             threading.Thread(target=self._run, name=f"vault-{writer}", daemon=True),
             threading.Thread(target=self._announce, name=f"vault-{writer}-announce", daemon=True),
@@ -204,18 +204,6 @@ class Vault:
             timeout_s=max(limit - time.monotonic(), 0.001),
         )
 
-    def reserve(self, table: Table, *, slots: int = 3) -> None:
-        """Have memory for `slots` versions of this size ready, in the background: then the first snapshots are fast too."""
-        nbytes = layout.shape_of(table.text.encode(), table.starts[-1]).total + (1 << 20)
-
-        def run() -> None:
-            try:
-                self._slots.reserve(slots, nbytes)
-            except VaultError as error:
-                self.notice = str(error)  # the snapshot that needs the memory will say it louder
-
-        self._put(run)
-
     def void_after(self, version: Version, generation: int) -> None:
         """The gang goes on from `version` as `generation` left it: what this worker holds beyond that has no future."""
         done = threading.Event()
@@ -231,13 +219,17 @@ class Vault:
                 f"The vault's thread did not forget what came after step {version} within {self._deadline_s:g} s."
             )
 
+    def release(self, version: Version) -> None:
+        """`version` is whole everywhere. The server is told in the background; one that does not hear keeps more for longer."""
+        self._news.put(version)
+
     def mend(self) -> None:
         """Somebody has cleared the directory away, or a file in it: bring back what is still in this worker's memory."""
 
         def run() -> None:
             try:
                 for name in (*self._slots.mend(), *self._light.mend()):
-                    self._sealed.put(name)
+                    self._news.put(name)
             except (OSError, VaultError) as error:
                 self.notice = str(error)
 
@@ -282,23 +274,28 @@ class Vault:
         ticket.nbytes = shape.data_bytes
         ticket.busy_s = time.thread_time() - begun
         ticket.finish(None)
-        self._sealed.put(slot.path.name)
+        self._news.put(slot.path.name)
 
     def _announce(self) -> None:
-        """Tell the server of the newest sealed file. A thread of its own: a server that hangs must not hold up a snapshot."""
+        """Tell the server of the newest sealed file, and what it may release. A thread of its own: a server that hangs must
+        hold up neither a snapshot nor the training.
+        """
         with closing(Control(self.control.path, deadline_s=self._deadline_s)) as control:
-            while (name := self._sealed.get()) is not None:
+            while (news := self._news.get()) is not None:
+                newest: dict[type, str | Version] = {type(news): news}
                 with suppress(queue.Empty):
-                    while True:
-                        later = self._sealed.get_nowait()
-                        if later is None:
-                            return
-                        name = later
-                try:
-                    control.ask("sealed", file=name)
-                    self.notice = ""
-                except VaultError as error:
-                    self.notice = str(error)  # a server that comes back finds the file by itself
+                    while (later := self._news.get_nowait()) is not None:
+                        newest[type(later)] = later
+                    return
+                if isinstance(name := newest.get(str), str):
+                    try:
+                        control.ask("sealed", file=name)
+                        self.notice = ""
+                    except VaultError as error:
+                        self.notice = str(error)  # a server that comes back finds the file by itself
+                if isinstance(version := newest.get(Version), Version):
+                    with suppress(VaultError):  # the next generation says it again
+                        control.release(version)
 
     def _targets(self, slot: Slot, table: Table, shape: Shape) -> tuple[torch.Tensor, ...]:
         """Tensors over the slot's memory, kept as long as neither the mapping nor the table changes."""
@@ -448,7 +445,7 @@ class Vault:
         with suppress(queue.Full):
             self._queue.put(None, timeout=self._deadline_s)
         self._threads[0].join(self._deadline_s)
-        self._sealed.put(None)
+        self._news.put(None)
         self._threads[1].join(self._deadline_s)
         self.control.close()
         self._views.clear()

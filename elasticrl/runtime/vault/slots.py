@@ -28,7 +28,6 @@ PART = "part-"  # before a writer's name: only the blocks that one worker asked 
 FETCHED = "fetch-"  # a whole shard, fetched from another vault
 _NAME = re.compile(r"(?P<origin>[A-Za-z0-9_.-]+)\+(?P<writer>[A-Za-z0-9_-]+)\+(?P<number>\d+)\.shard")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python has no name for it
 SLACK = 16 << 20  # a file may be this much larger than twice what it holds
 MAX_FILES = 12  # of one writer; more means that pins are never released
 
@@ -149,11 +148,6 @@ class Slot:
                 f"({error.strerror}). Enlarge that tmpfs, or lower vault.copies."
             ) from error
 
-    def touch(self) -> None:
-        """Have the pages mapped now; otherwise each first store into one is a fault. A hint: old kernels don't know it."""
-        with suppress(OSError):
-            self.mapping.madvise(_MADV_POPULATE_WRITE)
-
     def sealed(self) -> Sealed | Torn:
         """What the file holds now."""
         return layout.read(self.memory)
@@ -251,17 +245,6 @@ class Slots:
             raise
         faults.reach("vault.begin", slot.path.name)
         return slot
-
-    def reserve(self, count: int, nbytes: int) -> None:
-        """Have `count` files with memory for `nbytes` each; none of them loses what it holds."""
-        for number in range(count):
-            slot = self._slots[number] if number in self._slots else self._make(number)
-            if slot.lock():
-                try:
-                    slot.reserve(nbytes)
-                    slot.touch()
-                finally:
-                    slot.unlock()
 
     def mend(self) -> tuple[str, ...]:
         """Write again what somebody has cleared away: the memory of a removed file is still ours. Names, the newest last."""
