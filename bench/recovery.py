@@ -129,6 +129,8 @@ class Elastic:
         return found
 
     def join(self) -> Cost:
+        if self.job.daemons["n2"].poll() is None:  # nobody took it away before
+            self.node()
         return self.cost(3, lambda: self.job.start("n2"))
 
     def cut(self, node: str = "n2") -> Cost:
