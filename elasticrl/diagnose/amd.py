@@ -3,7 +3,7 @@
 The one idea: the program is asked three questions, each as JSON and within one deadline, and everything about its answers is
 doubted. ROCm 6 answers with a list of GPUs, ROCm 7 with an object around it; a figure is a number, or a value with a unit, or
 "N/A"; an old driver, or one that may not be asked, leaves whole sections out. What is not said gives no check. A program that
-hangs, as it does when the driver does, is ended and said to.
+hangs, as it does when the driver does, is killed and said to; one that not even that ends is left, and no other is started.
 """
 
 import json
@@ -19,6 +19,7 @@ from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 
 PROGRAM: Final = "amd-smi"
 WITHIN_S: Final = 10.0  # for all questions: it imports Python, and looks for 0.1 s at the throttling of each card
+END_S: Final = 1.0  # for one that was killed; one that waits in a dead driver never ends
 DRIVER: Final = "sys/module/amdgpu/initstate"
 DEVICES: Final = "dev/kfd"
 
@@ -35,6 +36,8 @@ UNITS: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}  # amd-smi'
 NOBODY: Final = "No running processes detected"
 
 Card = Mapping[str, Any]  # one GPU's part of an answer, as it was parsed
+
+_left: list[subprocess.Popen[str]] = []  # killed, and not ended when that was looked at last
 
 
 def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) -> tuple[tuple[Check, ...], str]:
@@ -68,23 +71,41 @@ def ask(path: str, question: str, deadline: float) -> tuple[dict[int, Card], str
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         return {}, "there was no time left to ask"
+    _left[:] = [process for process in _left if process.poll() is None]
+    if _left:
+        return {}, f"process {_left[0].pid}, which was asked before, was killed and does not end"
     try:
-        done = subprocess.run(
-            [path, question, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left_s,
+        process = subprocess.Popen(
+            [path, question, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace",
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {}, f"no answer within {left_s:.0f} s"
     except OSError as error:
         return {}, str(error.strerror or error)
     try:
-        plain = json.loads(done.stdout)
+        told, complained = process.communicate(timeout=left_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return {}, f"no answer within {left_s:.0f} s"
+    try:
+        plain = json.loads(told)
     except ValueError:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return {}, said[-1][:160] if said else f"it ended with {done.returncode} and said nothing"
+        said = (complained.strip() or told.strip()).splitlines()
+        return {}, said[-1][:160] if said else f"it ended with {process.returncode} and said nothing"
     if isinstance(plain, dict) and "error" in plain:
         return {}, str(plain["error"])[:160]
     return cards(plain), ""
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """As far as that can be done: `subprocess.run` would wait for its end without a limit."""
+    process.kill()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        _left.append(process)
 
 
 def cards(plain: object) -> dict[int, Card]:
