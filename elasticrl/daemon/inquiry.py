@@ -649,7 +649,7 @@ class Reserved:
     """A port, TCP and UDP, that nobody else gets while nobody uses it."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._host, self._port = host, port  # 0: any, until one was taken; others are told of that one
         self._held: list[socket.socket] = []
         self.keep()
         self.address = join(host, self._port)
@@ -657,22 +657,23 @@ class Reserved:
     def keep(self) -> None:
         """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""
         for _ in range(TRIES):
+            number = self._port
             try:
-                self._held = list(self._bind())
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    number = self._bind(kind, number)
             except OSError:
                 self.release()
                 continue
+            self._port = number  # only now: one that is free for TCP alone would be tried again and again
             return
 
-    def _bind(self) -> Iterator[socket.socket]:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            sock = socket.socket(family, kind)
-            self._held.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self._host, self._port))
-            self._port = sock.getsockname()[1]
-            yield sock
+    def _bind(self, kind: socket.SocketKind, number: int) -> int:
+        """The port that it has become: where none was asked for, the kernel chooses."""
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, kind)
+        self._held.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((self._host, number))
+        return int(sock.getsockname()[1])
 
     def release(self) -> None:
         """For who uses it now."""

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -65,6 +66,34 @@ def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:
     port.keep()
     assert port.address == f"{host}:{number}"
     port.close()
+
+
+#: In a network of its own, with eight ports to choose from, of which two are somebody else's for datagrams.
+FEW_PORTS = """
+import socket
+from pathlib import Path
+from elasticrl.core.address import split
+from elasticrl.daemon.inquiry import Reserved
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("50000 50007")
+taken = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+for number, sock in enumerate(taken, 50000):
+    sock.bind(("0.0.0.0", number))
+for _ in range(20):
+    port = Reserved("0.0.0.0", 0)
+    assert len(port._held) == 2 and split(port.address)[1] > 50001, port.address
+    port.release()
+    port.keep()
+    assert {sock.getsockname()[1] for sock in port._held} == {split(port.address)[1]}
+    port.close()
+"""
+
+
+def test_a_port_that_somebody_has_for_datagrams_alone_is_not_tried_again_and_again() -> None:
+    command = ["unshare", "--net", sys.executable, "-c", FEW_PORTS]
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own needs root")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_surest_verdict_is_told_and_of_equals_the_first() -> None:
