@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.diagnose.environment import number
 from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check
 
 PCI: Final = "sys/bus/pci/devices"
@@ -221,8 +222,8 @@ def _gids(port: Path) -> Iterator[Gid]:
 
 def gids(env: Mapping[str, str], root: Path = ROOT) -> Iterator[Check]:
     """Does each RoCE port have a routable address, and does NCCL_IB_GID_INDEX name one?"""
-    wanted = env.get("NCCL_IB_GID_INDEX", "").strip()
-    index = int(wanted) if wanted.isdigit() else None  # -1, the default: NCCL chooses
+    index = number(env.get("NCCL_IB_GID_INDEX", ""))
+    index = None if index is None or index < 0 else index  # -1, the default: NCCL chooses
     chosen = [port for port in ports(root) if port.active and meant(port.name, env.get("NCCL_IB_HCA", ""))]
     for port in chosen:
         if port.ethernet:
