@@ -180,13 +180,19 @@ class Gid:
 class RdmaPort:
     """A port of an RDMA device.
 
-    Example: RdmaPort(name="mlx5_0:1", active=True, ethernet=True, gids=(...))
+    Example: RdmaPort(name="mlx5_0:1", state="ACTIVE", ethernet=True, rate="400 Gb/sec (4X NDR)", gids=(...))
     """
 
     name: str
-    active: bool
+    state: str  # in the kernel's word; "" if it does not say
     ethernet: bool  # RoCE
+    rate: str = ""
     gids: tuple[Gid, ...] = ()  # but for the empty places of the table
+
+    @property
+    def active(self) -> bool:
+        """Whether NCCL could use it."""
+        return self.state == "ACTIVE"
 
     @property
     def kind(self) -> str:
@@ -198,8 +204,8 @@ def ports(root: Path = ROOT) -> tuple[RdmaPort, ...]:
     """All RDMA ports."""
     return tuple(
         RdmaPort(
-            name=f"{device.name}:{port.name}", active="ACTIVE" in _attribute(port, "state").split(),
-            ethernet=_attribute(port, "link_layer") == "Ethernet", gids=tuple(_gids(port)),
+            name=f"{device.name}:{port.name}", state=_attribute(port, "state").rpartition(": ")[2],
+            ethernet=_attribute(port, "link_layer") == "Ethernet", rate=_attribute(port, "rate"), gids=tuple(_gids(port)),
         )
         for device in _folders(root / "sys/class/infiniband")
         for port in _folders(device / "ports")

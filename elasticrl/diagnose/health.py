@@ -553,20 +553,6 @@ def interfaces(root: Path = ROOT) -> dict[str, str]:
     return {nic: (_text(root, f"sys/class/net/{nic}/operstate") or "unknown").strip() for nic in nics}
 
 
-def hcas(root: Path = ROOT) -> dict[str, str]:
-    """RDMA ports with their state: `mlx5_0:1` -> `ACTIVE InfiniBand 400 Gb/sec`."""
-    return {
-        f"{hca.name}:{port.name}": " ".join(
-            (_text(root, f"sys/class/infiniband/{hca.name}/ports/{port.name}/{what}") or "?")
-            .strip()
-            .rpartition(": ")[2]
-            for what in ("state", "link_layer", "rate")
-        )
-        for hca in _folders(root / "sys/class/infiniband")
-        for port in _folders(hca / "ports")
-    }
-
-
 def clock(offset: float | None, of: str = "") -> Check:
     """How far another node's clock is from ours; see `offset_s`."""
     why = "Logs of several nodes are read side by side, and certificates have dates. Decisions do not depend on it."
