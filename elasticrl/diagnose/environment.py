@@ -321,10 +321,21 @@ def _off(env: _Env, machine: Machine) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def hcas(value: str) -> tuple[bool, bool, tuple[str, ...]]:
+    """What NCCL_IB_HCA says, `[^][=]name[:port],...`: whether these are left out, whether names are whole (else each is a
+    prefix), and the list.
+
+    >>> hcas("^=mlx5_0:1, mlx5_1"), hcas("mlx5")
+    ((True, True, ('mlx5_0:1', 'mlx5_1')), (False, False, ('mlx5',)))
+    """
+    listed = value.removeprefix("^")
+    parts = (part.strip() for part in listed.removeprefix("=").split(","))
+    return value.startswith("^"), listed.startswith("="), tuple(filter(None, parts))
+
+
 def _hca(value: str, machine: Machine) -> Iterator[Finding]:
-    """`NCCL_IB_HCA=[^][=]name[:port],...`: without `=` each name is a prefix."""
-    exclude, exact = value.startswith("^"), "=" in value[:2]
-    names = [part.split(":")[0] for part in value.lstrip("^=").split(",") if part]
+    exclude, exact, listed = hcas(value)
+    names = [part.partition(":")[0] for part in listed]
     if machine.hcas is not None:
         lost = [n for n in names if not any(h == n if exact else h.startswith(n) for h in machine.hcas)]
         if lost and not exclude:

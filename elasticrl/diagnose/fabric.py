@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Kind, Sign
-from elasticrl.diagnose.environment import number
+from elasticrl.diagnose.environment import hcas, number
 from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check
 
 PCI: Final = "sys/bus/pci/devices"
@@ -265,13 +265,12 @@ def _gid(port: RdmaPort, index: int | None) -> Check:
 
 
 def meant(port: str, hca: str) -> bool:
-    """Whether NCCL_IB_HCA leaves a port in: `[^][=]name[:port],...`; without `=` each name is a prefix.
+    """Whether NCCL_IB_HCA leaves a port in.
 
     >>> meant("mlx5_10:1", "mlx5_1"), meant("mlx5_10:1", "=mlx5_1"), meant("mlx5_10:1", "^=mlx5_10:1"), meant("mlx5_0:1", "")
     (True, False, False, True)
     """
-    exclude, exact = hca.startswith("^"), "=" in hca[:2]
-    listed = [part.strip() for part in hca.lstrip("^=").split(",") if part.strip()]
+    exclude, exact, listed = hcas(hca)
     if not listed:
         return True
     device, _, number = port.partition(":")
