@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from elasticrl.core.pairs import Result
     from elasticrl.diagnose.health import Check
 
+MORE_S: Final = 10.0  # than it was given, until the test of other nodes is ended: it imports torch, and ends by itself
 MOST: Final = 16  # nodes of which all pairs are tested; each then has fifteen partners, one after the other
 
 Config = Annotated[
@@ -62,8 +64,9 @@ def doctor(
     )
     if listed is not None:
         name, ends = listed
-        results = _probe(name, ends, within)
-        checks += [*diagnosis.probed(results, name), *paced(results, tree), *compared(results, name, ends)]
+        results, problem = _probe(name, ends, within)
+        checks += [*untested(problem), *diagnosis.probed(results, name), *paced(results, tree)]
+        checks += compared(results, name, ends)
     verdict = judge(findings(results)) if results else None
     level = worst(checks)
     if as_json:
@@ -81,6 +84,18 @@ def doctor(
         if verdict is not None and verdict.nodes:
             typer.echo(f"The network: {verdict.cause} (confidence {verdict.confidence}). {verdict.remedy}")
     raise typer.Exit(Exit.FAILED if level is FAIL else Exit.OK)
+
+
+def untested(problem: str) -> "Iterator[Check]":
+    """What kept the test of other nodes from its end: what it has not told is not known to be well."""
+    from elasticrl.diagnose.health import FAIL, Check
+
+    if problem:
+        yield Check(
+            name="pairs", level=FAIL, value=f"the test of other nodes {problem}", why="Nobody knows how the way to them is.",
+            remedy="Read what it said (stderr). Its port must be free (ss -tulpn): where a daemon has it, name another one in "
+            "--nodes, on all nodes.",
+        )  # fmt: skip
 
 
 def paced(results: "Iterable[Result]", tree: "Tree | None" = None) -> "Iterator[Check]":
@@ -215,8 +230,8 @@ def _nodes(text: str, me: str | None) -> tuple[str, dict[str, str]]:
     return name, ends
 
 
-def _probe(me: str, ends: dict[str, str], within_s: float) -> "list[Result]":
-    """The probe as a process of its own: it imports torch, and ends when it is told to."""
+def _probe(me: str, ends: dict[str, str], within_s: float) -> "tuple[list[Result], str]":
+    """The probe as a process of its own: it imports torch, and ends when it is told to. What it told, and what went wrong."""
     import subprocess
 
     from elasticrl.core.pairs import everyone, result_of
@@ -226,11 +241,21 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "list[Result]":
     task = {"me": me, "token": ",".join(sorted(ends)), "nodes": ends, "within_s": within_s, "start_s": within_s / 3,
             "gloo_s": within_s / 4, "facts": json.dumps(versions()), "together": True,
             "rounds": everyone(ends) if len(ends) <= MOST else (), "nccl": "on" if nccl_here() else "off"}  # fmt: skip
-    command = [sys.executable, "-m", "elasticrl.diagnose.probe", "-"]
+    command, problem = [sys.executable, "-m", "elasticrl.diagnose.probe", "-"], ""
     try:
         done = subprocess.run(
-            command, input=json.dumps(task), stdout=subprocess.PIPE, text=True, timeout=within_s + 10.0
+            command, input=json.dumps(task).encode(), stdout=subprocess.PIPE, timeout=within_s + MORE_S
         )
-    except subprocess.TimeoutExpired:
-        return []
-    return [result_of(json.loads(line)) for line in done.stdout.splitlines()]
+    except subprocess.TimeoutExpired as late:
+        said, problem = late.stdout or b"", f"did not end within {within_s + MORE_S:g} s"
+    else:
+        said, code = done.stdout, done.returncode
+        if code:
+            problem = f"ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    results = []
+    for line in said.splitlines():
+        with suppress(ValueError):  # a library's word, or what was cut off
+            results.append(result_of(json.loads(line)))
+    if not results and len(ends) > 1:
+        problem = problem or "gave no result"
+    return results, problem

@@ -12,13 +12,16 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
@@ -51,6 +54,7 @@ ANSWER_S = (
 )
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
 CARDS_S = 120.0  # between looks at cards that take a program to look at, which costs a second of processor time
+PROMPT_S = 1.0  # a look at cards that takes no program is over by then, and is part of the look at the machine
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
@@ -58,6 +62,7 @@ ENDED = (Work.PARKED, Work.FAILED)  # whoever says so has written all that it ha
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
 GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
+T = TypeVar("T")
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
 
@@ -95,7 +100,8 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
-        self._cards: tuple[health.Check, ...] = ()  # GPUs that take a program to look at, and those gone from the bus
+        self._cards: Mapping[str, tuple[health.Check, ...]] = {}  # what was found of GPUs last, by who tells of them
+        self._due: dict[str, float] = {}  # when each of those is asked again; never, while it has not answered
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
@@ -152,6 +158,7 @@ class Inquiry:
             await self._guarded(asyncio.to_thread(self.prepare, env))
             looking += [
                 asyncio.create_task(self._read_logs(), name="logs"),
+                asyncio.create_task(self._hear_kernel(), name="kernel"),
                 asyncio.create_task(self._sample(), name="health"),
             ]
             await asyncio.gather(*looking)
@@ -165,9 +172,13 @@ class Inquiry:
 
     def spawn(self, work: Any, name: str) -> None:
         """Let it find out something beside the loop."""
+        self._begin(work, name)
+
+    def _begin(self, work: Any, name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(self._guarded(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guarded(self, work: Any) -> None:
         try:
@@ -273,24 +284,50 @@ class Inquiry:
 
     # ---- what the machine says
 
+    async def _hear_kernel(self) -> None:
+        """By itself: what hangs the look at cards or disks is what the kernel's log explains."""
+        while True:
+            if facts := await apart(self._news):
+                self.post(Found(now=time.monotonic(), evidence=facts))
+            await asyncio.sleep(self.tree.health.sample_s)
+
+    def _news(self) -> tuple[Evidence, ...]:
+        from elasticrl.diagnose import health, kernel_log
+
+        self._kernel = self._kernel or kernel_log.Watch(self.place.root)  # what was there before us is history
+        _, said = health.kernel(self._kernel.read(), "news")
+        return tuple(replace(fact, node=self.place.node) for fact in said if self._concerns_us(fact))
+
     async def _look_at_cards(self) -> None:
-        """By itself: where a driver hangs so does what asks it, and the kernel's word on that must not wait."""
-        from elasticrl.diagnose import amd, fabric
+        """All that can be asked of them and is due, each by itself: where a driver hangs so does what asks it."""
+        from elasticrl.diagnose import amd, fabric, health
 
         root = self.place.root
-        self._cards = await asyncio.to_thread(lambda: (*amd.gpus(root)[0], *fabric.gone(root)))
+        await asyncio.gather(
+            self._ask("NVML", 0.0, lambda: health.gpus()[0]),
+            self._ask("amd-smi", CARDS_S, lambda: amd.gpus(root)[0]),
+            self._ask("bus", CARDS_S, lambda: tuple(fabric.gone(root))),
+        )
+
+    async def _ask(self, whom: str, every_s: float, look: "Callable[[], tuple[health.Check, ...]]") -> None:
+        now = time.monotonic()
+        if now < self._due.get(whom, -math.inf):
+            return
+        self._due[whom] = math.inf  # a driver may hang for ever: then one thread waits for it, not one more each time
+        try:
+            found = await apart(look)
+            self._cards = {**self._cards, whom: found}  # another one, as a thread may be reading the last
+        finally:
+            self._due[whom] = now + every_s
 
     async def _sample(self) -> None:
         from elasticrl.diagnose import health
 
-        due = -math.inf
         before = health.counters(time.monotonic(), self.place.root)
         while True:
-            if time.monotonic() >= due:
-                due = time.monotonic() + CARDS_S
-                self.spawn(self._look_at_cards(), "cards")
+            await asyncio.wait({self._begin(self._look_at_cards(), "cards")}, timeout=PROMPT_S)
             with suppress(OSError):
-                before, facts, starving = await asyncio.to_thread(self._machine, before)
+                before, facts, starving = await apart(partial(self._machine, before))
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
@@ -299,13 +336,11 @@ class Inquiry:
             await asyncio.sleep(self.tree.health.sample_s)
 
     def _machine(self, before: "health.Counters") -> tuple["health.Counters", tuple[Evidence, ...], Mapping[str, str]]:
-        from elasticrl.diagnose import health, kernel_log
+        from elasticrl.diagnose import health
 
         after, node = health.counters(time.monotonic(), self.place.root), self.place.node
-        checks = [*health.look(self.place.disks, before, after, root=self.place.root), *self._cards]
-        self._kernel = self._kernel or kernel_log.Watch()  # what was there before us is history
-        _, said = health.kernel(self._kernel.read(), "news")
-        ours = [replace(fact, node=node) for fact in said if self._concerns_us(fact)]
+        checks = health.look(self.place.disks, before, after, root=self.place.root)
+        checks += [check for found in self._cards.values() for check in found]
         bad = {fact.detail.partition(":")[0]: fact for fact in health.evidence(checks, node=node)}
         well = [
             replace(fact, sign=Sign.HEALTHY, detail=f"{name}: in order again")
@@ -313,7 +348,7 @@ class Inquiry:
             if name not in bad
         ]
         self._bad = bad
-        return after, (*bad.values(), *well, *ours), health.starving(checks)
+        return after, (*bad.values(), *well), health.starving(checks)
 
     def _concerns_us(self, fact: Evidence) -> bool:
         """The kernel ends many a process for want of memory; of the others it says whom."""
@@ -570,6 +605,23 @@ class Inquiry:
         self.kept(told)
 
 
+async def apart(call: Callable[[], T]) -> T:
+    """Call it in a thread that nothing waits for but who asked. The default executor's threads are few, and are joined at the
+    daemon's end: one that a dead driver or disk holds would hold that up too.
+    """
+    done = Future[T]()
+
+    def run() -> None:
+        done.set_running_or_notify_cancel()  # from here on its result is taken, though nobody may want it any more
+        try:
+            done.set_result(call())
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="elasticrl-inquiry", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
 def short_of(starving: Mapping[str, str]) -> str:
     """In words; "" if of nothing."""
     return "; ".join(f"{name} {value}" for name, value in sorted(starving.items()))
@@ -597,7 +649,7 @@ class Reserved:
     """A port, TCP and UDP, that nobody else gets while nobody uses it."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._host, self._port = host, port  # 0: any, until one was taken; others are told of that one
         self._held: list[socket.socket] = []
         self.keep()
         self.address = join(host, self._port)
@@ -605,22 +657,23 @@ class Reserved:
     def keep(self) -> None:
         """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""
         for _ in range(TRIES):
+            number = self._port
             try:
-                self._held = list(self._bind())
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    number = self._bind(kind, number)
             except OSError:
                 self.release()
                 continue
+            self._port = number  # only now: one that is free for TCP alone would be tried again and again
             return
 
-    def _bind(self) -> Iterator[socket.socket]:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            sock = socket.socket(family, kind)
-            self._held.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self._host, self._port))
-            self._port = sock.getsockname()[1]
-            yield sock
+    def _bind(self, kind: socket.SocketKind, number: int) -> int:
+        """The port that it has become: where none was asked for, the kernel chooses."""
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, kind)
+        self._held.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((self._host, number))
+        return int(sock.getsockname()[1])
 
     def release(self) -> None:
         """For who uses it now."""

@@ -3,7 +3,7 @@
 The one idea: the program is asked three questions, each as JSON and within one deadline, and everything about its answers is
 doubted. ROCm 6 answers with a list of GPUs, ROCm 7 with an object around it; a figure is a number, or a value with a unit, or
 "N/A"; an old driver, or one that may not be asked, leaves whole sections out. What is not said gives no check. A program that
-hangs, as it does when the driver does, is ended and said to.
+hangs, as it does when the driver does, is killed and said to; one that not even that ends is left, and no other is started.
 """
 
 import json
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.diagnose import health
 from elasticrl.diagnose.health import FAIL, GIB, OK, ROOT, WARN, Check, gib
 
 PROGRAM: Final = "amd-smi"
 WITHIN_S: Final = 10.0  # for all questions: it imports Python, and looks for 0.1 s at the throttling of each card
+END_S: Final = 1.0  # for one that was killed; one that waits in a dead driver never ends
 DRIVER: Final = "sys/module/amdgpu/initstate"
 DEVICES: Final = "dev/kfd"
-
-WHY_ECC: Final = "An uncorrected error has changed data; the run's numbers cannot be trusted."
-WHY_MEMORY: Final = "Memory that a dead process holds is missing at the next start."
-WHY_CLOCKS: Final = "A throttled GPU is the straggler that all others wait for."
 
 #: What holds clocks down and means trouble. (That the package's power is at its limit, `ppt`, is how a busy card runs.)
 THROTTLED: Final = {
@@ -36,6 +34,8 @@ NOBODY: Final = "No running processes detected"
 
 Card = Mapping[str, Any]  # one GPU's part of an answer, as it was parsed
 
+_left: list[subprocess.Popen[str]] = []  # killed, and not ended when that was looked at last
+
 
 def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) -> tuple[tuple[Check, ...], str]:
     """What amd-smi says. The second is why there is nothing to say."""
@@ -44,7 +44,7 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
     path = shutil.which(program)
     if path is None:
         check = Check(
-            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why="GPU health cannot be looked at.",
+            name="gpu", level=WARN, value="a driver of AMD's, but no amd-smi", why=health.WHY_UNSEEN,
             remedy="Install amd-smi-lib (it is part of ROCm), or add /opt/rocm/bin to PATH.",
         )  # fmt: skip
         return (check,), ""
@@ -52,8 +52,8 @@ def gpus(root: Path = ROOT, program: str = PROGRAM, within_s: float = WITHIN_S) 
     metrics, problem = ask(path, "metric", deadline)
     if problem:
         check = Check(
-            name="gpu", level=WARN, value=f"amd-smi metric: {problem}", why="GPU health cannot be looked at; a driver that "
-            "hangs, or has lost a GPU, lets nobody look.",
+            name="gpu", level=WARN, value=f"amd-smi metric: {problem}",
+            why=f"{health.WHY_UNSEEN} A driver that hangs, or has lost a GPU, lets nobody look.",
             remedy="See the kernel log for amdgpu's lines; the job's user must be in the groups render and video.",
         )  # fmt: skip
         return (check,), ""
@@ -68,23 +68,41 @@ def ask(path: str, question: str, deadline: float) -> tuple[dict[int, Card], str
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         return {}, "there was no time left to ask"
+    _left[:] = [process for process in _left if process.poll() is None]
+    if _left:
+        return {}, f"process {_left[0].pid}, which was asked before, was killed and does not end"
     try:
-        done = subprocess.run(
-            [path, question, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left_s,
+        process = subprocess.Popen(
+            [path, question, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace",
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {}, f"no answer within {left_s:.0f} s"
     except OSError as error:
         return {}, str(error.strerror or error)
     try:
-        plain = json.loads(done.stdout)
+        told, complained = process.communicate(timeout=left_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return {}, f"no answer within {left_s:.0f} s"
+    try:
+        plain = json.loads(told)
     except ValueError:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return {}, said[-1][:160] if said else f"it ended with {done.returncode} and said nothing"
+        said = (complained.strip() or told.strip()).splitlines()
+        return {}, said[-1][:160] if said else f"it ended with {process.returncode} and said nothing"
     if isinstance(plain, dict) and "error" in plain:
         return {}, str(plain["error"])[:160]
     return cards(plain), ""
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """As far as that can be done: `subprocess.run` would wait for its end without a limit."""
+    process.kill()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        _left.append(process)
 
 
 def cards(plain: object) -> dict[int, Card]:
@@ -103,7 +121,7 @@ def of(number: int, card: Card, pages: Mapping[int, Card], running: Mapping[int,
     wrong = number_of(_section(card, "ecc").get("total_uncorrectable_count"))
     if wrong is not None:
         yield Check(
-            name=f"gpu.{number}.ecc", level=FAIL if wrong else OK, value=f"{wrong:.0f} uncorrected errors", why=WHY_ECC,
+            name=f"gpu.{number}.ecc", level=FAIL if wrong else OK, value=f"{wrong:.0f} uncorrected errors", why=health.WHY_ECC,
             remedy="Drain the node, reset the GPU (amd-smi reset -G), replace it if it comes again." if wrong else "",
             sign=Sign.GPU_BROKEN, kind=Kind.CUDA_ERROR,
         )  # fmt: skip
@@ -123,7 +141,7 @@ def _pages(number: int, card: Card) -> Iterator[Check]:
         f"{retired} retired{f', {pending} pending' * bool(pending)}{f', {stuck} that cannot be retired' * bool(stuck)}"
     )
     yield Check(
-        name=f"gpu.{number}.pages", level=FAIL if stuck else WARN if pending else OK, value=said, why=WHY_ECC,
+        name=f"gpu.{number}.pages", level=FAIL if stuck else WARN if pending else OK, value=said, why=health.WHY_ECC,
         remedy="Reset the GPU (pending) or replace it (pages that cannot be retired)." if stuck or pending else "",
         sign=Sign.GPU_BROKEN if stuck else None, kind=Kind.CUDA_ERROR,
     )  # fmt: skip
@@ -138,7 +156,7 @@ def _clocks(number: int, card: Card) -> Iterator[Check]:
     said = ", ".join(words for name, words in THROTTLED.items() if told.get(name) == "ACTIVE")
     said = said or ("throttled" if not told and old == "THROTTLED" else "")
     yield Check(
-        name=f"gpu.{number}.clocks", level=WARN if said else OK, value=said or "not throttled", why=WHY_CLOCKS,
+        name=f"gpu.{number}.clocks", level=WARN if said else OK, value=said or "not throttled", why=health.WHY_CLOCKS,
         remedy="Look at cooling and power (amd-smi metric -t -p)." if said else "",
     )  # fmt: skip
 
@@ -151,7 +169,7 @@ def _memory(number: int, memory: Card, running: Card | None) -> Iterator[Check]:
     left = busy == 0 and used > GIB
     yield Check(
         name=f"gpu.{number}.memory", level=WARN if left else OK,
-        value=f"{gib(used)} of {gib(total)} used" + ("" if busy is None else f" by {busy} processes"), why=WHY_MEMORY,
+        value=f"{gib(used)} of {gib(total)} used" + ("" if busy is None else f" by {busy} processes"), why=health.WHY_MEMORY,
         remedy="Find the leftover (fuser -v /dev/kfd /dev/dri/render*), or reset the GPU." if left else "",
     )  # fmt: skip
 

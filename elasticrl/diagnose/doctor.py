@@ -145,10 +145,11 @@ def _complaints(found: Iterable[environment.Finding], where: str, who: str) -> I
 
 def machine(nodes: int | None) -> environment.Machine:
     """What the linter has to know of this one."""
+    ports = fabric.ports()
     return environment.Machine(
-        interfaces=frozenset(health.interfaces()), hcas=frozenset(name.partition(":")[0] for name in health.hcas()),
+        interfaces=frozenset(health.interfaces()), hcas=frozenset(port.name.partition(":")[0] for port in ports),
         vendor="nvidia" if Path("/proc/driver/nvidia").exists() else "amd" if Path("/dev/kfd").exists() else "", nodes=nodes,
-        megatron=find_spec("megatron") is not None, active=fabric.active(),
+        megatron=find_spec("megatron") is not None, active=frozenset(port.name for port in ports if port.active),
     )  # fmt: skip
 
 
@@ -183,12 +184,12 @@ def network(tree: Tree | None) -> Iterator[Check]:
             name="network.interface", level=WARN if several else OK, value=", ".join(f"{nic} ({_mtu(nic)})" for nic in up),
             why=why, remedy="Name the one to use: node.interface." if several else "",
         )  # fmt: skip
-    for port, state in health.hcas().items():
-        dead = not state.startswith("ACTIVE")
+    for port in fabric.ports():
         yield Check(
-            name=f"network.hca.{port}", level=WARN if dead else OK, value=state,
+            name=f"network.hca.{port.name}", level=OK if port.active else WARN,
+            value=f"{port.state or 'no state'} {port.kind} {port.rate}",
             why="NCCL falls back to sockets when it finds no active port.",
-            remedy="ibstat; cable and subnet manager." if dead else "",
+            remedy="" if port.active else "ibstat; cable and subnet manager.",
         )  # fmt: skip
     if tree is not None:
         yield from _ports(tree)

@@ -6,6 +6,7 @@ value is silently ignored. So each name is looked up in `variables`, each value 
 rules about pairs are functions. A clean environment gives nothing.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from difflib import get_close_matches
@@ -111,7 +112,7 @@ def _one(name: str, value: str) -> Iterator[Finding]:
     elif name in VALUES:
         if said := VALUES[name](value):
             yield _wrong(name, value, said)
-    elif name in NCCL_NUMBERS and not _is_number(value):
+    elif name in NCCL_NUMBERS and number(value) is None:
         yield _wrong(name, value, "NCCL reads a number here, ignores this word and keeps its default")
     if name in REMARKS and REMARKS[name][0](value):
         _, problem, level, said, remedy = REMARKS[name]
@@ -129,17 +130,31 @@ def _wrong(name: str, value: str, said: str) -> Finding:
     )
 
 
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,16})|(0[0-7]{0,22})|([1-9][0-9]{0,18}))\s*", re.ASCII)
+
+
+def number(value: str) -> int | None:
+    """As C reads it (`strtoll` with base 0), and NCCL with it; None where C would stop before the end, or it is too large.
+
+    >>> number("22"), number(" -1"), number("0x16"), number("026"), number("08"), number("1e3"), number("1_0"), number("")
+    (22, -1, 22, 22, None, None, None, None)
+    """
+    found = _NUMBER.fullmatch(value)
+    if found is None:
+        return None
+    sign, hexadecimal, octal, decimal = found.groups()
+    read = int(sign + (hexadecimal or octal or decimal), 16 if hexadecimal else 8 if octal else 10)
+    return read if -(1 << 63) <= read < 1 << 63 else None
+
+
 def _is_number(value: str) -> bool:
-    try:
-        int(value.strip(), 0)
-    except ValueError:
-        return value.strip().lstrip("-").isdigit()  # 010: Python refuses it, C reads it
-    return True
+    return number(value) is not None
 
 
 def _between(low: int, high: int, hint: str = "") -> Callable[[str], str]:
     def check(value: str) -> str:
-        if _is_number(value) and low <= int(value.strip(), 0) <= high:
+        read = number(value)
+        if read is not None and low <= read <= high:
             return ""
         return f"it must be a number from {low} to {high}" + (f" ({hint})" if hint else "")
 
@@ -177,7 +192,7 @@ VALUES: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType({
     "NCCL_IB_RETRY_CNT": _between(0, 7),
     "NCCL_SOCKET_NTHREADS": _between(1, 16),
     "NCCL_NSOCKS_PERTHREAD": _between(1, 16),
-    "NCCL_NTHREADS": lambda value: "" if value.strip() in {"64", "128", "256", "512"} else "it must be 64, 128, 256 or 512",
+    "NCCL_NTHREADS": lambda value: "" if number(value) in {64, 128, 256, 512} else "it must be 64, 128, 256 or 512",
     "NCCL_P2P_DISABLE": _between(0, 1),
     "NCCL_CROSS_NIC": _between(0, 2),
     "NCCL_NVLS_ENABLE": _between(0, 2),
@@ -214,7 +229,7 @@ REMARKS: Final[Mapping[str, _Remark]] = MappingProxyType({
         lambda value: "LL128" in value.upper() and "^" not in value, Problem.DANGEROUS, Level.WARN,
         "forcing LL128 corrupts data on systems where NCCL does not choose it itself", "Remove it."),
     "NCCL_IB_TIMEOUT": (
-        lambda value: _is_number(value) and 24 <= int(value, 0) <= 31, Problem.DANGEROUS, Level.WARN,
+        lambda value: 24 <= (number(value) or 0) <= 31, Problem.DANGEROUS, Level.WARN,
         "it is an exponent: a dead link is noticed after minutes to hours", "Stay at or below 22 (17 s a try, 7 tries)."),
     "NCCL_P2P_DISABLE": (
         _on, Problem.DANGEROUS, Level.HINT, "GPUs of a node no longer talk to each other directly, which is much slower",
@@ -257,9 +272,9 @@ def _no_dump(env: _Env, _: Machine) -> Iterator[Finding]:
 
 def _sockets(env: _Env, machine: Machine) -> Iterator[Finding]:
     threads, each = env.get("NCCL_SOCKET_NTHREADS"), env.get("NCCL_NSOCKS_PERTHREAD")
-    if threads and each and _is_number(threads) and _is_number(each) and int(threads, 0) * int(each, 0) > 64:
+    if (number(threads or "") or 0) * (number(each or "") or 0) > 64:
         yield Finding(
-            name="NCCL_NSOCKS_PERTHREAD", value=each, problem=Problem.WRONG_VALUE, level=Level.WARN,
+            name="NCCL_NSOCKS_PERTHREAD", value=each or "", problem=Problem.WRONG_VALUE, level=Level.WARN,
             said=f"{threads} threads x {each} sockets is over NCCL's limit of 64: it lowers the second itself",
             remedy="Keep the product of NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD at or below 64.",
         )  # fmt: skip
@@ -306,10 +321,21 @@ def _off(env: _Env, machine: Machine) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def hcas(value: str) -> tuple[bool, bool, tuple[str, ...]]:
+    """What NCCL_IB_HCA says, `[^][=]name[:port],...`: whether these are left out, whether names are whole (else each is a
+    prefix), and the list.
+
+    >>> hcas("^=mlx5_0:1, mlx5_1"), hcas("mlx5")
+    ((True, True, ('mlx5_0:1', 'mlx5_1')), (False, False, ('mlx5',)))
+    """
+    listed = value.removeprefix("^")
+    parts = (part.strip() for part in listed.removeprefix("=").split(","))
+    return value.startswith("^"), listed.startswith("="), tuple(filter(None, parts))
+
+
 def _hca(value: str, machine: Machine) -> Iterator[Finding]:
-    """`NCCL_IB_HCA=[^][=]name[:port],...`: without `=` each name is a prefix."""
-    exclude, exact = value.startswith("^"), "=" in value[:2]
-    names = [part.split(":")[0] for part in value.lstrip("^=").split(",") if part]
+    exclude, exact, listed = hcas(value)
+    names = [part.partition(":")[0] for part in listed]
     if machine.hcas is not None:
         lost = [n for n in names if not any(h == n if exact else h.startswith(n) for h in machine.hcas)]
         if lost and not exclude:
@@ -383,7 +409,8 @@ def _waits(env: _Env, _: Machine) -> Iterator[Finding]:
 def _range(env: _Env, _: Machine) -> Iterator[Finding]:
     low = env.get("NCCL_MIN_CTAS", env.get("NCCL_MIN_NCHANNELS", env.get("NCCL_MIN_NRINGS", "")))
     high = env.get("NCCL_MAX_CTAS", env.get("NCCL_MAX_NCHANNELS", env.get("NCCL_MAX_NRINGS", "")))
-    if _is_number(low) and _is_number(high) and int(low, 0) > int(high, 0):
+    least, greatest = number(low), number(high)
+    if least is not None and greatest is not None and least > greatest:
         name = next(n for n in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS") if n in env)
         yield _wrong(name, low, f"the least number of channels, {low}, is over the greatest, {high}")
 

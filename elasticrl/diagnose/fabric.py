@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from elasticrl.core.evidence import Kind, Sign
+from elasticrl.diagnose.environment import hcas, number
 from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check
 
 PCI: Final = "sys/bus/pci/devices"
@@ -179,13 +180,19 @@ class Gid:
 class RdmaPort:
     """A port of an RDMA device.
 
-    Example: RdmaPort(name="mlx5_0:1", active=True, ethernet=True, gids=(...))
+    Example: RdmaPort(name="mlx5_0:1", state="ACTIVE", ethernet=True, rate="400 Gb/sec (4X NDR)", gids=(...))
     """
 
     name: str
-    active: bool
+    state: str  # in the kernel's word; "" if it does not say
     ethernet: bool  # RoCE
+    rate: str = ""
     gids: tuple[Gid, ...] = ()  # but for the empty places of the table
+
+    @property
+    def active(self) -> bool:
+        """Whether NCCL could use it."""
+        return self.state == "ACTIVE"
 
     @property
     def kind(self) -> str:
@@ -197,8 +204,8 @@ def ports(root: Path = ROOT) -> tuple[RdmaPort, ...]:
     """All RDMA ports."""
     return tuple(
         RdmaPort(
-            name=f"{device.name}:{port.name}", active="ACTIVE" in _attribute(port, "state").split(),
-            ethernet=_attribute(port, "link_layer") == "Ethernet", gids=tuple(_gids(port)),
+            name=f"{device.name}:{port.name}", state=_attribute(port, "state").rpartition(": ")[2],
+            ethernet=_attribute(port, "link_layer") == "Ethernet", rate=_attribute(port, "rate"), gids=tuple(_gids(port)),
         )
         for device in _folders(root / "sys/class/infiniband")
         for port in _folders(device / "ports")
@@ -221,8 +228,8 @@ def _gids(port: Path) -> Iterator[Gid]:
 
 def gids(env: Mapping[str, str], root: Path = ROOT) -> Iterator[Check]:
     """Does each RoCE port have a routable address, and does NCCL_IB_GID_INDEX name one?"""
-    wanted = env.get("NCCL_IB_GID_INDEX", "").strip()
-    index = int(wanted) if wanted.isdigit() else None  # -1, the default: NCCL chooses
+    index = number(env.get("NCCL_IB_GID_INDEX", ""))
+    index = None if index is None or index < 0 else index  # -1, the default: NCCL chooses
     chosen = [port for port in ports(root) if port.active and meant(port.name, env.get("NCCL_IB_HCA", ""))]
     for port in chosen:
         if port.ethernet:
@@ -258,13 +265,12 @@ def _gid(port: RdmaPort, index: int | None) -> Check:
 
 
 def meant(port: str, hca: str) -> bool:
-    """Whether NCCL_IB_HCA leaves a port in: `[^][=]name[:port],...`; without `=` each name is a prefix.
+    """Whether NCCL_IB_HCA leaves a port in.
 
     >>> meant("mlx5_10:1", "mlx5_1"), meant("mlx5_10:1", "=mlx5_1"), meant("mlx5_10:1", "^=mlx5_10:1"), meant("mlx5_0:1", "")
     (True, False, False, True)
     """
-    exclude, exact = hca.startswith("^"), "=" in hca[:2]
-    listed = [part.strip() for part in hca.lstrip("^=").split(",") if part.strip()]
+    exclude, exact, listed = hcas(hca)
     if not listed:
         return True
     device, _, number = port.partition(":")

@@ -54,16 +54,19 @@ class Check:
         return {name: str(value) for name, value in asdict(self).items() if name not in {"sign", "kind"}}
 
 
-def evidence(checks: Iterable[Check], *, node: str | None = None, when: float | None = None) -> tuple[Evidence, ...]:
+def evidence(checks: Iterable[Check], *, node: str | None = None) -> tuple[Evidence, ...]:
     """What the bad checks speak for, if a gang has stalled."""
     return tuple(
         Evidence(
-            kind=check.kind or Kind.NODE, sign=check.sign, node=node, when=when, clock="core" if when is not None else "",
-            detail=f"{check.name}: {check.value}", source="health",
+            kind=check.kind or Kind.NODE,
+            sign=check.sign,
+            node=node,
+            detail=f"{check.name}: {check.value}",
+            source="health",
         )
         for check in checks
         if check.sign is not None and check.level is FAIL
-    )  # fmt: skip
+    )
 
 
 # Texts of /proc and /sys.
@@ -550,20 +553,6 @@ def interfaces(root: Path = ROOT) -> dict[str, str]:
     return {nic: (_text(root, f"sys/class/net/{nic}/operstate") or "unknown").strip() for nic in nics}
 
 
-def hcas(root: Path = ROOT) -> dict[str, str]:
-    """RDMA ports with their state: `mlx5_0:1` -> `ACTIVE InfiniBand 400 Gb/sec`."""
-    return {
-        f"{hca.name}:{port.name}": " ".join(
-            (_text(root, f"sys/class/infiniband/{hca.name}/ports/{port.name}/{what}") or "?")
-            .strip()
-            .rpartition(": ")[2]
-            for what in ("state", "link_layer", "rate")
-        )
-        for hca in _folders(root / "sys/class/infiniband")
-        for port in _folders(hca / "ports")
-    }
-
-
 def clock(offset: float | None, of: str = "") -> Check:
     """How far another node's clock is from ours; see `offset_s`."""
     why = "Logs of several nodes are read side by side, and certificates have dates. Decisions do not depend on it."
@@ -592,6 +581,13 @@ def kernel(text: str, source: str) -> tuple[Check, tuple[Evidence, ...]]:
     ), facts  # fmt: skip
 
 
+#: Why what a GPU says of itself matters, whoever made it.
+WHY_UNSEEN: Final = "GPU health cannot be looked at."
+WHY_ECC: Final = "An uncorrected error has changed data; the run's numbers cannot be trusted."
+WHY_CLOCKS: Final = "A throttled GPU is the straggler that all others wait for."
+WHY_MEMORY: Final = "Memory that a dead process holds is missing at the next start."
+
+
 def gpus() -> tuple[tuple[Check, ...], str]:
     """What NVML says of this machine's GPUs. The second is why there is nothing to say."""
     try:
@@ -599,7 +595,7 @@ def gpus() -> tuple[tuple[Check, ...], str]:
     except ImportError:
         if Path("/proc/driver/nvidia/version").exists():
             check = Check(
-                name="gpu", level=WARN, value="a driver, but no nvidia-ml-py", why="GPU health cannot be looked at.",
+                name="gpu", level=WARN, value="a driver, but no nvidia-ml-py", why=WHY_UNSEEN,
                 remedy="pip install nvidia-ml-py",
             )  # fmt: skip
             return (check,), ""
@@ -639,10 +635,9 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
             return None
 
     ecc = ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)  # uncorrected, since the driver was loaded
-    why = "An uncorrected error has changed data; the run's numbers cannot be trusted."
     if ecc is not None:
         yield Check(
-            name=f"gpu.{index}.ecc", level=FAIL if ecc else OK, value=f"{ecc} uncorrected errors", why=why,
+            name=f"gpu.{index}.ecc", level=FAIL if ecc else OK, value=f"{ecc} uncorrected errors", why=WHY_ECC,
             remedy="Drain the node, reset the GPU, replace it if it comes again." if ecc else "", sign=Sign.GPU_BROKEN,
             kind=Kind.CUDA_ERROR,
         )  # fmt: skip
@@ -651,7 +646,7 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
         pending, failed = bool(rows[2]), bool(rows[3])
         yield Check(
             name=f"gpu.{index}.rows", level=FAIL if failed else WARN if pending else OK,
-            value=f"{rows[0] + rows[1]} remapped{', pending' * pending}{', failed' * failed}", why=why,
+            value=f"{rows[0] + rows[1]} remapped{', pending' * pending}{', failed' * failed}", why=WHY_ECC,
             remedy="Reset the GPU (pending) or replace it (failed)." if pending or failed else "",
             sign=Sign.GPU_BROKEN if failed else None, kind=Kind.CUDA_ERROR,
         )  # fmt: skip
@@ -659,8 +654,7 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
     if reasons is not None:
         said = ", ".join(text for bit, text in THROTTLED.items() if reasons & bit)
         yield Check(
-            name=f"gpu.{index}.clocks", level=WARN if said else OK, value=said or "not throttled",
-            why="A throttled GPU is the straggler that all others wait for.",
+            name=f"gpu.{index}.clocks", level=WARN if said else OK, value=said or "not throttled", why=WHY_CLOCKS,
             remedy="Look at cooling and power." if said else "",
         )  # fmt: skip
     used, running = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetComputeRunningProcesses", handle)
@@ -668,8 +662,7 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
         left = not running and used.used > GIB
         yield Check(
             name=f"gpu.{index}.memory", level=WARN if left else OK,
-            value=f"{gib(used.used)} of {gib(used.total)} used by {len(running)} processes",
-            why="Memory that a dead process holds is missing at the next start.",
+            value=f"{gib(used.used)} of {gib(used.total)} used by {len(running)} processes", why=WHY_MEMORY,
             remedy="Find the leftover (fuser -v /dev/nvidia*), or reset the GPU." if left else "",
         )  # fmt: skip
     states = {link: ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(NVLINKS)}
@@ -687,11 +680,11 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
 
 
 def look(paths: Mapping[str, Path], before: Counters, after: Counters, *, root: Path = ROOT) -> list[Check]:
-    """All of it, but for the kernel log: what a daemon looks at each `health.sample`. `paths` are disks by name."""
+    """What a daemon looks at each `health.sample`, beside kernel log and GPUs: those may hang. `paths` are disks by name."""
     found: list[Check] = [*pressures(root), *memory(root), *load(root), *limits(root), *shm()]
     for name, path in paths.items():
         found += disk(path, name, root=root, write=False)
-    return [*found, *gained(before, after), *gpus()[0]]
+    return [*found, *gained(before, after)]
 
 
 #: What makes any process on a machine slow. It proves nothing about anybody; it belongs to the picture of a fault.

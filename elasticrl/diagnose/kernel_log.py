@@ -51,12 +51,13 @@ class Watch:
     """What the kernel says from now on."""
 
     def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
         self._ring: Ring | None = None
         self._cursor = ""
         try:
             self._ring = Ring(root, news=True)
         except OSError:
-            self._cursor = _ask("--lines=0")[1]
+            self._cursor = _ask(root, "--lines=0")[1]
 
     def read(self) -> str:
         """What is new, as dmesg prints it; "" too where this user may read neither ring nor journal."""
@@ -64,14 +65,14 @@ class Watch:
             return dmesg("".join(self._ring.records()))
         if not self._cursor:
             return ""
-        text, cursor = _ask(f"--after-cursor={self._cursor}")
+        text, cursor = _ask(self._root, f"--after-cursor={self._cursor}")
         self._cursor = cursor or self._cursor
         return text
 
 
 def whole(root: Path = ROOT) -> tuple[str, str]:
     """The log as dmesg prints it, and where it came from; or "" and why there is none."""
-    text, _ = _ask("--lines=5000")
+    text, _ = _ask(root, "--lines=5000")
     if text:
         return text, "journal"
     try:
@@ -84,13 +85,14 @@ def whole(root: Path = ROOT) -> tuple[str, str]:
         ring.close()
 
 
-def _ask(*what: str) -> tuple[str, str]:
-    """What the journal has of the kernel, and the cursor behind it."""
+def _ask(root: Path, *what: str) -> tuple[str, str]:
+    """What the journal below a root has of the kernel, and the cursor behind it."""
     journal = shutil.which("journalctl")
     if journal is None:
         return "", ""
     try:
-        done = subprocess.run([journal, *_JOURNAL, "--show-cursor", *what], capture_output=True, timeout=ASK_S)
+        where = () if root == ROOT else (f"--root={root}",)
+        done = subprocess.run([journal, *where, *_JOURNAL, "--show-cursor", *what], capture_output=True, timeout=ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return "", ""
     lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []

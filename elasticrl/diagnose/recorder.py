@@ -1,23 +1,22 @@
-"""Flight recorders compared: who is behind, who never entered, who entered another collective, whose host is elsewhere.
+"""Flight recorders of a node's workers: each is asked for its own, and what it answers is read as its collectives.
 
 The one idea: every rank of a process group issues the same collectives in the same order, so each rank's dump is one row of
-a table whose columns are sequence numbers. The first column in which the rows differ is where it went wrong; a row that ends
-early belongs to the rank that the others wait for. Dumps come as JSON from the workers: torch writes pickles, and a pickle
-from another process is never loaded here. With gloo the entries' state stays "scheduled", so states only sharpen the answer.
+a table whose columns are sequence numbers. A node has a few rows; `core.parting` sees the last of all nodes' and says where
+they part. Dumps come as JSON from the workers: torch writes pickles, and a pickle from another process is never loaded here.
+With gloo the entries' state stays "scheduled", so states only sharpen the answer.
 """
 
 import json
 import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.evidence import Call, Evidence, Kind, Sign
+from elasticrl.core.evidence import Call
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
@@ -41,7 +40,7 @@ WORDS: Final = 60  # characters of a collective that other nodes are told of
 class Entry:
     """One collective as one rank entered it.
 
-    Example: Entry(group="0", seq=41, op="all_reduce", sizes=((1024,),), dtypes=("Float",), frame="train.py:88 step")
+    Example: Entry(group="0", seq=41, op="all_reduce", sizes=((1024,),), dtypes=("Float",), state="started")
     """
 
     group: str
@@ -50,18 +49,11 @@ class Entry:
     sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     state: str = ""
-    frame: str = ""  # where the program called it
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """What must be the same on all ranks."""
-        even = self.op.startswith(EVEN) or not self.op.startswith(UNEVEN)
-        return (self.op, self.dtypes, self.sizes) if even else (self.op, self.dtypes)
 
     @property
     def call(self) -> Call:
-        """What other nodes are told of it."""
-        even = len(self.signature) == 3
+        """What other nodes are told of it: what must be the same on all ranks."""
+        even = self.op.startswith(EVEN) or not self.op.startswith(UNEVEN)
         shapes = " ".join("x".join(map(str, size)) or "scalar" for size in self.sizes) if even else ""
         what = " ".join(filter(None, (self.op, shapes, "/".join(sorted(set(self.dtypes))))))
         # Many tensors make a long list: two that differ at its end must not look alike where it is cut.
@@ -108,7 +100,7 @@ def _by_then(raw: Mapping[object, object], until_ns: int | None) -> bool:
 def collect(
     folder: Path, workers: Mapping[int, int], *, within_s: float, until_ns: int | None = None
 ) -> dict[int, tuple[Entry, ...]]:
-    """The recorder of each rank that answers in time (rank -> pid); the others have no row, and `compare` says so.
+    """The recorder of each rank that answers in time (rank -> pid); the others have no row.
 
     The answer is read by the worker itself and comes as JSON; see `witness`.
     """
@@ -156,102 +148,6 @@ def _answer(file: Path, token: str) -> Mapping[str, object] | None:
     return answer if isinstance(answer, dict) and str(answer.get("token", "")) >= token else None
 
 
-def load(text: str | bytes) -> tuple[Entry, ...]:
-    """A dump as JSON. What is no dump has no entries."""
-    try:
-        return entries(json.loads(text))
-    except (ValueError, RecursionError):
-        return ()
-
-
-def compare(dumps: Mapping[int, Sequence[Entry]], *, expected: Iterable[int] = ()) -> tuple[Evidence, ...]:
-    """Evidence from the dumps of all ranks. `expected` are the ranks that were asked: one that gave none cannot run."""
-    found: list[Evidence] = []
-    groups: dict[str, dict[int, dict[int, Entry]]] = {}
-    for rank, listed in sorted(dumps.items()):
-        for entry in listed:
-            groups.setdefault(entry.group, {}).setdefault(rank, {})[entry.seq] = entry
-    silent = sorted(set(expected) - set(dumps))
-    if silent and dumps:
-        found += [
-            Evidence(
-                kind=Kind.RECORDER,
-                sign=Sign.ABSENT,
-                rank=rank,
-                detail="gave no flight-recorder dump",
-                source="recorder",
-            )
-            for rank in silent
-        ]
-    for group, rows in sorted(groups.items()):
-        # A rank that has dumped and shows nothing of a group belongs to another group, unless it is the only group.
-        members = sorted(dumps) if len(groups) == 1 else sorted(rows)
-        found += _compare_group(group, {rank: rows.get(rank, {}) for rank in members})
-    return tuple(found)
-
-
-def _compare_group(group: str, rows: Mapping[int, Mapping[int, Entry]]) -> Iterator[Evidence]:
-    """What one group's records prove: a collective that some entered otherwise, or that some never entered."""
-    if len(rows) < 2:
-        return
-    last = {rank: max(row, default=-1) for rank, row in rows.items()}
-    if odd := _first_difference(rows):
-        seq, ranks, usual = odd
-        for rank in ranks:
-            mine = rows[rank][seq]
-            yield _evidence(Sign.MISMATCH, rank, group, mine, f"entered {mine}, others {usual}", ranks)
-        return
-    front = max(last.values())
-    behind = sorted(rank for rank, seq in last.items() if seq < front)
-    ahead = [rank for rank in rows if rank not in behind]
-    wanted = rows[ahead[0]][front]
-    if len(behind) * 2 > len(rows):
-        # Most have not come (yet): that a few are ahead proves nothing about anybody.
-        for rank in ahead:
-            yield _evidence(
-                Sign.WAITED, rank, group, rows[rank][front], f"waits in {wanted}; most ranks have not entered it"
-            )
-        return
-    for rank in ahead:
-        if behind or rows[rank][front].state not in {"completed", ""}:
-            yield _evidence(Sign.WAITED, rank, group, rows[rank][front], f"waits in {wanted}")
-    for rank in behind:
-        newest = rows[rank].get(last[rank])
-        if newest is None:
-            yield _evidence(
-                Sign.ABSENT, rank, group, wanted, f"never entered a collective of this group; others are in {wanted}"
-            )
-            continue
-        at = f" (last seen at {newest.frame})" if newest.frame else ""
-        done = newest.state == "completed"
-        sign = Sign.HOST_STUCK if done else Sign.ABSENT
-        said = f"entered nothing after {newest}{at}; others are in {wanted}"
-        yield _evidence(sign, rank, group, wanted, ("its host is between collectives: " if done else "") + said)
-
-
-def _first_difference(rows: Mapping[int, Mapping[int, Entry]]) -> tuple[int, tuple[int, ...], Entry] | None:
-    """The first number at which ranks entered different collectives: it, who is odd, and what is usual."""
-    shared: Counter[int] = Counter(seq for row in rows.values() for seq in row)
-    for seq in sorted(seq for seq, count in shared.items() if count > 1):
-        here = {rank: row[seq] for rank, row in rows.items() if seq in row}
-        kinds = Counter(entry.signature for entry in here.values())
-        if len(kinds) == 1:
-            continue
-        (usual, most), *_ = kinds.most_common()
-        tied = [signature for signature, count in kinds.items() if count == most]
-        odd = [rank for rank, entry in here.items() if len(tied) > 1 or entry.signature != usual]
-        example = next(entry for entry in here.values() if entry.signature == usual)
-        return seq, tuple(sorted(odd)), example
-    return None
-
-
-def _evidence(sign: Sign, rank: int, group: str, entry: Entry, detail: str, ranks: tuple[int, ...] = ()) -> Evidence:
-    return Evidence(
-        kind=Kind.RECORDER, sign=sign, rank=rank, ranks=ranks, group=group, op=entry.op, seq=entry.seq, numel_in=entry.numel,
-        detail=detail[:300], source="recorder",
-    )  # fmt: skip
-
-
 def _entry(raw: Mapping[object, object]) -> Entry | None:
     seq = raw.get("collective_seq_id")
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0 or raw.get("is_p2p") is True:
@@ -265,7 +161,7 @@ def _entry(raw: Mapping[object, object]) -> Entry | None:
     name = str(raw.get("profiling_name", "")).split(":", 1)[-1]
     return Entry(
         group=group[:80], seq=seq, op=name[:80], sizes=_sizes(raw.get("input_sizes")), dtypes=_strings(raw.get("input_dtypes")),
-        state=str(raw.get("state") or ""), frame=_frame(raw.get("frames")),
+        state=str(raw.get("state") or ""),
     )  # fmt: skip
 
 
@@ -281,17 +177,3 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 def _strings(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-
-
-def _frame(value: object) -> str:
-    """The program's own frame: the newest that is not torch's."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return ""
-    for frame in value:
-        if isinstance(frame, Mapping) and "/torch/" not in str(frame.get("filename", "")):
-            return (
-                f"{str(frame.get('filename', '')).rsplit('/', 1)[-1]}:{frame.get('line', '')} {frame.get('name', '')}"[
-                    :120
-                ]
-            )
-    return ""

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +160,49 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path) -> None:
     (check,), _ = amd.gpus(tmp_path, str(program), within_s=0.3)
     assert (check.level, "no answer" in check.value) == (Level.WARN, True)
     assert time.monotonic() - begin < 10
+
+
+#: Holds whoever writes its number into a file: as one that waits in a dead driver, it does not end when it is killed.
+HOLDER = """
+import ctypes, os, sys, time
+print("ready", flush=True)
+while not (os.path.exists(sys.argv[1]) and (pid := open(sys.argv[1]).read().strip())):
+    time.sleep(0.01)
+seize, stop_at_exit = 0x4206, 0x40
+said = ctypes.CDLL(None).ptrace(seize, int(pid), 0, stop_at_exit)
+print("held" if said == 0 else "free", flush=True)
+time.sleep(30)
+"""
+
+
+def test_a_program_that_does_not_end_though_it_is_killed_is_left_alone_and_no_second_one_is_started(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    program, started = tmp_path / "amd-smi", tmp_path / "started"
+    program.write_text(f'#!/bin/sh\necho $$ >> "{started}"\nexec sleep 60\n')
+    program.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(started)], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "ready\n"
+            begin = time.monotonic()
+            (check,), _ = amd.gpus(tmp_path, str(program), within_s=1.0)
+            assert time.monotonic() - begin < 10
+            if holder.stdout.readline() != "held\n":
+                pytest.skip("this machine lets no process hold another one")
+            assert (check.level, "no answer within 1 s" in check.value) == (Level.WARN, True)
+            (check,), _ = amd.gpus(tmp_path, str(program), within_s=1.0)
+            (pid,) = started.read_text().split()
+            assert (check.level, f"process {pid}" in check.value) == (Level.WARN, True)
+        finally:
+            holder.kill()
+    program.write_text("#!/bin/sh\necho '[]'\n")
+    deadline = time.monotonic() + 10
+    while amd.gpus(tmp_path, str(program)) != ((), "amd-smi tells of no GPU"):
+        assert time.monotonic() < deadline, "it has ended, and the next one is not asked"
+        time.sleep(0.01)  # until the kernel has let go of it
 
 
 def test_where_no_amd_gpu_is_nothing_is_said_and_a_driver_without_the_program_is(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose import health, kernel_log
+from elasticrl.diagnose import fabric, health, kernel_log
+from elasticrl.diagnose.fabric import RdmaPort
 from elasticrl.diagnose.health import Check, Counters, Level
 
 #: A node of a cluster: 2 TiB, cgroup v2 in a unit, one NIC that works and one HCA. Texts as the kernel writes them.
@@ -181,7 +182,9 @@ def test_roces_own_counters_tell_loss_from_congestion_and_both_from_what_is_usua
 
 
 def test_ports_huge_pages_and_load_are_read(node: Path) -> None:
-    assert health.hcas(node) == {"mlx5_0:1": "ACTIVE InfiniBand 400 Gb/sec (4X NDR)"}
+    assert fabric.ports(node) == (
+        RdmaPort(name="mlx5_0:1", state="ACTIVE", ethernet=False, rate="400 Gb/sec (4X NDR)"),
+    )
     assert health.interfaces(node) == {"eth0": "up", "lo": "unknown"}
     limits = by_name(health.limits(node))
     assert limits["memory.thp"].level is Level.WARN

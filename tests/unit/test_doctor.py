@@ -317,9 +317,9 @@ def test_of_many_nodes_a_ring_is_tested_and_that_is_said(monkeypatch: pytest.Mon
     assert not list(doctor.compared([], "n0", dict(list(ends.items())[:16])))
     asked: list[dict[str, object]] = []
 
-    def probe(*_: object, input: str, **__: object) -> subprocess.CompletedProcess[str]:  # noqa: A002 - as subprocess has it
+    def probe(*_: object, input: bytes, **__: object) -> subprocess.CompletedProcess[bytes]:  # noqa: A002 - as subprocess has it
         asked.append(json.loads(input))
-        return subprocess.CompletedProcess([], 0, stdout="")
+        return subprocess.CompletedProcess([], 0, stdout=b"")
 
     monkeypatch.setattr(subprocess, "run", probe)
     for count in (16, 17):
@@ -394,6 +394,37 @@ def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
         checks = {check["name"]: check for check in answer["checks"]}
         assert checks["pair.a-b"]["level"] == "ok"
         assert not [name for name in checks if name.startswith("versions.")]
+
+
+def test_a_test_of_the_network_that_could_not_be_made_is_a_failure() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        ends = f"a=127.0.0.1:{taken.getsockname()[1]},b=127.0.0.1:{free()}"
+        result = run("--nodes", ends, "--me", "a", "--within", "3", "--json")
+    check = checked(result)["pairs"]
+    assert (check["level"], result.exit_code) == ("fail", 1)
+    assert "exit code 1" in check["value"]
+    assert check["remedy"]
+
+
+def test_a_test_of_the_network_that_does_not_end_or_tells_nothing_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(doctor, "MORE_S", 0.2)
+    told = json.dumps({"node": "a", "peer": "b", "tcp": "ok"})
+    for script, count, said in (
+        ("exec sleep 60", 0, "did not end"),
+        (f"echo '{told}'; exec sleep 60", 1, "did not end"),
+        ("exit 0", 0, "gave no result"),
+        (f"echo '{told}'; kill -9 $$", 1, "signal 9"),
+        (f"echo '{told}'; echo 'Warning: x'", 1, ""),
+    ):
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        results, problem = doctor._probe("a", {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}, 0.3)
+        assert (len(results), said in problem, bool(problem)) == (count, True, bool(said)), (script, problem)
 
 
 @pytest.mark.parametrize("nodes", ["a", "a=host", "a=:1", "b=127.0.0.1:1"])

@@ -181,6 +181,8 @@ def test_a_gpu_that_reads_as_all_ones_has_gone_from_the_bus(tree: Path) -> None:
         ({"NCCL_IB_GID_INDEX": "-1"}, Level.OK, "RoCE v2 at index"),
         ({"NCCL_IB_GID_INDEX": "2"}, Level.WARN, "NCCL_IB_GID_INDEX=2 is IB/RoCE v1, not RoCE v2"),
         ({"NCCL_IB_GID_INDEX": "5"}, Level.WARN, "NCCL_IB_GID_INDEX=5 is an empty place of its table"),
+        ({"NCCL_IB_GID_INDEX": "010"}, Level.WARN, "NCCL_IB_GID_INDEX=8 is an empty place of its table"),
+        ({"NCCL_IB_GID_INDEX": "²"}, Level.OK, "RoCE v2 at index"),
         ({"NCCL_IB_GID_INDEX": "99"}, Level.WARN, "NCCL_IB_GID_INDEX=99 is an empty place of its table"),
     ],
 )

@@ -5,9 +5,14 @@ import io
 import json
 import os
 import socket
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_core_diagnosis import NODES, capped, leader
@@ -61,6 +66,34 @@ def test_a_reserved_port_is_free_for_the_probe_and_for_nobody_else() -> None:
     port.keep()
     assert port.address == f"{host}:{number}"
     port.close()
+
+
+#: In a network of its own, with eight ports to choose from, of which two are somebody else's for datagrams.
+FEW_PORTS = """
+import socket
+from pathlib import Path
+from elasticrl.core.address import split
+from elasticrl.daemon.inquiry import Reserved
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("50000 50007")
+taken = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+for number, sock in enumerate(taken, 50000):
+    sock.bind(("0.0.0.0", number))
+for _ in range(20):
+    port = Reserved("0.0.0.0", 0)
+    assert len(port._held) == 2 and split(port.address)[1] > 50001, port.address
+    port.release()
+    port.keep()
+    assert {sock.getsockname()[1] for sock in port._held} == {split(port.address)[1]}
+    port.close()
+"""
+
+
+def test_a_port_that_somebody_has_for_datagrams_alone_is_not_tried_again_and_again() -> None:
+    command = ["unshare", "--net", sys.executable, "-c", FEW_PORTS]
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own needs root")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_surest_verdict_is_told_and_of_equals_the_first() -> None:
@@ -195,9 +228,63 @@ def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_
     (broken,) = (fact for fact in facts if fact.sign is Sign.GPU_BROKEN)
     assert (broken.node, broken.source) == ("n00", dossier.HEALTH)
     (tmp_path / card / "config").write_bytes(bytes.fromhex("de103023"))
+    asyncio.run(node._look_at_cards())
     assert broken in node._machine(health.counters(0.0, tmp_path))[1], "it was looked at a moment ago"
+    node._due.clear()  # two minutes later
     asyncio.run(node._look_at_cards())
     assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}, "and is taken back"
+
+
+def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor_does_this_nodes_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = b"3,1,1000000,-;NVRM: Xid (PCI:0000:07:00): 48, pid=9, an uncorrectable error\n"
+    new = b"3,339,512200417,-;NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus\n"
+    little = b"MemTotal: 1000 kB\nMemAvailable: 1 kB\n"  # which each look tells again
+    place = machine_of(tmp_path, {"dev/kmsg": old, "proc/meminfo": little})
+    asked, over = list[float](), threading.Event()
+
+    def hang() -> None:
+        asked.append(time.monotonic())
+        over.wait(30.0)
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=hang, NVMLError=OSError))
+    tree = Tree.model_validate({"job": {"name": "j"}, "health": {"sample": "20ms"}})
+    node = Inquiry(tree, place, log=set_up(io.StringIO(), pretty=False), history=History())
+    told: list[Evidence] = []
+
+    def seen(sign: Sign) -> list[Evidence]:
+        return [fact for fact in told if fact.sign is sign]
+
+    async def live() -> None:
+        looked, heard = asyncio.Event(), asyncio.Event()
+
+        def post(event: Event) -> None:
+            assert isinstance(event, Found)
+            told.extend(event.evidence)
+            if asked and len(seen(Sign.HOST_MEMORY)) >= 5:
+                looked.set()
+            if seen(Sign.GPU_BROKEN):
+                heard.set()
+
+        node.post = post
+        running = asyncio.create_task(node.run({}))
+        async with asyncio.timeout(20.0):
+            await looked.wait()
+            with (tmp_path / "dev/kmsg").open("ab") as ring:
+                ring.write(new)
+            await heard.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    begun = time.monotonic()
+    try:
+        asyncio.run(live())
+        assert time.monotonic() - begun < 20.0, "its end has waited"
+    finally:
+        over.set()
+    assert len(asked) == 1
+    assert [(fact.node, "79" in fact.line) for fact in seen(Sign.GPU_BROKEN)] == [("n00", True)]
 
 
 def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_another(tmp_path: Path) -> None:

@@ -47,3 +47,11 @@ def test_without_a_ring_the_journal_is_asked_from_its_cursor_on(tmp_path: Path, 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     watch = kernel_log.Watch(tmp_path / "nothing")
     assert [watch.read() for _ in range(3)] == ["[   12.000000] eth0: link is down", "", ""]
+
+
+def test_below_another_root_this_machines_journal_is_not_asked(tmp_path: Path, monkeypatch) -> None:
+    journal = tmp_path / "journalctl"
+    journal.write_text(f'#!/bin/sh\n[ "$1" = --root={tmp_path} ] && exit 1\necho "[   12.000000] eth0: link is down"\n')
+    journal.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert kernel_log.whole(tmp_path)[0] == kernel_log.Watch(tmp_path).read() == ""

@@ -183,7 +183,21 @@ def test_one_connection_is_right_for_megatron_only() -> None:
     assert lint({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, Machine(megatron=True)) == ()
 
 
-@pytest.mark.parametrize("value", ["", " ", "-", "0x", "٣", "1e3", "^", "=", "^=", ",", ":", "=:1", "\x00", "9" * 400])
+def test_a_number_is_read_as_c_reads_it() -> None:
+    assert lint({"NCCL_IB_TIMEOUT": "022"}) == (), "eighteen"
+    assert only({"NCCL_IB_TIMEOUT": "030"}).problem is Problem.DANGEROUS, "twenty-four"
+    assert only({"NCCL_IB_TIMEOUT": " 0x19"}).problem is Problem.DANGEROUS, "twenty-five"
+    for word in ("08", "1_0", "0b1", "0o7", "٣", "9" * 400, "22 s"):  # Python reads some of these
+        assert only({"NCCL_IB_TIMEOUT": word}).problem is Problem.WRONG_VALUE, word
+    assert lint({"NCCL_SOCKET_NTHREADS": "010", "NCCL_NSOCKS_PERTHREAD": "010"}) == (), "eight times eight"
+    assert lint({"NCCL_MIN_CTAS": "010", "NCCL_MAX_CTAS": "8"}) == ()
+    assert only({"NCCL_MIN_CTAS": "011", "NCCL_MAX_CTAS": "8"}).problem is Problem.WRONG_VALUE
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "-", "0x", "010", "08", "٣", "²", "1e3", "^", "=", "^=", ",", ":", "=:1", "\x00", "9" * 400, "9" * 5000],
+)
 def test_no_value_breaks_the_linter(value: str) -> None:
     names = [
         *sorted(KNOWN),
