@@ -39,7 +39,7 @@ from elasticrl.daemon.asking import Where
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, Taken, next_life
+from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.past import Broken, Scribe
@@ -47,6 +47,7 @@ from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog, count, stepped
@@ -82,7 +83,7 @@ T = TypeVar("T")
 
 
 #: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
-REFUSALS = (Taken, StoreError, ValueError)
+REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
 
 
 class Daemon:
@@ -875,7 +876,12 @@ async def the_secret(store: Store) -> bytes:
         await store.txn([Absent(key=keys.SECRET)], [fresh])
         entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
-    return bytes.fromhex(entry.value.decode())
+    try:
+        return bytes.fromhex(entry.value.decode())
+    except ValueError:
+        raise keys.Unreadable(
+            f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
+        ) from None
 
 
 def run_of(secret: bytes) -> str:
@@ -940,7 +946,7 @@ def own_address(interface: str | None) -> str:
             try:
                 packed = fcntl.ioctl(sock, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
             except OSError as error:
-                raise ValueError(
+                raise Refusal(
                     f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
                 ) from None
             return socket.inet_ntoa(packed[20:24])

@@ -24,6 +24,7 @@ from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Plan, Role
 from elasticrl.core.value import dataclass
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
@@ -106,11 +107,11 @@ def key_of(secret: bytes) -> str:
 
 
 def folder_of(base: str, job: str, node: str) -> Path:
-    """One vault's directory; ValueError if the socket in it would have too long a path."""
+    """One vault's directory; `Refusal` if the socket in it would have too long a path."""
     folder = Path(base) / job / node
     length = len(os.fsencode(folder / SOCKET))
     if length > SOCKET_BYTES:
-        raise ValueError(
+        raise Refusal(
             f"{folder / SOCKET} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
             "shorten vault.dir, job.name or node.name"
         )

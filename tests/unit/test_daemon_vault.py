@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.core.model import Member, Phase, Plan, Role, Seat
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.vault import SOCKET, Ring, folder_of, key_of, ring_of
 
 
@@ -33,9 +34,9 @@ def test_two_jobs_or_nodes_on_one_host_never_meet() -> None:
 def test_a_path_that_no_socket_may_have_is_refused_in_a_sentence() -> None:
     fits = "n" * (107 - len(f"/v/j//{SOCKET}"))
     assert folder_of("/v", "j", fits).name == fits
-    with pytest.raises(ValueError, match="bytes"):
+    with pytest.raises(Refusal, match="bytes"):
         folder_of("/v", "j", fits[:-1] + "ü")
-    with pytest.raises(ValueError, match=r"108 bytes.* may have 107: shorten vault\.dir, job\.name or node\.name"):
+    with pytest.raises(Refusal, match=r"108 bytes.* may have 107: shorten vault\.dir, job\.name or node\.name"):
         folder_of("/v", "j", fits + "n")
 
 
