@@ -330,13 +330,13 @@ class Daemon:
         known = await self._patiently(lambda: highest_incarnation(store, self.name))
         return next_life(self.name, last, known, agent_runs=False)
 
-    async def _patiently(self, call: Any) -> Any:
-        """Ask the store until it answers; say so when it does not."""
+    async def _patiently(self, call: Any, *also: type[Exception]) -> Any:
+        """Ask the store until it answers; say so when it does not. `also`: what else may pass."""
         said = False
         while True:
             try:
                 return await call()
-            except StoreError as error:
+            except (StoreError, *also) as error:
                 if not said:
                     self.log.info("store.failed", action="Join", error=str(error))
                     self.notify.status(f"waiting for the store: {error}")
@@ -347,8 +347,12 @@ class Daemon:
         """The store, started here first if the configuration says so."""
         endpoints = self.tree.store.endpoints
         if self.etcd is not None:
+            from elasticrl.store.embedded import find_binary
+
             adopted = self.etcd.running() is not None
-            process = await self.etcd.ensure()
+            if not adopted:
+                find_binary(self.etcd.binary)  # one that is not there does not come by waiting: that is refused
+            process = await self._patiently(self.etcd.ensure, OSError)  # a slow or full disk, no memory: that may pass
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
         return open_store(store_settings(self.tree, endpoints), say=self.log.info)
