@@ -227,7 +227,7 @@ class Vault:
             except (Silent, Refused, OSError) as error:
                 self._note("away", str(error) or type(error).__name__)
                 if isinstance(error, Stuck):
-                    self._kill()  # it holds the directory's lock: no other could start
+                    await self._kill()  # it holds the directory's lock: no other could start
             pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
             await asyncio.sleep(pause_s)
 
@@ -271,7 +271,7 @@ class Vault:
                     return await Talk.open(options.socket, options.deadline_s)
                 if time.monotonic() > deadline:
                     self._child.kill()
-                    self._child.wait()
+                    await reaped(self._child, options.deadline_s)
                     raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
                 await asyncio.sleep(LOOK_S)
         raise Silent(
@@ -304,7 +304,7 @@ class Vault:
             self._stirred.clear()
             if self._rekeyed:
                 self._rekeyed = False
-                self._kill()
+                await self._kill()
                 raise Silent("its key is not that of the job's store any more: it starts again with the new one")
             if self._ring is not None and self._ring is not told:
                 told = self._ring
@@ -349,7 +349,7 @@ class Vault:
     async def end(self) -> None:
         """The job is over, and what the vault holds with it."""
         await dismiss(self._options.folder, within_s=self._options.deadline_s)
-        self._kill()
+        await self._kill()
         self._key_file.unlink(missing_ok=True)
 
     def _lives(self) -> bool:
@@ -357,13 +357,12 @@ class Vault:
             self._child.poll()  # reap it, or it stays a zombie of ours
         return bool(self.pid and self._started and started_at(self.pid) == self._started)
 
-    def _kill(self) -> None:
+    async def _kill(self) -> None:
         if self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(self._options.deadline_s if self._child.pid == self.pid else 0.0)
+        if self._child is not None and self._child.pid == self.pid:
+            await reaped(self._child, self._options.deadline_s)
 
     # ---- small things
 
@@ -393,6 +392,13 @@ class Vault:
         if state != self._state:
             self._state = state
             self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
+
+
+async def reaped(child: subprocess.Popen[bytes], within_s: float) -> None:
+    """Until a child that was killed is gone, or hangs in the kernel and is waited for no longer. Beats go on meanwhile."""
+    deadline = time.monotonic() + within_s
+    while child.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(LOOK_S)
 
 
 async def first(*ways: Coroutine[Any, Any, None]) -> None:
