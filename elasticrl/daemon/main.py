@@ -221,9 +221,9 @@ class Daemon:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(background(self._feed(), "watchdog"))
-            crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
-            vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
+            await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
+            crew = await stack.enter_async_context(background(self.crew.run(), "crew", self.log))
+            vault = await stack.enter_async_context(background(self.vault.run(), "vault", self.log))
             stack.push_async_exit(self._broken)
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
@@ -254,11 +254,11 @@ class Daemon:
             )
             await server.open()
             stack.push_async_callback(server.close)
-            await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
-            await stack.enter_async_context(background(self._guard_store(), "etcd"))
+            await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
+            await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             if self.tree.rollout.nodes:
                 secret = await self._patiently(lambda: the_secret(store))
-                await stack.enter_async_context(background(self.roll.run(store, secret), "roll"))
+                await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
             self._serve_metrics(stack)
             steps = StepLog(
                 self._logs / STEPS,
@@ -266,9 +266,9 @@ class Daemon:
                 lambda: self.crew.report.workers if self.crew.report else (),
                 self._count if self.tree.telemetry.metrics_port else None,
             )
-            await stack.enter_async_context(background(steps.run(), "steps"))
+            await stack.enter_async_context(background(steps.run(), "steps", self.log))
             await self._serve_page(stack)
-            await stack.enter_async_context(background(self._look_at(store), "store's health"))
+            await stack.enter_async_context(background(self._look_at(store), "store's health", self.log))
             told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
             def end(number: signal.Signals) -> None:
@@ -278,7 +278,9 @@ class Daemon:
             self._hear_signals(end)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
-            await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry"))
+            await stack.enter_async_context(
+                background(self.inquiry.run(environment_of(self.spec())), "inquiry", self.log)
+            )
             return await self._until_the_end(node, told, crew, vault)
 
     # ---- beginnings
@@ -359,8 +361,9 @@ class Daemon:
 
     async def _look_at(self, store: Store) -> None:
         """Say what an operator should know of it. Nobody waits for that: a member of it that is down takes its time."""
-        for text in (await store.status()).warnings:
-            self.log.info("store.warning", text=text)
+        with suppress(StoreError):  # it is away: whoever needs it says so
+            for text in (await store.status()).warnings:
+                self.log.info("store.warning", text=text)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -483,8 +486,6 @@ class Daemon:
         await asyncio.gather(running, return_exceptions=True)
         # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
         reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
-        if crew.done():
-            self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
         self._say_stopped(code, reason)
         if not self.keep:
@@ -963,11 +964,18 @@ def own_address(interface: str | None) -> str:
 
 
 @asynccontextmanager
-async def background(work: Any, name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something beside the rest until the end of the block."""
+async def background(work: Any, name: str, log: Any) -> AsyncIterator[asyncio.Task[None]]:
+    """Run something beside the rest until the end of the block. What ends it before is a bug: the daemon goes on without it."""
     task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+    task.add_done_callback(lambda ended: say_why(ended, log))
     try:
         yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def say_why(ended: asyncio.Task[None], log: Any) -> None:
+    """If it was an exception."""
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        log.error("bug", action=ended.get_name(), exc_info=error)

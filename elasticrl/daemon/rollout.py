@@ -28,11 +28,11 @@ from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
 from elasticrl.daemon import control
 from elasticrl.daemon.main import (
     AGAIN_S,
+    FAILED,
     Daemon,
     background,
     for_workers,
     how_it_ended,
-    own_address,
     promise,
     run_of,
     the_secret,
@@ -76,7 +76,7 @@ class RolloutDaemon(Daemon):
         self._met: int | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(background(self._feed(), "watchdog"))
+            await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
             self.store = await stack.enter_async_context(await self._store())
             if await asyncio.to_thread(self.notify.booting):
                 ended = await self._patiently(lambda: how_it_ended(self.store))
@@ -96,18 +96,17 @@ class RolloutDaemon(Daemon):
             await server.open()
             stack.push_async_callback(server.close)
             self._serve_metrics(stack)
-            await stack.enter_async_context(background(self._watch(), "watch"))
-            await stack.enter_async_context(background(self._guard_store(), "etcd"))
-            belongs = await stack.enter_async_context(background(self._belong(), "lease"))
-            keeps = await stack.enter_async_context(background(self._keep(), "keeper"))
+            await stack.enter_async_context(background(self._watch(), "watch", self.log))
+            await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
+            belongs = await stack.enter_async_context(background(self._belong(), "lease", self.log))
+            keeps = await stack.enter_async_context(background(self._keep(), "keeper", self.log))
             self._hear_signals(self._signalled)
             self.log.info("daemon.started", member=str(self.me), pid=os.getpid(), adopted=False, version=__version__)
             self.notify.ready(f"{self.me} is up")
             some: set[asyncio.Future[Any]] = {self._ending, belongs, keeps}
             await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
-            for task in (belongs, keeps):
-                if task.done():
-                    task.result()  # raises what ended it
+            if not self._ending.done():
+                return FAILED  # one of the two has ended, and `bug` was said of it
             return await self._finish(self._ending.result(), keeps, belongs)
 
     # ---- its end
@@ -242,7 +241,7 @@ class RolloutDaemon(Daemon):
         command = [
             sys.executable, "-m", KEEPER, "--config", str(self._config_file), "--node", self.name,
             "--vault", str(folder_of(tree.vault.dir, tree.job.name, self.name)),
-            "--listen", join(tree.node.address or own_address(tree.node.interface), tree.rollout.port),
+            "--listen", join(self.host, tree.rollout.port),
             "--key-file", str(self._key_file),
         ]  # fmt: skip
         with self._log_file.open("ab") as log:

@@ -168,9 +168,11 @@ class StepLog:
             self._marks.pop(gone, None)
         for beat, rank in present.items():
             if beat not in self._pages:
-                if not Path(beat).exists():
-                    continue
-                self._pages[beat] = Page(Path(beat))
+                with suppress(OSError):  # it cannot be read now, and is tried again at the next look
+                    if Path(beat).exists():
+                        self._pages[beat] = Page(Path(beat))
+            if beat not in self._pages:
+                continue
             seen, marks = self._pages[beat].read(), self._marks.get(beat)
             if seen is None or (marks is not None and seen is marks.last):
                 continue  # it has said nothing new; what it has waited counts when it does

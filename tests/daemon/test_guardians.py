@@ -30,6 +30,7 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import RECORD, Embedded
 from elasticrl.store.memory import MemoryStore
 
@@ -86,7 +87,7 @@ def test_etcd_is_started_again_once_the_disk_has_room_and_no_orphan_is_left(fold
         etcd.mkdir(parents=True)
         fresh = (etcd / RECORD).with_suffix(".new")
         fresh.symlink_to(FULL)
-        async with background(daemon._guard_store(), "etcd") as guard:
+        async with background(daemon._guard_store(), "etcd", daemon.log) as guard:
             try:
                 await until(lambda: bool(heard(said, "store.failed")), guard)
                 assert processes("etcd", f"--data-dir {etcd}") == []
@@ -167,7 +168,8 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         async with agent, MemoryStore(namespace=keys.namespace("j")) as store:
             state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
             daemon.node = Node(state, store, (), log=said)
-            async with background(daemon.crew.run(), "crew") as crew, background(asyncio.sleep(60), "vault") as vault:
+            vaults = background(asyncio.sleep(60), "vault", said)
+            async with background(daemon.crew.run(), "crew", said) as crew, vaults as vault:
                 told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
                 code = await asyncio.wait_for(daemon._until_the_end(daemon.node, told, crew, vault), 20.0)
             await parted.wait()
@@ -178,6 +180,31 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         return code
 
     assert asyncio.run(run()) == 1
+
+
+def test_what_dies_beside_the_daemons_loop_is_said_while_it_goes_on(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        daemon = Daemon(tree(folder), log=said, history=History())
+
+        async def fails() -> None:
+            raise ValueError("a bug in what sends beats")
+
+        async with background(fails(), "beats", said), background(asyncio.sleep(60), "vault", said):
+            deadline = time.monotonic() + 10.0
+            while not heard(said, "bug"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        (bug,) = heard(said, "bug")  # and none of what was only cancelled
+        assert bug["action"] == "beats"
+        assert "what sends beats" in str(bug["exc_info"])
+        nobody = StoreSettings(endpoints=("http://127.0.0.1:1",), try_timeout_s=0.2, timeout_s=0.2)
+        async with open_store(nobody) as store, background(daemon._look_at(store), "store's health", said) as looking:
+            await asyncio.wait({looking}, timeout=20.0)
+            assert looking.done()
+        assert len(heard(said, "bug")) == 1, "a store that is away is none"
+
+    asyncio.run(run())
 
 
 class Broken:
