@@ -332,13 +332,13 @@ class Daemon:
         known = await self._patiently(lambda: highest_incarnation(store, self.name))
         return next_life(self.name, last, known, agent_runs=False)
 
-    async def _patiently(self, call: Any, *also: type[Exception]) -> Any:
-        """Ask the store until it answers; say so when it does not. `also`: what else may pass."""
+    async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
+        """Ask the store until it answers; say so when it does not. `passing`: what may pass."""
         said = False
         while True:
             try:
                 return await call()
-            except (StoreError, *also) as error:
+            except passing as error:
                 if not said:
                     self.log.info("store.failed", action="Join", error=str(error))
                     self.notify.status(f"waiting for the store: {error}")
@@ -354,7 +354,8 @@ class Daemon:
             adopted = self.etcd.running() is not None
             if not adopted:
                 find_binary(self.etcd.binary)  # one that is not there does not come by waiting: that is refused
-            process = await self._patiently(self.etcd.ensure, OSError)  # a slow or full disk, no memory: that may pass
+            # A slow or full disk, no memory: that may pass.
+            process = await self._patiently(self.etcd.ensure, (StoreError, OSError))
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
         return open_store(store_settings(self.tree, endpoints), say=self.log.info)
