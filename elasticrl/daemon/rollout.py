@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -250,9 +250,8 @@ class RolloutDaemon(Daemon):
                 env=environment(self.spec()),
             )  # fmt: skip
         assert keeper.stdout is not None
-        async for line in keeper.stdout:
-            with suppress(ValueError):  # a library that prints
-                self._keeper_says(json.loads(line))
+        async for told in told_by(keeper.stdout):
+            self._keeper_says(told)
         return await keeper.wait()
 
     def _keeper_says(self, told: Mapping[str, Any]) -> None:
@@ -302,3 +301,17 @@ class RolloutDaemon(Daemon):
             self._end(End(code=0, reason="drained by an operator", over=True))
             return promise(Verb.DRAIN, self.name)
         return await super()._answer(verb, question, asker)
+
+
+async def told_by(output: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    """What a keeper says of its engine until it ends, without what libraries print in between."""
+    while True:
+        try:
+            line = await output.readline()
+            told = json.loads(line) if line else None
+        except ValueError:  # it is no JSON, or longer than anything that a keeper says
+            continue
+        if not line:
+            return
+        if isinstance(told, dict) and "up" in told:
+            yield told
