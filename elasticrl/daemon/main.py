@@ -330,6 +330,8 @@ class Daemon:
     async def _begin(self, store: Store, last: Life | None) -> Life:
         """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
         known = await self._patiently(lambda: highest_incarnation(store, self.name))
+        if last is not None:
+            self.crew.know(last.agent_pid, last.agent_started)  # if it hangs it ends with this life, at the latest
         return next_life(self.name, last, known, agent_runs=False)
 
     async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:

@@ -28,6 +28,7 @@ from elasticrl.core.state import State
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
+from elasticrl.diagnose.process import started_at
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.store import StoreSettings, open_store
@@ -136,6 +137,48 @@ def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         assert crew._child is not None
         crew._child.wait(10.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["one that has spoken, and is stopped", "one of a daemon before"])
+def test_an_agent_that_does_not_hear_that_it_shall_end_ends_with_all_below_it(folder: Path, known: bool) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        spec = Spec(
+            job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=1, preload=(), stop_s=1.0
+        )
+        crew = Crew(folder / "home", spec, log=said, managed=False)
+        task = asyncio.create_task(crew.run())
+        try:
+            await until(lambda: crew.report is not None and crew.report.spares > 0, task, within_s=60.0)
+            assert crew.report is not None
+            agent = crew.report.pid
+            assert len(processes("elasticrl.agent", folder)) > 1
+            if known:
+                os.kill(agent, signal.SIGSTOP)
+                await crew.quit("the test is over", 1.0)
+                (killed,) = heard(said, "agent.killed")
+                assert killed["pid"] == agent
+            else:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                after = Crew(folder / "home", spec, log=said, managed=False)
+                after.know(agent, started_at(agent))
+                await after.quit("the test is over", 20.0)
+                assert heard(said, "agent.killed") == [], "it was asked to end, and did"
+            assert not started_at(agent)
+            deadline = time.monotonic() + 5.0  # the kernel ends what is below it
+            while processes("elasticrl.agent", folder) and time.monotonic() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert processes("elasticrl.agent", folder) == []
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for pid in processes("elasticrl.agent", folder):
+                os.kill(pid, signal.SIGKILL)
+            assert crew._child is not None
+            crew._child.wait(10.0)
 
     asyncio.run(run())
 
