@@ -223,7 +223,7 @@ class Page:
             writer.close()
 
     async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One too many. He need not say what he wants, but an answer before his first word could be lost with the connection."""
+        """One too many. He need not say what he wants; but an answer before his first word may be lost with the connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(REFUSE_S):
                 await reader.read(HEAD_LIMIT)
