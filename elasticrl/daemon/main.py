@@ -77,6 +77,8 @@ OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.mo
 AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT = "elasticrl.runtime.bits"
 FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
+LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
+MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 T = TypeVar("T")
@@ -245,15 +247,7 @@ class Daemon:
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
             node = self._join(store, me, life, probe, adopted=adopted)
-            server = control.Control(
-                self.home.control,
-                self._answer,
-                {"events": self.history.read},
-                group="elasticrl",
-                failed=self.log.exception,
-            )
-            await server.open()
-            stack.push_async_callback(server.close)
+            await self._open_control(stack)
             await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             if self.tree.rollout.nodes:
@@ -440,6 +434,25 @@ class Daemon:
         self.crew.repeat()
         self.inquiry.heard(self.crew.report)
         return node
+
+    async def _open_control(self, stack: AsyncExitStack) -> None:
+        server = control.Control(
+            self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", deadline_s=self.answer_s,
+            failed=self.log.exception,
+        )  # fmt: skip
+        await server.open()
+        stack.push_async_callback(server.close)
+
+    @property
+    def answer_s(self) -> float:
+        """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
+        written, looked = LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
+        return max(written, looked) + MARGIN_S
+
+    @property
+    def _ask_s(self) -> float:
+        """For all nodes to say where their workers are."""
+        return asking.LOOK_S + self.tree.store.try_timeout_s
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         conf = self.tree.telemetry
@@ -731,7 +744,7 @@ class Daemon:
         """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
         store, view, _ = self.seen
         with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LOOK_FIRST_S):
                 records, quarantines = await read_all(store)
                 asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
             view = replace(view, records=records, quarantines=quarantines)
@@ -745,7 +758,7 @@ class Daemon:
         seats = state.view.plan.seats if state.view.plan else ()
         nodes = {seat.member.node for seat in seats} or {self.name}
         try:
-            answers = await asking.ask(self.node.store, nodes, asking.LOOK_S + self.tree.store.try_timeout_s)
+            answers = await asking.ask(self.node.store, nodes, self._ask_s)
         except (StoreError, TimeoutError):
             answers = {self.name: await self._where(0)}
         return asking.told(self.node.loop.state, answers, nodes - answers.keys())
@@ -790,7 +803,7 @@ class Daemon:
         store, view, here = self.seen
         engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LOOK_FIRST_S):
                 past = await read_past(store)
                 records, quarantines = await read_all(store)
                 if engines:

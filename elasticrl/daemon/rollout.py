@@ -90,11 +90,7 @@ class RolloutDaemon(Daemon):
             self.names |= {"run": run_of(secret), "member": str(self.me)}
             self._write_down_what_it_needs(secret)
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
-            server = control.Control(
-                self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", failed=self.log.exception
-            )  # fmt: skip
-            await server.open()
-            stack.push_async_callback(server.close)
+            await self._open_control(stack)
             self._serve_metrics(stack)
             await stack.enter_async_context(background(self._watch(), "watch", self.log))
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
