@@ -25,6 +25,7 @@ from elasticrl.agent.spec import environment, write_private
 from elasticrl.config import dumps
 from elasticrl.core.address import join
 from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
+from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.main import (
     AGAIN_S,
@@ -213,7 +214,7 @@ class RolloutDaemon(Daemon):
 
     async def _keep(self) -> None:
         """A keeper, always."""
-        pause_s = PAUSE_S
+        pause_s = 0.0
         while True:
             begun = time.monotonic()
             try:
@@ -225,7 +226,8 @@ class RolloutDaemon(Daemon):
             if code == REFUSED or not self._told.get("up"):
                 note = self._told.get("note") or f"the keeper ended with exit code {code}; see {self._log_file}"
                 self._keeper_says({"up": False, "note": note})
-            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+            lived_s = time.monotonic() - begun
+            pause_s = pause(pause_s, lived_s, first_s=PAUSE_S, most_s=PAUSE_MAX_S, steady_s=STEADY_S)
             await asyncio.sleep(pause_s)
 
     @property

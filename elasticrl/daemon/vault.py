@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticrl.agent.spec import OVERRIDES, write_private
+from elasticrl.agent.spec import write_private
 from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
+from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan, Role
+from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.diagnose.process import started_at, state
@@ -215,7 +217,7 @@ class Vault:
         """Until cancelled: see to it that a vault answers, and that it knows its ring."""
         if self._key_file.exists():
             self._keyed.set()  # the store may be away just now; what lies here is what the workers' vaults were started with
-        pause_s = PAUSE_S
+        pause_s = 0.0
         while True:
             begun = time.monotonic()
             try:
@@ -228,7 +230,8 @@ class Vault:
                 self._note("away", str(error) or type(error).__name__)
                 if isinstance(error, Stuck):
                     await self._kill()  # it holds the directory's lock: no other could start
-            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+            lived_s = time.monotonic() - begun
+            pause_s = pause(pause_s, lived_s, first_s=PAUSE_S, most_s=PAUSE_MAX_S, steady_s=STEADY_S)
             await asyncio.sleep(pause_s)
 
     async def _reach(self) -> Talk:
@@ -287,14 +290,14 @@ class Vault:
         ]  # fmt: skip
         if options.dies_with_us:
             command += ["--die-with", str(os.getpid())]
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith((OVERRIDES, "NOTIFY_", "WATCHDOG_"))
-        }
         with options.log.open("ab") as output:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=inherited(os.environ),
             )
 
     async def _attend(self, talk: Talk) -> None:

@@ -51,7 +51,8 @@ def test_a_password_stays_with_the_daemon_and_the_file_can_be_read_without_it(na
 
 
 def test_an_agents_environment_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ELASTICRL__STORE__PASSWORD", "geheim")
+    for name in ("ELASTICRL__STORE__PASSWORD", "NOTIFY_SOCKET", "WATCHDOG_USEC"):
+        monkeypatch.setenv(name, "geheim")
     monkeypatch.setenv("ELASTICRL_AGENT", "systemd")
     spec = Spec(job="j", node="n", program=("x.py",), log_dir=str(tmp_path), config="{}")
     write_private(tmp_path / "spec.json", dump(spec))
