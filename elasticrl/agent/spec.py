@@ -13,13 +13,13 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from elasticrl.core.heirs import inherited
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.value import dataclass
 
 # Asking all installed packages whether they have a plugin for pydantic takes a fifth of a daemon's start, and would bring in
 # code that it has no use for; a worker's program may have.
 NO_PLUGINS: Final = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
-OVERRIDES: Final = "ELASTICRL__"  # the configuration in the environment; the effective one has them all but the secrets
 
 
 class BadSpec(ValueError):
@@ -84,12 +84,9 @@ def write_private(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def environment(spec: Spec) -> dict[str, str]:
-    """What the agent runs in: ours and `common_env`, without the configuration's overrides, of which some are passwords, and
-    without what only the daemon itself wants.
-    """
-    theirs = {name: value for name, value in os.environ.items() if not name.startswith(OVERRIDES)}
-    inherited = dict(theirs.items() - {NO_PLUGINS})
-    return {"NCCL_DEBUG": "WARN"} | inherited | common_env(spec)  # its warnings are read as evidence
+    """What the agent runs in: `common_env`, and ours without what only the daemon itself wants."""
+    theirs = dict(inherited(os.environ).items() - {NO_PLUGINS})
+    return {"NCCL_DEBUG": "WARN"} | theirs | common_env(spec)  # its warnings are read as evidence
 
 
 def load(path: Path) -> Spec:

@@ -8,13 +8,11 @@ thread before the fork. `prepare` checks the last; the others are kept by only i
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -22,24 +20,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from elasticrl.agent.parent import die_with
+
 SHARED: Final = ("torch.distributed",)  # what an agent and its workers both import, and is most of what an agent does
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import
 KEPT: Final = ("jemalloc_bg_thd",)  # threads that come again by themselves after a fork: pyarrow's allocator has one
 PARENT: Final = "ELASTICRL_PARENT"  # in a worker's: whose death is its own
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG: Final = 1
-
 failure: str = (
     ""  # why the imports did not succeed; every worker then fails with it, instead of the server over and over
 )
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this process when its parent ends, stopped or not."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we could ask
-        os._exit(1)
 
 
 def load(modules: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
+from elasticrl.agent.parent import die_with
 from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
@@ -37,7 +38,7 @@ class Job:
 
 def main(channel: socket.socket, job: Job) -> None:
     """The whole life of a worker. It never returns: what torch's wrapper would do after it can hang or lose the log."""
-    warm.die_with(int(os.environ[warm.PARENT]))
+    die_with(int(os.environ[warm.PARENT]))
     os.setsid()  # its children can be ended with it
     open_log(job.log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

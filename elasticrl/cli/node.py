@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PARENT = "--die-with"  # for `elasticrl run`, which says so to the daemons that it starts
+
 
 class Asked(NamedTuple):
     """What the verb `daemon` was given."""
@@ -21,30 +23,36 @@ class Asked(NamedTuple):
     overrides: tuple[str, ...] = ()
     foreground: bool = False
     adopt: bool = False
+    parent: int = 0  # whose death is its own; 0: nobody's
 
 
 def plain(arguments: Sequence[str]) -> Asked | None:
     """The arguments after the verb, if there is nothing to explain about them.
 
     >>> plain(["--config", "job.yaml", "node.name=n0"])
-    Asked(config=PosixPath('job.yaml'), overrides=('node.name=n0',), foreground=False, adopt=False)
+    Asked(config=PosixPath('job.yaml'), overrides=('node.name=n0',), foreground=False, adopt=False, parent=0)
     >>> plain(["--config", "job.yaml", "--foregruond"])
     """
     config: list[str] = []
-    overrides, flags = [], []
+    overrides, flags, parents = [], [], []
     words = iter(arguments)
     for word in words:
         if word in {"--config", "-c"}:
             config.append(next(words, "-"))
         elif word in {"--foreground", "--adopt"}:
             flags.append(word)
+        elif word == PARENT:
+            parents.append(next(words, "-"))
         elif "=" in word and not word.startswith("-"):
             overrides.append(word)
         else:
             return None
     if len(config) != 1 or config[0].startswith("-") or len(flags) != len(set(flags)):
         return None
-    return Asked(Path(config[0]), tuple(overrides), "--foreground" in flags, "--adopt" in flags)
+    if len(parents) > 1 or not all(map(str.isdecimal, parents)):
+        return None
+    parent = int(parents[0]) if parents else 0
+    return Asked(Path(config[0]), tuple(overrides), "--foreground" in flags, "--adopt" in flags, parent)
 
 
 def run(asked: Asked) -> int:
@@ -61,8 +69,10 @@ def run(asked: Asked) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED
-    if asked.foreground:
-        die_with_parent()
+    if asked.foreground:  # one that is killed takes its daemons along: the kernel sends them SIGTERM
+        from elasticrl.agent.parent import die_with
+
+        die_with(asked.parent or os.getppid(), signal.SIGTERM)
     return serve(tree, keep=not asked.foreground, adopt=asked.adopt, reload=lambda: load(asked.config, asked.overrides))
 
 
@@ -98,11 +108,3 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     except Exception:
         log.exception("bug")
         return 1
-
-
-def die_with_parent() -> None:
-    """A foreground run that is killed takes its daemons along: the kernel sends them SIGTERM."""
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

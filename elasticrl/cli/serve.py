@@ -38,9 +38,10 @@ def daemon(
     overrides: Overrides = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="End the workers with the daemon.")] = False,
     adopt: Adopt = False,
+    parent: Annotated[int, typer.Option(node.PARENT, hidden=True)] = 0,
 ) -> None:
     """Run this node's daemon. SIGTERM hands over: the workers go on, and the next daemon adopts them."""
-    raise typer.Exit(node.run(node.Asked(config, tuple(overrides or ()), foreground, adopt)))
+    raise typer.Exit(node.run(node.Asked(config, tuple(overrides or ()), foreground, adopt, parent)))
 
 
 def agent(config: Config, overrides: Overrides = None) -> None:
@@ -152,6 +153,8 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
         "elasticrl.cli.main",
         "daemon",
         "--foreground",
+        node.PARENT,
+        str(os.getpid()),
         "--config",
         str(config),
         *overrides,

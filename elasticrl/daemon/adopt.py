@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable
 
 from elasticrl.core.adopt import Kept, adopted, refusal
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.shell import keys
 from elasticrl.store import Absent, Get, Put, Store
 
 
-class Lost(ValueError):
+class Lost(Refusal):
     """The store has lost the job; the message says what to do."""
 
 

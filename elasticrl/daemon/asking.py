@@ -42,12 +42,14 @@ class Where:
 
 
 async def ask(store: Store, nodes: Collection[str], within_s: float) -> dict[str, Where]:
-    """What these nodes answer within this time, by node. StoreError if they cannot be asked."""
-    to = await store.put(keys.WHERE, keys.dump(len(nodes)))
+    """What these nodes answer within this time, by node. StoreError or TimeoutError if they cannot be asked."""
+    deadline = asyncio.get_running_loop().time() + within_s
     found: dict[str, Where] = {}
-    with suppress(TimeoutError):
+    async with asyncio.timeout_at(deadline):
+        to = await store.put(keys.WHERE, keys.dump(len(nodes)))
+    with suppress(TimeoutError):  # who has not answered by then is named
         async with (
-            asyncio.timeout(within_s),
+            asyncio.timeout_at(deadline),
             aclosing(store.watch((keys.ANSWERS,), to)) as batches,  # type: ignore[type-var]
         ):
             async for batch in batches:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
+SEEN = frozenset({"ping", "status", "crew", "logs"})  # what a daemon says without its store, if need be
+SEEN_S = 15.0  # for that
+STORE_S = 60.0  # for the rest: a daemon says itself that its store has not answered within store.timeout
 
 
 def pack(answer: Mapping[str, Any]) -> bytes:
@@ -21,9 +24,10 @@ class Unanswered(RuntimeError):
     """The daemon did not answer, or said no."""
 
 
-def ask(path: Path, verb: str, *, deadline_s: float = 15.0, **fields: Any) -> Any:
+def ask(path: Path, verb: str, *, deadline_s: float | None = None, **fields: Any) -> Any:
     """Ask a daemon and wait for its answer; blocking, for the command line. Raises `Unanswered` with what to do."""
-    for answer in ask_stream(path, verb, deadline_s=deadline_s, **fields):
+    within_s = deadline_s or (SEEN_S if verb in SEEN else STORE_S)
+    for answer in ask_stream(path, verb, deadline_s=within_s, **fields):
         return answer
     raise Unanswered(gone(path))
 

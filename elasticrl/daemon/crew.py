@@ -5,6 +5,8 @@ has a unit for it). A lost agent is one event: no workers.
 """
 
 import asyncio
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from elasticrl.diagnose.process import started_at
 LOOK_S = 0.2  # between looks whether the agent that we started still runs, while it does not speak to us
 STEADY_S = 1.0  # and while it does: we are told when it falls silent
 AGAIN_S = 1.0  # until an agent that could not be started is tried again
+QUIT_LOOK_S = 0.02  # between looks whether it has ended
+KILL_S = 5.0  # for one that was killed to be gone
 
 
 class Crew:
@@ -55,6 +59,7 @@ class Crew:
         self._silent = asyncio.Event()  # the agent's socket has closed
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
+        self._known = (0, 0)  # pid and start of the agent that has spoken last, or of one before
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
@@ -87,6 +92,7 @@ class Crew:
 
     def _heard(self, report: Report) -> None:
         before, self.report = self.report, report
+        self._known = report.pid, report.started
         now = time.monotonic()
         if before is None:
             adopted = self._child is None or self._child.pid != report.pid
@@ -206,26 +212,40 @@ class Crew:
         started = self._child.pid if self._child and self._child.poll() is None else 0
         return self.report.pid if self.report else started
 
-    async def quit(self, reason: str, within_s: float) -> None:
-        """End the agent and all processes below it, and wait for it."""
-        report, self._over = self.report, True
-        if report is None:
-            await self._end_early(within_s)
-            return
-        self._link.send(Quit(reason=reason))
-        deadline = time.monotonic() + within_s
-        while started_at(report.pid) == report.started and time.monotonic() < deadline:
-            if self._child is not None:
-                self._child.poll()  # reap it, or it stays a zombie of ours
-            await asyncio.sleep(0.02)
+    def know(self, pid: int, started: int) -> None:
+        """An agent of an earlier daemon that may run still, and that has not spoken to this one."""
+        self._known = pid, started
 
-    async def _end_early(self, within_s: float) -> None:
-        """An agent that we started, and that has not spoken yet, takes no orders: it imports torch for some seconds."""
-        child = self._child
-        if child is None:
-            return
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(child.wait, within_s)
-        child.kill()
-        child.wait()
+    async def quit(self, reason: str, within_s: float) -> None:
+        """End the agent and all processes below it. One that has not by then is killed, and what is below it dies with it."""
+        self._over, told, asked = True, False, False
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and (self._living() or self._awaited()):
+            told = told or self._link.send(Quit(reason=reason))
+            if not (told or asked) and (agent := self._living()):
+                self._signal(agent, signal.SIGTERM)  # one that cannot be told, or imports torch still, for some seconds
+                asked = True
+            await asyncio.sleep(QUIT_LOOK_S)
+        if agent := self._living():
+            self.log.info("agent.killed", pid=agent, after_s=within_s)
+            self._signal(agent, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_S
+        while self._living() and time.monotonic() < deadline:  # noqa: ASYNC110 - it need not be our child
+            await asyncio.sleep(QUIT_LOOK_S)
+
+    def _living(self) -> int:
+        """The agent that must end: the one that has spoken last, else the one that we started; 0: none runs."""
+        started = (
+            self._child.pid if self._child and self._child.poll() is None else 0
+        )  # polled, or it stays a zombie of ours
+        pid, born = self._known
+        return pid if pid and started_at(pid) == born else started
+
+    def _awaited(self) -> bool:
+        """Will there be one of which nothing is known yet? systemd starts it, for a node that has none."""
+        return self._managed and not self.first.is_set()
+
+    @staticmethod
+    def _signal(pid: int, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

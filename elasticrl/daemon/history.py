@@ -1,6 +1,7 @@
 """The newest log lines, kept in memory for `elasticrl events`; journald or the log file has them all."""
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from datetime import UTC, datetime
@@ -53,5 +54,12 @@ class History:
 
 
 def about(line: Mapping[str, Any], node: str | None) -> bool:
-    """Does this line speak of that node?"""
-    return node is None or any(node in str(value) for value in line.values())
+    """Does this line speak of that node?
+
+    >>> [about({"reason": said}, "n1") for said in ("n1/2 died", "it is n1.", "n10 died", "n1.b died", "on n1", "on-n1")]
+    [True, True, False, False, True, False]
+    """
+    if node is None:
+        return True
+    alone = re.compile(rf"(?<![\w.-]){re.escape(node)}(?![\w-]|\.\w)")  # not n10, nor another host's full name
+    return any(alone.search(str(value)) for value in line.values())

@@ -30,6 +30,7 @@ from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.grid import until_next
+from elasticrl.core.heirs import inherited
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Outcome, Phase, Plan, Record, Stall, Work
 from elasticrl.core.pairs import Result, findings, late_ways, result_of
@@ -421,7 +422,7 @@ class Inquiry:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "elasticrl.diagnose.probe", "-",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **self._env},
+            env={**inherited(os.environ), **self._env},
         )  # fmt: skip
         said: list[bytes] = []
         self.spawn(self._end(process, within_s + 2.0), "probe's end")

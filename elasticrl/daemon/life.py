@@ -17,9 +17,10 @@ from elasticrl.config.relations import SOCKET
 from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
+from elasticrl.daemon.refusal import Refusal
 
 
-class Taken(RuntimeError):
+class Taken(Refusal):
     """Another daemon runs for this job and node here."""
 
 
@@ -49,7 +50,7 @@ class Home:
         self.folder = folder
         length = len(os.fsencode(self.control))
         if length > SOCKET_BYTES:
-            raise ValueError(
+            raise Refusal(
                 f"{self.control} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
                 "shorten node.run_dir, job.name or node.name"
             )

@@ -39,7 +39,7 @@ from elasticrl.daemon.asking import Where
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
-from elasticrl.daemon.life import Home, Life, Taken, next_life
+from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.past import Broken, Scribe
@@ -47,6 +47,7 @@ from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, kind_of
 from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog, count, stepped
@@ -76,13 +77,15 @@ OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.mo
 AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT = "elasticrl.runtime.bits"
 FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
+LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
+MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 T = TypeVar("T")
 
 
 #: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
-REFUSALS = (Taken, StoreError, ValueError)
+REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
 
 
 class Daemon:
@@ -219,9 +222,9 @@ class Daemon:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(background(self._feed(), "watchdog"))
-            crew = await stack.enter_async_context(background(self.crew.run(), "crew"))
-            vault = await stack.enter_async_context(background(self.vault.run(), "vault"))
+            await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
+            crew = await stack.enter_async_context(background(self.crew.run(), "crew", self.log))
+            vault = await stack.enter_async_context(background(self.vault.run(), "vault", self.log))
             stack.push_async_exit(self._broken)
             last, adopted = await self._live()
             store = await stack.enter_async_context(await self._store())
@@ -243,20 +246,12 @@ class Daemon:
             stack.callback(self.neighbours.close)
             probe = self.inquiry.open()
             node = self._join(store, me, life, probe, adopted=adopted)
-            server = control.Control(
-                self.home.control,
-                self._answer,
-                {"events": self.history.read},
-                group="elasticrl",
-                failed=self.log.exception,
-            )
-            await server.open()
-            stack.push_async_callback(server.close)
-            await stack.enter_async_context(background(self.neighbours.beat(), "beats"))
-            await stack.enter_async_context(background(self._guard_store(), "etcd"))
+            await self._open_control(stack)
+            await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
+            await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             if self.tree.rollout.nodes:
                 secret = await self._patiently(lambda: the_secret(store))
-                await stack.enter_async_context(background(self.roll.run(store, secret), "roll"))
+                await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
             self._serve_metrics(stack)
             steps = StepLog(
                 self._logs / STEPS,
@@ -264,9 +259,9 @@ class Daemon:
                 lambda: self.crew.report.workers if self.crew.report else (),
                 self._count if self.tree.telemetry.metrics_port else None,
             )
-            await stack.enter_async_context(background(steps.run(), "steps"))
+            await stack.enter_async_context(background(steps.run(), "steps", self.log))
             await self._serve_page(stack)
-            await stack.enter_async_context(background(self._look_at(store), "store's health"))
+            await stack.enter_async_context(background(self._look_at(store), "store's health", self.log))
             told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
             def end(number: signal.Signals) -> None:
@@ -276,7 +271,9 @@ class Daemon:
             self._hear_signals(end)
             self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
             self.notify.ready(f"{me} is up")
-            await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry"))
+            await stack.enter_async_context(
+                background(self.inquiry.run(environment_of(self.spec())), "inquiry", self.log)
+            )
             return await self._until_the_end(node, told, crew, vault)
 
     # ---- beginnings
@@ -326,15 +323,17 @@ class Daemon:
     async def _begin(self, store: Store, last: Life | None) -> Life:
         """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
         known = await self._patiently(lambda: highest_incarnation(store, self.name))
+        if last is not None:
+            self.crew.know(last.agent_pid, last.agent_started)  # if it hangs it ends with this life, at the latest
         return next_life(self.name, last, known, agent_runs=False)
 
-    async def _patiently(self, call: Any) -> Any:
-        """Ask the store until it answers; say so when it does not."""
+    async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
+        """Ask the store until it answers; say so when it does not. `passing`: what may pass."""
         said = False
         while True:
             try:
                 return await call()
-            except StoreError as error:
+            except passing as error:
                 if not said:
                     self.log.info("store.failed", action="Join", error=str(error))
                     self.notify.status(f"waiting for the store: {error}")
@@ -345,16 +344,22 @@ class Daemon:
         """The store, started here first if the configuration says so."""
         endpoints = self.tree.store.endpoints
         if self.etcd is not None:
+            from elasticrl.store.embedded import find_binary
+
             adopted = self.etcd.running() is not None
-            process = await self.etcd.ensure()
+            if not adopted:
+                find_binary(self.etcd.binary)  # one that is not there does not come by waiting: that is refused
+            # A slow or full disk, no memory: that may pass.
+            process = await self._patiently(self.etcd.ensure, (StoreError, OSError))
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
         return open_store(store_settings(self.tree, endpoints), say=self.log.info)
 
     async def _look_at(self, store: Store) -> None:
         """Say what an operator should know of it. Nobody waits for that: a member of it that is down takes its time."""
-        for text in (await store.status()).warnings:
-            self.log.info("store.warning", text=text)
+        with suppress(StoreError):  # it is away: whoever needs it says so
+            for text in (await store.status()).warnings:
+                self.log.info("store.warning", text=text)
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -429,6 +434,25 @@ class Daemon:
         self.inquiry.heard(self.crew.report)
         return node
 
+    async def _open_control(self, stack: AsyncExitStack) -> None:
+        server = control.Control(
+            self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", deadline_s=self.answer_s,
+            failed=self.log.exception,
+        )  # fmt: skip
+        await server.open()
+        stack.push_async_callback(server.close)
+
+    @property
+    def answer_s(self) -> float:
+        """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
+        written, looked = LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
+        return max(written, looked) + MARGIN_S
+
+    @property
+    def _ask_s(self) -> float:
+        """For all nodes to say where their workers are."""
+        return asking.LOOK_S + self.tree.store.try_timeout_s
+
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         conf = self.tree.telemetry
         if conf.metrics_port:
@@ -477,8 +501,6 @@ class Daemon:
         await asyncio.gather(running, return_exceptions=True)
         # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
         reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
-        if crew.done():
-            self.log.error("bug", exc_info=crew.exception())
         self.notify.stopping("handing over")
         self._say_stopped(code, reason)
         if not self.keep:
@@ -721,7 +743,7 @@ class Daemon:
         """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
         store, view, _ = self.seen
         with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LOOK_FIRST_S):
                 records, quarantines = await read_all(store)
                 asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
             view = replace(view, records=records, quarantines=quarantines)
@@ -735,7 +757,7 @@ class Daemon:
         seats = state.view.plan.seats if state.view.plan else ()
         nodes = {seat.member.node for seat in seats} or {self.name}
         try:
-            answers = await asking.ask(self.node.store, nodes, asking.LOOK_S + self.tree.store.try_timeout_s)
+            answers = await asking.ask(self.node.store, nodes, self._ask_s)
         except (StoreError, TimeoutError):
             answers = {self.name: await self._where(0)}
         return asking.told(self.node.loop.state, answers, nodes - answers.keys())
@@ -780,7 +802,7 @@ class Daemon:
         store, view, here = self.seen
         engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LOOK_FIRST_S):
                 past = await read_past(store)
                 records, quarantines = await read_all(store)
                 if engines:
@@ -874,7 +896,12 @@ async def the_secret(store: Store) -> bytes:
         await store.txn([Absent(key=keys.SECRET)], [fresh])
         entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
-    return bytes.fromhex(entry.value.decode())
+    try:
+        return bytes.fromhex(entry.value.decode())
+    except ValueError:
+        raise keys.Unreadable(
+            f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
+        ) from None
 
 
 def run_of(secret: bytes) -> str:
@@ -939,7 +966,7 @@ def own_address(interface: str | None) -> str:
             try:
                 packed = fcntl.ioctl(sock, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
             except OSError as error:
-                raise ValueError(
+                raise Refusal(
                     f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
                 ) from None
             return socket.inet_ntoa(packed[20:24])
@@ -952,11 +979,18 @@ def own_address(interface: str | None) -> str:
 
 
 @asynccontextmanager
-async def background(work: Any, name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something beside the rest until the end of the block."""
+async def background(work: Any, name: str, log: Any) -> AsyncIterator[asyncio.Task[None]]:
+    """Run something beside the rest until the end of the block. What ends it before is a bug: the daemon goes on without it."""
     task: asyncio.Task[None] = asyncio.create_task(work, name=name)
+    task.add_done_callback(lambda ended: say_why(ended, log))
     try:
         yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def say_why(ended: asyncio.Task[None], log: Any) -> None:
+    """If it was an exception."""
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        log.error("bug", action=ended.get_name(), exc_info=error)

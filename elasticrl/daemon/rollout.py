@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,14 +25,15 @@ from elasticrl.agent.spec import environment, write_private
 from elasticrl.config import dumps
 from elasticrl.core.address import join
 from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
+from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.main import (
     AGAIN_S,
+    FAILED,
     Daemon,
     background,
     for_workers,
     how_it_ended,
-    own_address,
     promise,
     run_of,
     the_secret,
@@ -76,7 +77,7 @@ class RolloutDaemon(Daemon):
         self._met: int | None = None
         self._keeper: asyncio.subprocess.Process | None = None
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(background(self._feed(), "watchdog"))
+            await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
             self.store = await stack.enter_async_context(await self._store())
             if await asyncio.to_thread(self.notify.booting):
                 ended = await self._patiently(lambda: how_it_ended(self.store))
@@ -90,24 +91,19 @@ class RolloutDaemon(Daemon):
             self.names |= {"run": run_of(secret), "member": str(self.me)}
             self._write_down_what_it_needs(secret)
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
-            server = control.Control(
-                self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", failed=self.log.exception
-            )  # fmt: skip
-            await server.open()
-            stack.push_async_callback(server.close)
+            await self._open_control(stack)
             self._serve_metrics(stack)
-            await stack.enter_async_context(background(self._watch(), "watch"))
-            await stack.enter_async_context(background(self._guard_store(), "etcd"))
-            belongs = await stack.enter_async_context(background(self._belong(), "lease"))
-            keeps = await stack.enter_async_context(background(self._keep(), "keeper"))
+            await stack.enter_async_context(background(self._watch(), "watch", self.log))
+            await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
+            belongs = await stack.enter_async_context(background(self._belong(), "lease", self.log))
+            keeps = await stack.enter_async_context(background(self._keep(), "keeper", self.log))
             self._hear_signals(self._signalled)
             self.log.info("daemon.started", member=str(self.me), pid=os.getpid(), adopted=False, version=__version__)
             self.notify.ready(f"{self.me} is up")
             some: set[asyncio.Future[Any]] = {self._ending, belongs, keeps}
             await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
-            for task in (belongs, keeps):
-                if task.done():
-                    task.result()  # raises what ended it
+            if not self._ending.done():
+                return FAILED  # one of the two has ended, and `bug` was said of it
             return await self._finish(self._ending.result(), keeps, belongs)
 
     # ---- its end
@@ -218,7 +214,7 @@ class RolloutDaemon(Daemon):
 
     async def _keep(self) -> None:
         """A keeper, always."""
-        pause_s = PAUSE_S
+        pause_s = 0.0
         while True:
             begun = time.monotonic()
             try:
@@ -230,7 +226,8 @@ class RolloutDaemon(Daemon):
             if code == REFUSED or not self._told.get("up"):
                 note = self._told.get("note") or f"the keeper ended with exit code {code}; see {self._log_file}"
                 self._keeper_says({"up": False, "note": note})
-            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+            lived_s = time.monotonic() - begun
+            pause_s = pause(pause_s, lived_s, first_s=PAUSE_S, most_s=PAUSE_MAX_S, steady_s=STEADY_S)
             await asyncio.sleep(pause_s)
 
     @property
@@ -242,7 +239,7 @@ class RolloutDaemon(Daemon):
         command = [
             sys.executable, "-m", KEEPER, "--config", str(self._config_file), "--node", self.name,
             "--vault", str(folder_of(tree.vault.dir, tree.job.name, self.name)),
-            "--listen", join(tree.node.address or own_address(tree.node.interface), tree.rollout.port),
+            "--listen", join(self.host, tree.rollout.port),
             "--key-file", str(self._key_file),
         ]  # fmt: skip
         with self._log_file.open("ab") as log:
@@ -251,9 +248,8 @@ class RolloutDaemon(Daemon):
                 env=environment(self.spec()),
             )  # fmt: skip
         assert keeper.stdout is not None
-        async for line in keeper.stdout:
-            with suppress(ValueError):  # a library that prints
-                self._keeper_says(json.loads(line))
+        async for told in told_by(keeper.stdout):
+            self._keeper_says(told)
         return await keeper.wait()
 
     def _keeper_says(self, told: Mapping[str, Any]) -> None:
@@ -303,3 +299,17 @@ class RolloutDaemon(Daemon):
             self._end(End(code=0, reason="drained by an operator", over=True))
             return promise(Verb.DRAIN, self.name)
         return await super()._answer(verb, question, asker)
+
+
+async def told_by(output: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    """What a keeper says of its engine until it ends, without what libraries print in between."""
+    while True:
+        try:
+            line = await output.readline()
+            told = json.loads(line) if line else None
+        except ValueError:  # it is no JSON, or longer than anything that a keeper says
+            continue
+        if not line:
+            return
+        if isinstance(told, dict) and "up" in told:
+            yield told

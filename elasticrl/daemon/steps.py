@@ -170,8 +170,8 @@ class StepLog:
             if beat not in self._pages:
                 try:
                     self._pages[beat] = Page(Path(beat))
-                except FileNotFoundError:
-                    continue  # it has ended since it was told of
+                except OSError:
+                    continue  # it has ended since it was told of, or it cannot be read now; the next look tries again
             seen, marks = self._pages[beat].read(), self._marks.get(beat)
             if seen is None or (marks is not None and seen is marks.last):
                 continue  # it has said nothing new; what it has waited counts when it does

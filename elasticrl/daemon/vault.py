@@ -19,11 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticrl.agent.spec import OVERRIDES, write_private
+from elasticrl.agent.spec import write_private
 from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
+from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan, Role
+from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
+from elasticrl.daemon.refusal import Refusal
 from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
@@ -106,11 +109,11 @@ def key_of(secret: bytes) -> str:
 
 
 def folder_of(base: str, job: str, node: str) -> Path:
-    """One vault's directory; ValueError if the socket in it would have too long a path."""
+    """One vault's directory; `Refusal` if the socket in it would have too long a path."""
     folder = Path(base) / job / node
     length = len(os.fsencode(folder / SOCKET))
     if length > SOCKET_BYTES:
-        raise ValueError(
+        raise Refusal(
             f"{folder / SOCKET} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
             "shorten vault.dir, job.name or node.name"
         )
@@ -214,7 +217,7 @@ class Vault:
         """Until cancelled: see to it that a vault answers, and that it knows its ring."""
         if self._key_file.exists():
             self._keyed.set()  # the store may be away just now; what lies here is what the workers' vaults were started with
-        pause_s = PAUSE_S
+        pause_s = 0.0
         while True:
             begun = time.monotonic()
             try:
@@ -226,8 +229,9 @@ class Vault:
             except (Silent, Refused, OSError) as error:
                 self._note("away", str(error) or type(error).__name__)
                 if isinstance(error, Stuck):
-                    self._kill()  # it holds the directory's lock: no other could start
-            pause_s = PAUSE_S if time.monotonic() - begun > STEADY_S else min(PAUSE_MAX_S, 2 * pause_s)
+                    await self._kill()  # it holds the directory's lock: no other could start
+            lived_s = time.monotonic() - begun
+            pause_s = pause(pause_s, lived_s, first_s=PAUSE_S, most_s=PAUSE_MAX_S, steady_s=STEADY_S)
             await asyncio.sleep(pause_s)
 
     async def _reach(self) -> Talk:
@@ -270,7 +274,7 @@ class Vault:
                     return await Talk.open(options.socket, options.deadline_s)
                 if time.monotonic() > deadline:
                     self._child.kill()
-                    self._child.wait()
+                    await reaped(self._child, options.deadline_s)
                     raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
                 await asyncio.sleep(LOOK_S)
         raise Silent(
@@ -286,14 +290,14 @@ class Vault:
         ]  # fmt: skip
         if options.dies_with_us:
             command += ["--die-with", str(os.getpid())]
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith((OVERRIDES, "NOTIFY_", "WATCHDOG_"))
-        }
         with options.log.open("ab") as output:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=inherited(os.environ),
             )
 
     async def _attend(self, talk: Talk) -> None:
@@ -303,7 +307,7 @@ class Vault:
             self._stirred.clear()
             if self._rekeyed:
                 self._rekeyed = False
-                self._kill()
+                await self._kill()
                 raise Silent("its key is not that of the job's store any more: it starts again with the new one")
             if self._ring is not None and self._ring is not told:
                 told = self._ring
@@ -348,7 +352,7 @@ class Vault:
     async def end(self) -> None:
         """The job is over, and what the vault holds with it."""
         await dismiss(self._options.folder, within_s=self._options.deadline_s)
-        self._kill()
+        await self._kill()
         self._key_file.unlink(missing_ok=True)
 
     def _lives(self) -> bool:
@@ -356,13 +360,12 @@ class Vault:
             self._child.poll()  # reap it, or it stays a zombie of ours
         return bool(self.pid and self._started and started_at(self.pid) == self._started)
 
-    def _kill(self) -> None:
+    async def _kill(self) -> None:
         if self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(self._options.deadline_s if self._child.pid == self.pid else 0.0)
+        if self._child is not None and self._child.pid == self.pid:
+            await reaped(self._child, self._options.deadline_s)
 
     # ---- small things
 
@@ -392,6 +395,13 @@ class Vault:
         if state != self._state:
             self._state = state
             self.log.info("vault.changed", state=state, reason=reason, pid=self.pid)
+
+
+async def reaped(child: subprocess.Popen[bytes], within_s: float) -> None:
+    """Until a child that was killed is gone, or hangs in the kernel and is waited for no longer. Beats go on meanwhile."""
+    deadline = time.monotonic() + within_s
+    while child.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(LOOK_S)
 
 
 async def first(*ways: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, field
 from html import escape
 from importlib.resources import files
@@ -31,6 +31,7 @@ from elasticrl.daemon.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request
 HEAD_S: Final = 5.0  # for it to arrive
+REFUSE_S: Final = 0.2  # and for its first word, from one too many
 SEND_S: Final = 10.0  # for a viewer to take what is sent
 ALIVE_S: Final = 15.0  # between signs of life on a stream where nothing changes
 VIEWERS: Final = 64  # connections at once
@@ -50,12 +51,13 @@ Look = Callable[[], Awaitable[Picture]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a viewer asks. Example: Request(method="GET", path="/", query={}, heads={"host": "127.0.0.1:8470"})"""
+    """What a viewer asks. Example: Request(method="GET", path="/", heads={"host": "127.0.0.1:8470"}, host="127.0.0.1")"""
 
     method: str
     path: str
     query: Mapping[str, list[str]] = field(default_factory=dict)
     heads: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""  # its name, without the port
 
     @property
     def tokens(self) -> list[str]:
@@ -70,11 +72,6 @@ class Request:
             *self.query.get("token", []),
         ]
         return [token for token in found if token]
-
-    @property
-    def host(self) -> str:
-        """The host's name without its port."""
-        return urlsplit(f"//{self.heads.get('host', '')}").hostname or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +94,12 @@ def parse(data: bytes) -> Request | Reply:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest if line)
         }
         query = parse_qs(split.query, max_num_fields=20)
+        host = urlsplit(f"//{heads.get('host', '')}").hostname or ""
     except ValueError:
         return Reply(code=400, text="this is no HTTP request")
     if not version.startswith("HTTP/1."):
         return Reply(code=400, text="this page is served by HTTP/1")
-    return Request(method=method, path=split.path, query=query, heads=heads)
+    return Request(method=method, path=split.path, query=query, heads=heads, host=host)
 
 
 def guard(request: Request, token: str | None, *, local: bool) -> Reply | None:
@@ -214,12 +212,22 @@ class Page:
         assert task is not None
         self._viewers.add(task)
         try:
-            await self._one(reader, writer)
+            if len(self._viewers) > VIEWERS:
+                await self._refuse(reader, writer)
+            else:
+                await self._one(reader, writer)
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the viewer has gone, or takes nothing; or we end
         finally:
             self._viewers.discard(task)
             writer.close()
+
+    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One too many. He need not say what he wants; but an answer before his first word may be lost with the connection."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REFUSE_S):
+                await reader.read(HEAD_LIMIT)
+        await self._reply(writer, Reply(code=503, text=f"{VIEWERS} are looking already"))
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -233,8 +241,6 @@ class Page:
             return
         request = parse(data[:-4])
         refused = request if isinstance(request, Reply) else guard(request, self._token, local=loopback(self._address))
-        if len(self._viewers) > VIEWERS:
-            refused = Reply(code=503, text=f"{VIEWERS} are looking already")
         if refused is not None:
             await self._reply(writer, refused)
             return

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
+from elasticrl.core.heirs import inherited
 from elasticrl.core.value import dataclass
 from elasticrl.store.protocol import StoreError, StoreRefused, StoreStart
 from elasticrl.store.settings import StoreSettings, Tls
@@ -213,7 +214,7 @@ class Embedded:
         with log.open("ab") as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,
-                env={"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **os.environ},
+                env={"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)},
             )  # fmt: skip
         _children[child.pid] = child
         process = Process(

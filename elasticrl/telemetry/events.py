@@ -336,6 +336,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"reason": ""},
     ),
     Declared(
+        name="agent.killed",
+        meaning="The agent was told to end and did not, so it was killed, and its workers with it.",
+        level="warning",
+        fields={"pid": "", "after_s": "how long it was waited for"},
+    ),
+    Declared(
         name="agent.failed",
         meaning="The agent could not be started; it is tried again.",
         level="warning",

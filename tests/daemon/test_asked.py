@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
-from elasticrl.daemon.control import Control
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, read_all
 from elasticrl.shell import keys
@@ -39,14 +38,14 @@ pytestmark = pytest.mark.timeout(60)
 class Reached:
     """A daemon as far as operators reach: its answers, its store, and no workers."""
 
-    def __init__(self, folder: Path, etcd: LocalCluster, store: Store) -> None:
+    def __init__(self, folder: Path, etcd: LocalCluster, store: Store, timeout_s: float) -> None:
         self.etcd, self.store = etcd, store
         folders = {"run_dir": str(folder / "run"), "state_dir": str(folder / "state")}
         plain = {
             "job": {"name": "j", "program": "x"},
             "node": {"interface": "lo", "name": "n0", **folders},
             "checkpoint": {"dir": str(folder / "saves")},
-            "store": {"endpoints": etcd.endpoints, "timeout_s": TIMEOUT_S, "try_timeout_s": 0.2},
+            "store": {"endpoints": etcd.endpoints, "timeout_s": timeout_s, "try_timeout_s": 0.2},
         }
         self.history = History()
         self.daemon = Daemon(
@@ -59,7 +58,7 @@ class Reached:
         self.path = self.daemon.home.control
 
     async def ask(self, verb: str, **fields: Any) -> Any:
-        return await asyncio.to_thread(ask, self.path, verb, deadline_s=8.0, **fields)
+        return await asyncio.to_thread(ask, self.path, verb, deadline_s=20.0, **fields)
 
     async def refused(self, verb: str, **fields: Any) -> str:
         with pytest.raises(Unanswered) as said:
@@ -77,21 +76,17 @@ class Reached:
 
 
 @asynccontextmanager
-async def asked() -> AsyncIterator[Reached]:
+async def asked(timeout_s: float = TIMEOUT_S) -> AsyncIterator[Reached]:
     with tempfile.TemporaryDirectory(prefix="elasticrl-asked-") as folder:  # short: a socket lives below it
         async with LocalCluster(Path(folder) / "etcd", members=1) as etcd:
             settings = StoreSettings(
-                endpoints=etcd.endpoints, namespace=keys.namespace("j"), timeout_s=TIMEOUT_S, try_timeout_s=0.2
+                endpoints=etcd.endpoints, namespace=keys.namespace("j"), timeout_s=timeout_s, try_timeout_s=0.2
             )
             async with open_store(settings) as store:
-                it = Reached(Path(folder), etcd, store)
-                answer, streams = it.daemon._answer, {"events": it.history.read}
-                control = Control(it.path, answer, streams, failed=it.daemon.log.exception)
-                await control.open()
-                try:
+                it = Reached(Path(folder), etcd, store, timeout_s)
+                async with AsyncExitStack() as stack:
+                    await it.daemon._open_control(stack)
                     yield it
-                finally:
-                    await control.close()
 
 
 def with_asked(script: Callable[[Reached], Awaitable[None]]) -> None:
@@ -195,6 +190,21 @@ def test_without_a_store_nothing_is_said_to_be_done_but_a_nodes_own_drain() -> N
             it.etcd.thaw(0)
 
     with_asked(script)
+
+
+def test_a_store_that_is_given_long_to_answer_is_told_of_by_who_waited_for_it() -> None:
+    # The control socket gave every answer 10 s, and said in place of this that nothing is known.
+    async def script() -> None:
+        async with asked(timeout_s=12.0) as it:
+            await it.etcd.freeze(0)
+            try:
+                stopped, looked = await asyncio.gather(it.refused("stop"), it.ask("diagnose"))
+            finally:
+                it.etcd.thaw(0)
+            assert "the store has not confirmed it" in stopped
+            assert looked["said"] == "no workers run"
+
+    asyncio.run(script())
 
 
 def test_one_value_that_cannot_be_read_hides_no_other() -> None:

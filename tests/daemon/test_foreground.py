@@ -90,3 +90,41 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(fol
         assert {line["member"] for line in lines[up:]} == {f"{node}/1"}
         runs |= {line["run"] for line in lines[up:]}
     assert len(runs) == 1
+
+
+STARTS_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from elasticrl.cli.serve import launch
+
+print(launch(Path(sys.argv[1]), [], Path(sys.argv[2])).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_is_killed_while_its_daemon_starts_leaves_none(folder: Path) -> None:
+    # The daemon asks the kernel to end with its parent only when it has read its configuration: too late for this one.
+    conf = {
+        "job": {"name": "fg", "program": str(SCRIPT)},
+        "node": {"device": "cpu", "interface": "lo", "state_dir": f"{folder}/state", "run_dir": f"{folder}/run"},
+        "store": {"endpoints": ["http://127.0.0.1:1"]},
+        "vault": {"dir": f"{folder}/vault"},
+        "checkpoint": {"dir": f"{folder}/saves"},
+        "telemetry": {"log_dir": f"{folder}/log"},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(conf))
+    command = [sys.executable, "-c", STARTS_AND_DIES, str(folder / "job.yaml"), str(folder / "said")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert done.stdout.strip().isdecimal()
+        deadline = time.monotonic() + 15.0
+        while (left := speaking_of(folder)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == [], (folder / "said").read_text()
+        assert "Error" not in (folder / "said").read_text()
+        assert not (folder / "run" / "fg").exists(), "it has not begun"
+    finally:
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            if str(folder) in entry.read_bytes().decode(errors="replace"):
+                os.kill(int(entry.parent.name), signal.SIGKILL)

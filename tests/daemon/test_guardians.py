@@ -28,8 +28,10 @@ from elasticrl.core.state import State
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
+from elasticrl.diagnose.process import started_at
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import RECORD, Embedded
 from elasticrl.store.memory import MemoryStore
 
@@ -86,7 +88,7 @@ def test_etcd_is_started_again_once_the_disk_has_room_and_no_orphan_is_left(fold
         etcd.mkdir(parents=True)
         fresh = (etcd / RECORD).with_suffix(".new")
         fresh.symlink_to(FULL)
-        async with background(daemon._guard_store(), "etcd") as guard:
+        async with background(daemon._guard_store(), "etcd", daemon.log) as guard:
             try:
                 await until(lambda: bool(heard(said, "store.failed")), guard)
                 assert processes("etcd", f"--data-dir {etcd}") == []
@@ -139,6 +141,48 @@ def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["one that has spoken, and is stopped", "one of a daemon before"])
+def test_an_agent_that_does_not_hear_that_it_shall_end_ends_with_all_below_it(folder: Path, known: bool) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        spec = Spec(
+            job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=1, preload=(), stop_s=1.0
+        )
+        crew = Crew(folder / "home", spec, log=said, managed=False)
+        task = asyncio.create_task(crew.run())
+        try:
+            await until(lambda: crew.report is not None and crew.report.spares > 0, task, within_s=60.0)
+            assert crew.report is not None
+            agent = crew.report.pid
+            assert len(processes("elasticrl.agent", folder)) > 1
+            if known:
+                os.kill(agent, signal.SIGSTOP)
+                await crew.quit("the test is over", 1.0)
+                (killed,) = heard(said, "agent.killed")
+                assert killed["pid"] == agent
+            else:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                after = Crew(folder / "home", spec, log=said, managed=False)
+                after.know(agent, started_at(agent))
+                await after.quit("the test is over", 20.0)
+                assert heard(said, "agent.killed") == [], "it was asked to end, and did"
+            assert not started_at(agent)
+            deadline = time.monotonic() + 5.0  # the kernel ends what is below it
+            while processes("elasticrl.agent", folder) and time.monotonic() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert processes("elasticrl.agent", folder) == []
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for pid in processes("elasticrl.agent", folder):
+                os.kill(pid, signal.SIGKILL)
+            assert crew._child is not None
+            crew._child.wait(10.0)
+
+    asyncio.run(run())
+
+
 def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +211,8 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         async with agent, MemoryStore(namespace=keys.namespace("j")) as store:
             state = State(settings=Settings(job="j"), me=me, card=Record(member=me))
             daemon.node = Node(state, store, (), log=said)
-            async with background(daemon.crew.run(), "crew") as crew, background(asyncio.sleep(60), "vault") as vault:
+            vaults = background(asyncio.sleep(60), "vault", said)
+            async with background(daemon.crew.run(), "crew", said) as crew, vaults as vault:
                 told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
                 code = await asyncio.wait_for(daemon._until_the_end(daemon.node, told, crew, vault), 20.0)
             await parted.wait()
@@ -178,6 +223,31 @@ def test_a_crew_that_fails_is_logged_and_another_daemon_is_wanted(
         return code
 
     assert asyncio.run(run()) == 1
+
+
+def test_what_dies_beside_the_daemons_loop_is_said_while_it_goes_on(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        daemon = Daemon(tree(folder), log=said, history=History())
+
+        async def fails() -> None:
+            raise ValueError("a bug in what sends beats")
+
+        async with background(fails(), "beats", said), background(asyncio.sleep(60), "vault", said):
+            deadline = time.monotonic() + 10.0
+            while not heard(said, "bug"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        (bug,) = heard(said, "bug")  # and none of what was only cancelled
+        assert bug["action"] == "beats"
+        assert "what sends beats" in str(bug["exc_info"])
+        nobody = StoreSettings(endpoints=("http://127.0.0.1:1",), try_timeout_s=0.2, timeout_s=0.2)
+        async with open_store(nobody) as store, background(daemon._look_at(store), "store's health", said) as looking:
+            await asyncio.wait({looking}, timeout=20.0)
+            assert looking.done()
+        assert len(heard(said, "bug")) == 1, "a store that is away is none"
+
+    asyncio.run(run())
 
 
 class Broken:

@@ -82,6 +82,22 @@ async def test_it_listens_on_the_loopback_only_and_its_folder_is_private(tmp_pat
         await embedded.stop()
 
 
+async def test_what_is_the_daemons_own_is_not_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ELASTICRL__STORE__PASSWORD", "ELASTICRL__WEB__TOKEN", "NOTIFY_SOCKET", "WATCHDOG_USEC"):
+        monkeypatch.setenv(name, "geheim")
+    monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", "1073741824")  # an operator's, for etcd
+    embedded = Embedded(folder=tmp_path / "etcd")
+    try:
+        etcd = await embedded.ensure()
+        environ = Path(f"/proc/{etcd.pid}/environ").read_bytes()  # noqa: ASYNC240 - the kernel answers at once
+    finally:
+        await embedded.stop()
+    assert b"geheim" not in environ
+    assert b"ETCD_QUOTA_BACKEND_BYTES=1073741824" in environ
+
+
 async def test_a_process_with_the_recorded_pid_that_is_another_one_is_neither_adopted_nor_killed(
     tmp_path: Path,
 ) -> None:

@@ -7,9 +7,15 @@ import pytest
 
 from elasticrl.agent.spec import Spec, dump, environment, write_private
 from elasticrl.agent.spec import load as load_spec
-from elasticrl.config import dumps, load, loads
-from elasticrl.daemon.life import Home
-from elasticrl.daemon.main import for_workers, there
+from elasticrl.cli.node import serve
+from elasticrl.config import ConfigError, dumps, load, loads
+from elasticrl.core.model import REFUSED
+from elasticrl.daemon.adopt import Lost
+from elasticrl.daemon.life import Home, Taken
+from elasticrl.daemon.main import FAILED, REFUSALS, for_workers, own_address, there
+from elasticrl.daemon.refusal import Refusal
+from elasticrl.shell import keys
+from elasticrl.store import StoreError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OVERRIDES = (
@@ -45,7 +51,8 @@ def test_a_password_stays_with_the_daemon_and_the_file_can_be_read_without_it(na
 
 
 def test_an_agents_environment_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ELASTICRL__STORE__PASSWORD", "geheim")
+    for name in ("ELASTICRL__STORE__PASSWORD", "NOTIFY_SOCKET", "WATCHDOG_USEC"):
+        monkeypatch.setenv(name, "geheim")
     monkeypatch.setenv("ELASTICRL_AGENT", "systemd")
     spec = Spec(job="j", node="n", program=("x.py",), log_dir=str(tmp_path), config="{}")
     write_private(tmp_path / "spec.json", dump(spec))
@@ -64,8 +71,31 @@ def test_a_module_is_imported_beforehand_only_where_it_exists() -> None:
 
 def test_a_runtime_directory_too_deep_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 107) / "n0"
-    with pytest.raises(
-        ValueError, match=r"a socket's path may have 107: shorten node\.run_dir, job\.name or node\.name"
-    ):
+    with pytest.raises(Refusal, match=r"a socket's path may have 107: shorten node\.run_dir, job\.name or node\.name"):
         Home(deep)
     assert not deep.parent.exists()
+
+
+def test_a_value_error_that_nobody_meant_is_a_bug_and_no_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # systemd starts a daemon that refused never again, and no test sees the word `bug` in its log.
+    tree = load(CONFIGS / "one-machine.yaml", ("telemetry.format=json",), {})
+    tree = tree.model_copy(update={"node": tree.node.model_copy(update={"run_dir": f"{tmp_path}/\0"})})
+    assert serve(tree, keep=True) == FAILED
+    said = capsys.readouterr()
+    assert '"bug"' in said.out + said.err
+    assert "daemon.refused" not in said.out + said.err
+    for meant in (Taken, Lost, StoreError, keys.Unreadable, ConfigError):
+        assert issubclass(meant, REFUSALS)
+
+
+def test_a_sentence_for_the_operator_is_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = load(CONFIGS / "one-machine.yaml", (f"node.run_dir={tmp_path}", "telemetry.format=json"), {})
+    node = tree.node.model_copy(update={"interface": "none0", "address": None})
+    assert serve(tree.model_copy(update={"node": node}), keep=True) == REFUSED
+    said = capsys.readouterr()
+    assert "daemon.refused" in said.out + said.err
+    assert "see: ip address" in said.out + said.err
+    with pytest.raises(Refusal, match="none0"):
+        own_address("none0")

@@ -1,11 +1,16 @@
 """What a daemon tells its vault, and where it lies: pure functions of a plan and of names."""
 
+import asyncio
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from elasticrl.core.model import Member, Phase, Plan, Role, Seat
-from elasticrl.daemon.vault import SOCKET, Ring, folder_of, key_of, ring_of
+from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.vault import SOCKET, Options, Ring, Vault, folder_of, key_of, ring_of
 
 
 def seat(node: str, vault: str = "", role: Role = Role.TRAIN) -> Seat:
@@ -33,9 +38,9 @@ def test_two_jobs_or_nodes_on_one_host_never_meet() -> None:
 def test_a_path_that_no_socket_may_have_is_refused_in_a_sentence() -> None:
     fits = "n" * (107 - len(f"/v/j//{SOCKET}"))
     assert folder_of("/v", "j", fits).name == fits
-    with pytest.raises(ValueError, match="bytes"):
+    with pytest.raises(Refusal, match="bytes"):
         folder_of("/v", "j", fits[:-1] + "ü")
-    with pytest.raises(ValueError, match=r"108 bytes.* may have 107: shorten vault\.dir, job\.name or node\.name"):
+    with pytest.raises(Refusal, match=r"108 bytes.* may have 107: shorten vault\.dir, job\.name or node\.name"):
         folder_of("/v", "j", fits + "n")
 
 
@@ -43,3 +48,28 @@ def test_the_vaults_key_is_derived_for_this_purpose_alone() -> None:
     assert len(key_of(b"s" * 32)) == 64
     assert key_of(b"s" * 32) != key_of(b"t" * 32)
     assert bytes.fromhex(key_of(b"s" * 32)) != b"s" * 32
+
+
+def test_a_vault_that_does_not_end_when_it_is_killed_silences_nobody(tmp_path: Path) -> None:
+    # As one that hangs in the kernel does not. Beats and the lease's renewal run in the same event loop.
+    child = subprocess.Popen(["sleep", "60"])
+    options = Options(job="j", node="n", folder=tmp_path, home=tmp_path, host="127.0.0.1", deadline_s=0.6)
+    vault = Vault(options, log=CapturingLogger())
+    vault._child, vault.pid = child, child.pid  # its moment of birth is not known: so it is not killed, but waited for
+
+    async def longest_silence() -> float:
+        killing, longest, last = asyncio.create_task(vault._kill()), 0.0, time.monotonic()
+        while not killing.done():
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        await killing
+        return longest
+
+    begun = time.monotonic()
+    try:
+        assert asyncio.run(longest_silence()) < 0.3
+        assert 0.6 <= time.monotonic() - begun < 10.0
+    finally:
+        child.kill()
+        child.wait()

@@ -211,3 +211,19 @@ def test_colours_are_for_terminals() -> None:
     }
     assert "\033" not in render.event(line)  # a test's output is none
     assert render.event(line, colour=True).startswith("\033[2m2026")
+
+
+def test_events_of_a_node_are_not_those_of_others_whose_names_begin_or_end_alike(machine: Machine) -> None:
+    machine.node("n0")
+    reasons = (
+        "n1/2 died (lease)",
+        "n10/1 died (lease)",
+        "n1.b/1 died",
+        "rack-n1 died",
+        "it waits for n1.",
+        "without n1",
+    )
+    for number, reason in enumerate(reasons):
+        machine.says("n0", f"2026-07-01T10:00:0{number}", "plan.adopted", reason=reason)
+    lines = [json.loads(line) for line in machine.asked("events", "n1", "--json").output.splitlines()]
+    assert [line["reason"] for line in lines] == ["n1/2 died (lease)", "it waits for n1.", "without n1"]

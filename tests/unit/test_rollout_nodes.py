@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict
 
 from test_picture import seen
@@ -12,6 +13,7 @@ from elasticrl.core.straggler import slow
 from elasticrl.daemon import vault
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.roll import Roll, engines_of, key_of
+from elasticrl.daemon.rollout import told_by
 from elasticrl.shell import keys
 from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
@@ -114,3 +116,28 @@ def test_status_shows_them_below_the_others_and_counts_them_nowhere():
 def test_who_brings_weights_to_the_engines_is_not_slow_for_it():
     history = [{0: {"sync": 5.0, "update": 1.0}, 1: {"sync": 0.0, "update": 1.0}, 2: {"update": 1.9, "sync": 0.0}}] * 5
     assert [(hit.rank, hit.phase) for hit in slow(history, z=4.0, steps=5)] == [(2, "update")]
+
+
+KEEPER = """
+import json
+print("Loading weights: 100%")
+for other in ([1], 7, None, "up", {"loss": 0.5}):
+    print(json.dumps(other))
+print("x" * 200_000)
+print(json.dumps({"up": True, "address": "10.0.0.7:41327", "pid": 4711}))
+print("y" * 200_000)
+print(json.dumps({"up": False, "note": "its engine has died"}), end="")
+"""
+
+
+def test_whatever_libraries_print_a_keeper_is_heard():
+    # A number, or a line of more than 64 KiB, ended the daemon.
+    async def listen():
+        keeper = await asyncio.create_subprocess_exec(sys.executable, "-c", KEEPER, stdout=asyncio.subprocess.PIPE)
+        assert keeper.stdout is not None
+        found = [told async for told in told_by(keeper.stdout)]
+        assert await keeper.wait() == 0
+        return found
+
+    up, down = asyncio.run(listen())
+    assert (up["pid"], down["note"]) == (4711, "its engine has died")

@@ -103,3 +103,19 @@ def test_a_step_is_counted_in_the_nodes_metrics() -> None:
     assert value("elasticrl_phase_seconds_bucket", {"phase": "sync", "le": "0.1"}) == 2
     assert value("elasticrl_waited_seconds_total", {"phase": "sync"}) == pytest.approx(0.1)
     assert value("elasticrl_collective_bytes_total") == 64
+
+
+def test_a_page_that_cannot_be_read_now_costs_its_lines_and_is_tried_again(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.mkdir()  # opening it is an OSError, as where descriptors or memory have run out
+    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(page), log="")
+    log = StepLog(tmp_path / "log" / "steps.jsonl", "n0", lambda: (worker,))
+    assert log.look(99.0) == []
+    page.rmdir()
+    beat = Beat(page)
+    beat.joining(generation=3, born=3, resume=4)
+    beat.training()
+    log.look(100.0)
+    beat.sealed(5)
+    (line,) = log.look(101.0)
+    assert line.step == 5

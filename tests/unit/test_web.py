@@ -81,7 +81,7 @@ def test_the_page_says_what_status_says_and_escapes_it() -> None:
 
 def test_only_looking_is_possible() -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-        refused = guard(Request(method=method, path="/drain", heads={"host": "localhost"}), None, local=True)
+        refused = guard(Request(method=method, path="/drain", host="localhost"), None, local=True)
         assert refused is not None
         assert refused.code == 405
 
@@ -98,7 +98,9 @@ def test_only_looking_is_possible() -> None:
     ],
 )
 def test_on_loopback_only_loopbacks_names_are_answered(host: str, code: int | None) -> None:
-    refused = guard(Request(method="GET", path="/", heads={"host": host}), None, local=True)
+    request = parse(f"GET / HTTP/1.1\r\nHost: {host}".encode())
+    assert isinstance(request, Request)
+    refused = guard(request, None, local=True)
     assert (refused.code if refused else None) == code
 
 
@@ -119,7 +121,7 @@ def test_on_loopback_only_loopbacks_names_are_answered(host: str, code: int | No
 def test_a_token_is_asked_for_wherever_it_is_set(
     heads: dict[str, str], query: dict[str, list[str]], *, allowed: bool
 ) -> None:
-    request = Request(method="GET", path="/", heads={"host": "node-3.cluster", **heads}, query=query)
+    request = Request(method="GET", path="/", heads=heads, query=query, host="node-3.cluster")
     refused = guard(request, "geheim", local=False)
     assert (refused is None) == allowed
     if refused is not None:
@@ -151,6 +153,8 @@ async def pages() -> None:
         assert (code, body) == (200, "")
         assert (await ask(port, "GET /../etc/passwd HTTP/1.1\nHost: localhost"))[0] == 404
         assert (await ask(port, "POST / HTTP/1.1\nHost: localhost"))[0] == 405
+        for host in ("[", "[::1", "[evil]:80", "//["):
+            assert (await ask(port, f"GET / HTTP/1.1\nHost: {host}"))[0] in {400, 403}
         assert (await ask(port, "GET / HTTP/1.1\nHost: rebound.example"))[0] == 403
         assert (await ask(port, "GET / HTTP/1.1\nX: " + "x" * 40_000))[0] == 431
         assert (await ask(port, "nonsense"))[0] == 400
@@ -194,7 +198,11 @@ async def crowds() -> None:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(web.VIEWERS)]
         code, _, body = await ask(port, "GET / HTTP/1.1\nHost: localhost")
         assert (code, "are looking already" in body) == (503, True)
-        for _, writer in idle:
+        more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        async with asyncio.timeout(web.HEAD_S / 2):  # who says nothing takes no place beyond those
+            for reader, _ in more:
+                assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for _, writer in idle + more:
             writer.close()
 
 
