@@ -99,7 +99,7 @@ class Ours(Side):
     name = "elasticrl"
     about = (
         "a warm spare process per node, floor of the phases' budgets 2 s, one etcd member; begun when its first save is on the "
-        "disk, as its writers take seconds to start"
+        "disk"
     )
 
     def __init__(self, step_s: float = STEP_S) -> None:
