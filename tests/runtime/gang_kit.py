@@ -31,14 +31,17 @@ from elasticrl.agent.seat import Assignment, Committed, Halt, Order, Park, Seat,
 from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
 from elasticrl.core.model import deal
+from elasticrl.runtime.checkpoint import ahead
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all workers on one GPU
-PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "run_job", "elasticrl.ppo.__main__"]
+PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "elasticrl.runtime.checkpoint.ahead", "run_job",
+           "elasticrl.ppo.__main__"]  # fmt: skip
 
 
 def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], program: str, args: list[str]) -> None:
     os.environ.update(env)
     open_log(log)
+    ahead.fork()  # as under an agent
     Seat(channel, Beat(Path(page)))
     sys.argv = [program, *args]
     importlib.import_module(program).main()

@@ -79,7 +79,7 @@ def writer(nodes: Nodes, node: str) -> int:
 def writers(nodes: Nodes, node: str) -> Iterator[int]:
     for children in Path(f"/proc/{nodes.workers[node].process.pid}/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
-            if b"elasticrl.runtime.checkpoint" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if Path(f"/proc/{pid}/comm").read_text() == "writer\n":
                 yield pid
 
 
