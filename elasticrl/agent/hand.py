@@ -118,6 +118,7 @@ class Hand(LocalElasticAgent):
         self._memory = exits.Memory()
         self._contexts = ThreadPoolExecutor(1, "elasticrl-contexts")  # see pool: one thread for all of torch's contexts
         self._spares: list[pool.Process] = []
+        self._chosen: list[pool.Process] = []  # for the seat that is launched now
         self._seated: dict[int, pool.Process] = {}  # by slot
         self._ending: set[pool.Process] = set()  # killed by us, not yet gone
         self._gang: Gang | None = None
@@ -268,11 +269,16 @@ class Hand(LocalElasticAgent):
         # Those we killed must be gone first: they hold GPU memory.
         await self._until(lambda: not self._ending or overtaken(), END_S)
         self._fill(at_least=gang.slots)
-        await self._until(lambda: len(self._candidates()) >= gang.slots or overtaken(), START_S)
+
+        def chosen() -> bool:  # once: each look may find one more of them dead
+            self._chosen = self._candidates()[: gang.slots]
+            return len(self._chosen) == gang.slots
+
+        await self._until(lambda: overtaken() or chosen(), START_S)
         if overtaken():
             return
         self._launching = None
-        if len(self._candidates()) < gang.slots:
+        if len(self._chosen) < gang.slots:
             cause = f"no process could be started within {START_S:g} s"
             cause = f"{cause}: {self._problem}" if self._problem else cause
             self._exit = Exit(generation=gang.generation, slot=0, step=gang.resume, cause=cause, own=False)
@@ -373,10 +379,12 @@ class Hand(LocalElasticAgent):
         ]  # fmt: skip
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Hand each rank to a process that torch's contexts have started already."""
+        """Hand each rank to a process that torch's contexts have started already. One that has died since it was chosen fails
+        the seat, as any does.
+        """
         gang = self._told.gang
         assert gang is not None
-        self._seated = dict(enumerate(self._candidates()[: gang.slots]))
+        self._seated = dict(enumerate(self._chosen))
         self._spares = [process for process in self._spares if process not in self._seated.values()]
         for slot, process in self._seated.items():
             self._assign(process, gang, slot)
@@ -395,12 +403,15 @@ class Hand(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
-        for process in (*self._spares, *self._seated.values(), *self._ending):
-            if not process.finished:
-                process.end("the agent ends")
+        for process in self._living():
+            process.end("the agent ends")
         self._contexts.shutdown(wait=False)
 
     # ---- processes
+
+    def _living(self) -> list[pool.Process]:
+        """Processes whose end is still to be seen."""
+        return [p for p in (*self._spares, *self._seated.values(), *self._ending) if not p.finished]
 
     def _candidates(self) -> list[pool.Process]:
         """Processes that can take a rank, the warm ones first."""
@@ -427,6 +438,9 @@ class Hand(LocalElasticAgent):
         number, pause_s = self._number, self._pause_s
         try:
             await asyncio.sleep(pause_s)
+            # Of a fork server that has died all processes die. How they ended is asked in the same thread, which a start holds
+            # until the next server has imported torch: meanwhile nobody would hear that the gang has failed.
+            await self._until(lambda: not any(process.orphaned() for process in self._living()), END_S)
             if self._quit.is_set():
                 return
             loop = asyncio.get_running_loop()

@@ -17,16 +17,17 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
-from elasticrl.agent import seat, worker
+from elasticrl.agent import seat, warm, worker
 from elasticrl.agent.beats import Page
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
-from elasticrl.diagnose.process import life, parent_of, started_at
+from elasticrl.diagnose.process import life, started_at
 
 STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
+UNKNOWN = 255  # what multiprocessing says when it has died without having said it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class Process:
     log: Path
     first_log: Path  # from before it had a rank
     witness: Path  # where its answers about its stack and recorder lie
-    parent: int = 0  # the fork server that knows how it ends; 0: it was gone at once
+    parent: int  # the fork server that knows how it ends
     warm: bool = False
     bits: str = ""  # fingerprint of what decides the bits it computes, if it was asked to find out
     versions: str = ""  # what it runs, likewise
@@ -113,6 +114,10 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def orphaned(self) -> bool:
+        """Has its fork server ended? Then it ends too, and nobody can say how."""
+        return life(self.parent) is None
+
     @property
     def ended(self) -> bool:
         """Has the kernel seen its end?"""
@@ -126,12 +131,14 @@ class Process:
         if child is None or not multiprocessing.connection.wait([child.sentinel], STATUS_S):
             return None, None
         self.sweep()
-        if self.parent and life(self.parent) is None:  # multiprocessing would say 255
+        if self.orphaned():
             return None, None
         result = self.context.wait(0)
-        if result and result.failures:
-            return result.failures[0].exitcode, result.failures[0]
-        return child.exitcode, None
+        failure = result.failures[0] if result and result.failures else None
+        code = failure.exitcode if failure else child.exitcode
+        if code == UNKNOWN and self.orphaned():  # just now: the kernel was ending both
+            return None, None
+        return code, failure
 
     def close(self) -> None:
         """Forget it."""
@@ -179,5 +186,6 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     return Process(
         number=number, pid=pid, pidfd=pidfd, started=started_at(pid), context=context, channel=ours,
         page=page, error_file=error_file, log=log, first_log=log, witness=place,
-        parent=parent_of(pid),
+        # Not asked of the kernel: of a process whose server has just died it would name who has adopted it.
+        parent=warm.server(),
     )  # fmt: skip

@@ -107,6 +107,11 @@ def _fork(modules: Iterable[str], address: Path) -> None:
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = str(address), held, pid  # noqa: SLF001
 
 
+def server() -> int:
+    """The fork server that the newest process was started by."""
+    return int(multiprocessing.forkserver._forkserver._forkserver_pid or 0)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def _keep_only(*descriptors: int) -> None:
     """Close all others: the agent's lock among them, which would outlive the agent."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the folder's own descriptor is closed by now

@@ -48,12 +48,6 @@ def state(pid: int) -> str:
     return next(iter(_stat(pid)), "")
 
 
-def parent_of(pid: int) -> int:
-    """The process that started this one, or 0 if it is gone already; a zombie's too."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
-
-
 def _stat(pid: int) -> list[str]:
     """The fields from the state on, [] if there is no such process. The name before may hold blanks and brackets."""
     try:

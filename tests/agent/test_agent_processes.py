@@ -1,6 +1,7 @@
 """Real agents, real workers, real signals; the test gives the orders that a daemon would give."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 from elasticrl.agent import wire
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
-from elasticrl.diagnose.process import life, parent_of
+from elasticrl.diagnose.process import life
 
 STEP = re.compile(r"step (\d+) generation (\d+) rank (\d+) world (\d+) digest (\w+)")
 
@@ -64,11 +65,19 @@ async def gone(process: int, within_s: float = 5.0) -> float:
 
 def held(process: int) -> set[str]:
     """The names of the files that it has open."""
-    return {at.readlink().name for at in Path(f"/proc/{process}/fd").iterdir()}
+    found = set()
+    for at in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile: the fork server gets some with each process
+            found.add(at.readlink().name)
+    return found
 
 
 def command(process: int) -> bytes:
     return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def environment(process: int) -> dict[str, str]:
@@ -338,7 +347,9 @@ def test_the_fork_servers_death_is_survived_and_is_nobodys_own_doing(duo: Lab) -
         ):  # a spare that is dying may still be handed a rank: that generation fails, and the next is planned
             await a.until(lambda r: r.warm, 60.0)
             one = launch([a], slots=2)
-            report = await a.until(lambda r, one=one: r.generation == one and r.work in {Work.TRAINING, Work.FAILED})
+            report = await a.until(
+                lambda r, one=one: r.generation == one and r.work in {Work.TRAINING, Work.FAILED}, 60.0
+            )
             if report.work is Work.TRAINING:
                 break
             assert report.exit is not None

@@ -65,7 +65,7 @@ def seated(gang: wire.Gang) -> seat.Assignment:
     with ours, theirs:
         process = Process(
             number=1, pid=0, pidfd=-1, started=0, context=none, channel=ours, page=none, error_file=nowhere, log=nowhere,
-            first_log=nowhere, witness=nowhere,
+            first_log=nowhere, witness=nowhere, parent=0,
         )  # fmt: skip
         process.assign(gang, 0, nowhere)
         order = seat.read(json.loads(theirs.recv(65536)))
