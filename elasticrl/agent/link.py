@@ -22,7 +22,6 @@ class Link:
     def __init__(
         self, path: Path, reported: Callable[[wire.Report], None], lost: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.latest: wire.Report | None = None
         self._path = path
         self._reported = reported
         self._lost = lost
@@ -63,18 +62,22 @@ class Link:
         while line := await reader.readline():
             message = wire.decode(line)
             if isinstance(message, wire.Report):
-                self.latest = message
                 self._reported(message)
+
+
+def agent_command(spec: specs.Spec, runtime: Path) -> list[str]:
+    """How an agent is started, once what it is told has been written down here."""
+    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = runtime / "agent.json"
+    specs.write_private(told, specs.dump(spec))
+    return [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
 
 
 def start_agent(spec: specs.Spec, runtime: Path) -> subprocess.Popen[bytes]:
     """Start an agent that outlives its starter. Its own words go to `agent.log` in its log folder."""
-    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
-    told = runtime / "agent.json"
-    specs.write_private(told, specs.dump(spec))
+    command = agent_command(spec, runtime)
     folder = Path(spec.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
     with (folder / "agent.log").open("ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,

@@ -46,7 +46,8 @@ def daemon(
 
 def agent(config: Config, overrides: Overrides = None) -> None:
     """Run this node's agent in the foreground, as its systemd unit does."""
-    from elasticrl.agent import spec as specs
+    from elasticrl.agent.link import agent_command
+    from elasticrl.agent.spec import environment
     from elasticrl.config import ConfigError, load
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import Daemon
@@ -61,10 +62,9 @@ def agent(config: Config, overrides: Overrides = None) -> None:
         typer.echo("a rollout node has no agent: its daemon sees to the engine")
         return
     here = Daemon(tree, log=set_up(), history=History())
-    told = here.home.folder / "agent.json"
-    specs.write_private(told, specs.dump(here.spec()))
-    command = [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(here.home.folder), "--spec", str(told)]
-    os.execve(sys.executable, command, specs.environment(here.spec()))  # noqa: S606 - it becomes the agent
+    spec = here.spec()
+    command = agent_command(spec, here.home.folder)
+    os.execve(sys.executable, command, environment(spec))  # noqa: S606 - it becomes the agent
 
 
 def run(

@@ -4,6 +4,20 @@ The one idea: only sealed steps count, each once and at what a step usually take
 job from them: a recovery, a start, a step that was made again or that stood still. Report, metric and bench mean this by it.
 """
 
+from collections.abc import Iterable
+from typing import Final
+
+APART: Final = frozenset({"warm", "parked", "done", "reform"})  # phases that are no part of a step
+
+
+def stepped(phases: Iterable[str]) -> bool:
+    """Is a line of these phases of steps? A rank that joins a gang leaves one as well, of how it came to where the others are.
+
+    >>> stepped(["reform", "rollout", "update"]), stepped(["warm", "reform"])
+    (True, False)
+    """
+    return not APART.issuperset(phases)
+
 
 def goodput(steps: int, usual_s: float, wall_s: float) -> float:
     """The share of `wall_s` that so many sealed steps should have taken; at most 1.

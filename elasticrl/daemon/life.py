@@ -8,7 +8,7 @@ and kill -9 of the daemon cost no step, and a restarted daemon never keeps a pla
 import fcntl
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -91,12 +91,7 @@ class Home:
         write_private(self.folder / "life.json", json.dumps(asdict(life)), sync=True)
 
 
-def next_life(node: str, before: Life | None, known: int, *, agent_runs: bool) -> Life:
-    """The life to lead: the old one if its agent still runs, else one that nobody has heard of.
-
-    `known` is the highest incarnation of this node that the store remembers.
-    """
-    if before is not None and before.node == node and agent_runs:
-        return before
+def next_life(node: str, before: Life | None, known: int) -> Life:
+    """A life that nobody has heard of. `known` is the highest incarnation of this node that the store remembers."""
     highest = max(known, before.incarnation if before and before.node == node else 0)
-    return replace(Life(node=node, incarnation=0), incarnation=highest + 1)
+    return Life(node=node, incarnation=highest + 1)

@@ -29,6 +29,7 @@ from elasticrl.config.cluster import Web
 from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
+from elasticrl.core.goodput import stepped
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -50,7 +51,7 @@ from elasticrl.daemon.recovery import Watch as Stages
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import Line, StepLog, count, stepped
+from elasticrl.daemon.steps import Line, StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -325,7 +326,7 @@ class Daemon:
         known = await self._patiently(lambda: highest_incarnation(store, self.name))
         if last is not None:
             self.crew.know(last.agent_pid, last.agent_started)  # if it hangs it ends with this life, at the latest
-        return next_life(self.name, last, known, agent_runs=False)
+        return next_life(self.name, last, known)
 
     async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
         """Ask the store until it answers; say so when it does not. `passing`: what may pass."""
@@ -692,7 +693,7 @@ class Daemon:
     def _count(self, line: Line) -> None:
         """In the metrics, where they are served."""
         count(self.metrics, line)
-        if stepped(line):
+        if stepped(line.seconds):
             took_s = sum(line.seconds.values())
             self._goodput = self._goodput.after(step=line.step, steps=line.steps, seconds=took_s, now=time.monotonic())
 

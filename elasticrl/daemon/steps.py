@@ -33,7 +33,6 @@ SHARED_S: Final = 0.1  # and are looked at so often: their phases are shorter th
 MOST: Final = 1000  # steps of a line that are counted one by one: a line of more would hold up the daemon's beats
 IDLE_S: Final = 0.5  # between looks for workers, while there are none
 LIMIT: Final = 16 * 1024 * 1024  # bytes of a file; then it becomes `steps-old.jsonl`
-APART: Final = frozenset({"warm", "parked", "done", "reform"})  # phases that are no part of a step
 ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -105,11 +104,6 @@ def pause(step_s: float) -> float:
     if step_s < LINE_S:
         return SHARED_S
     return next((look_s for look_s in (SELDOM_S, SELDOM_S / 2) if look_s <= step_s / LOOKS), LOOK_S)
-
-
-def stepped(line: Line) -> bool:
-    """Is it of steps? A rank that joins a gang leaves a line as well, of how it came from step 0 to where the others are."""
-    return bool(line.seconds.keys() - APART)
 
 
 def count(metrics: "Metrics", line: Line) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
-from elasticrl.core.goodput import goodput
+from elasticrl.core.goodput import APART, goodput, stepped
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.read import Happening, Left, Note, Took
 
@@ -22,7 +22,7 @@ TRAINING: Final = frozenset({"training"})
 LIVELY: Final = frozenset(
     {"plan.adopted", "workers.changed", "node.state", "checkpoint.committed", "recovery.done", "daemon.stopped"}
 )
-APART: Final = frozenset({"warm", "parked", "done"})  # no part of a step: before its rank came, and between two groups
+UNSHOWN: Final = APART - {"reform"}  # before a rank came, and between two groups; how long those take to form is shown
 BINS: Final = 96  # columns of the heat map
 MANY: Final = 8  # ranks from which on the median of all stands for that of the others
 SLOW: Final = 1.05  # of the others' median: what nobody would call slow is not shown
@@ -123,7 +123,7 @@ class Story:
         """Sealed steps, each at what a step usually takes, by the time from the first training to the last; None without
         steps.jsonl.
         """
-        lines = [line for line in self.left.took if stepped(line)]
+        lines = [line for line in self.left.took if stepped(line.seconds)]
         if self.since is None or self.until <= self.since or not lines:
             return None
         begun = min(line.step - line.steps for line in lines)
@@ -315,7 +315,7 @@ def _ages(made: Sequence[tuple[float, int]], since: float | None, end: float) ->
 
 def _phases(left: Left) -> tuple[tuple[tuple[int, Mapping[str, float]], ...], str]:
     """Each step's phases: the mean of all ranks, or rank 0's own words where nothing else was kept."""
-    lines = [line for line in left.took or left.said if stepped(line)]
+    lines = [line for line in left.took or left.said if stepped(line.seconds)]
     whose = "mean of all ranks" if left.took else "as rank 0 printed them"
     by_step: dict[int, list[Took]] = defaultdict(list)
     newest: dict[int, int] = {}
@@ -327,7 +327,7 @@ def _phases(left: Left) -> tuple[tuple[tuple[int, Mapping[str, float]], ...], st
     found = []
     for step in sorted(by_step):
         rows = by_step[step]
-        names = [name for name in dict.fromkeys(n for row in rows for n in row.seconds) if name not in APART]
+        names = [name for name in dict.fromkeys(n for row in rows for n in row.seconds) if name not in UNSHOWN]
         found.append((step, {n: sum(row.seconds.get(n, 0.0) / row.steps for row in rows) / len(rows) for n in names}))
     return tuple(found), whose if found else ""
 
@@ -348,8 +348,9 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
     width = (end - begin) / columns or 1.0
     work: dict[tuple[int, int], list[float]] = defaultdict(list)
     by_step: dict[tuple[int, int], list[Took]] = defaultdict(list)
-    for line in filter(stepped, lines):
-        by_step[line.generation, line.step].append(line)
+    for line in lines:
+        if stepped(line.seconds):
+            by_step[line.generation, line.step].append(line)
     for rows in by_step.values():
         spent = [(row, own(row)) for row in rows]
         whole = median(value for _, value in spent) if len(rows) > MANY else 0.0  # of many, one more changes little
@@ -362,14 +363,9 @@ def heat(lines: Sequence[Took], bins: int = BINS) -> Heat | None:
     return Heat(edges=tuple(begin + width * i for i in range(columns + 1)), ranks=ranks, nodes=nodes, cells=cells)
 
 
-def stepped(line: Took) -> bool:
-    """Is it of a step? A rank that joins a gang leaves a line as well, of how it came from step 0 to where the others are."""
-    return bool(line.seconds.keys() - APART - {"reform"})
-
-
 def own(line: Took) -> float:
     """Seconds of a rank's own work in a step: without waiting for others, and without forming groups."""
-    spent = sum(value for name, value in line.seconds.items() if name not in APART | {"reform"})
+    spent = sum(value for name, value in line.seconds.items() if name not in APART)
     return max(0.0, spent - sum(line.waited.values())) / line.steps
 
 

@@ -129,14 +129,13 @@ class EtcdStore:
         request = self._names.delete(scope)
         return int((await self._call(channel.DELETE, request, repeat=True)).message.deleted)
 
-    async def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """One atomic transaction, never applied twice."""
         request = message("TxnRequest")(
             compare=map(self._names.compare, compares),
             success=map(self._names.operation, then),
-            failure=map(self._names.operation, orelse),
         )
-        only_reads = all(isinstance(op, Get) for op in (*then, *orelse))
+        only_reads = all(isinstance(op, Get) for op in then)
         answer = (await self._call(channel.TXN, request, repeat=only_reads)).message
         return TxnResult(
             ok=answer.succeeded,
@@ -339,7 +338,6 @@ class EtcdStore:
         return (("hasleader", "true"), ("token", token)) if token else (("hasleader", "true"),)
 
     async def _status_of(self, endpoint: Endpoint, metadata: Metadata) -> tuple[EndpointStatus, list[str]]:
-        began = self._clock()
         try:
             request = message("StatusRequest")()
             answer = await endpoint.call(channel.STATUS, request, self._settings.try_timeout_s, metadata)
@@ -351,7 +349,6 @@ class EtcdStore:
             leader=answer.leader == answer.header.member_id,
             revision=answer.header.revision,
             size=answer.dbSize,
-            latency_s=self._clock() - began,
         )
         warning = version_warning(answer.version)
         return found, [*answer.errors, *([f"version {answer.version} {warning}"] if warning else [])]

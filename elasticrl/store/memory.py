@@ -118,10 +118,10 @@ class MemoryServer:
             return (self._entries[scope],) if scope in self._entries else ()
         return tuple(self._entries[key] for key in sorted(self._entries) if key.startswith(scope))
 
-    def apply(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op]) -> TxnResult:
+    def apply(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """A transaction: all of it, at one revision, or nothing."""
         ok = all(map(self._holds, compares))
-        ops = then if ok else orelse
+        ops = then if ok else ()
         self._check(ops)
         before, self._now = self.revision, []
         self.revision += 1
@@ -152,7 +152,7 @@ class MemoryServer:
         """A lease is over, and its keys with it."""
         lease = self._leases.pop(number, None)
         if lease is not None:
-            self.apply((), [Delete(scope=key) for key in sorted(lease.keys)], ())
+            self.apply((), [Delete(scope=key) for key in sorted(lease.keys)])
 
     def since(self, revision: int) -> Iterable[tuple[int, tuple[Event, ...]]]:
         """What happened from a revision on."""
@@ -248,22 +248,22 @@ class MemoryStore:
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         """Write a key; return the revision."""
         await self._arrive()
-        return self.server.apply((), [Put(key=self._whole(key), value=value, lease=lease)], ()).revision
+        return self.server.apply((), [Put(key=self._whole(key), value=value, lease=lease)]).revision
 
     async def delete(self, scope: str) -> int:
         """Delete a scope; return how many keys that were."""
         await self._arrive()
-        return self.server.apply((), [Delete(scope=self._whole(scope))], ()).responses[0].deleted
+        return self.server.apply((), [Delete(scope=self._whole(scope))]).responses[0].deleted
 
-    async def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
+    async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """One atomic transaction."""
         await self._arrive()
         lose = None
-        if not all(isinstance(op, Get) for op in (*then, *orelse)):
+        if not all(isinstance(op, Get) for op in then):
             lose, self.server.lose = self.server.lose, None
         if lose != "request":
             whole = [replace(compare, key=self._whole(compare.key)) for compare in compares]
-            result = self.server.apply(whole, list(map(self._op, then)), list(map(self._op, orelse)))
+            result = self.server.apply(whole, list(map(self._op, then)))
         if lose:
             raise StoreAmbiguous(f"the {lose} of a transaction was lost; read again before deciding")
         return replace(result, responses=tuple(map(self._response, result.responses)))

@@ -158,7 +158,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnResult:
-    """`ok`: every comparison held and `then` was applied at `revision`; else `orelse` was. One response per operation.
+    """`ok`: every comparison held and `then` was applied at `revision`, with one response per operation; else nothing was.
 
     Example: TxnResult(ok=True, revision=58, responses=(Response(),))
     """
@@ -192,7 +192,7 @@ class Lease:
 class EndpointStatus:
     """One member of the store, as it answered, or why it did not (`problem`).
 
-    Example: EndpointStatus(endpoint="h1:2379", version="3.5.9", leader=True, revision=90, size=20480, latency_s=0.001)
+    Example: EndpointStatus(endpoint="h1:2379", version="3.5.9", leader=True, revision=90, size=20480)
     """
 
     endpoint: str
@@ -200,7 +200,6 @@ class EndpointStatus:
     leader: bool = False
     revision: int = 0
     size: int = 0  # bytes on disk
-    latency_s: float = 0.0
     problem: str | None = None
 
 
@@ -258,8 +257,8 @@ class Store(Protocol):
     async def delete(self, scope: str) -> int:
         """Delete what is in a scope and return how many keys that were (of the last try, after a lost answer)."""
 
-    async def txn(self, compares: Sequence[Compare], then: Sequence[Op], orelse: Sequence[Op] = ()) -> TxnResult:
-        """Apply `then` if every comparison holds, else `orelse`, atomically.
+    async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
+        """Apply `then` if every comparison holds, atomically.
 
         It is tried again only where it is certain that the first try was not applied; where the answer was lost,
         `StoreAmbiguous` is raised.
