@@ -91,7 +91,8 @@ def test_a_worker_is_given_its_configuration_and_its_vault_and_no_secret(job: Jo
     )
     assert environ["ELASTICRL_VAULT"] == str(folder(job, "n1"))
     imported = json.loads((runtime / "agent.json").read_text())["preload"]
-    assert imported[-2:] == ["elasticrl.runtime.run", "colorsys"], "what a spare has imported already"
+    own = ["elasticrl.runtime.run", "elasticrl.runtime.checkpoint.ahead"]
+    assert imported[-3:] == [*own, "colorsys"], "what a spare has imported already"
 
 
 def test_each_member_says_what_decides_its_bits(job: Job) -> None:
