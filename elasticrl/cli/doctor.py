@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticrl.diagnose.health import Check
 
 MORE_S: Final = 10.0  # than it was given, until the test of other nodes is ended: it imports torch, and ends by itself
+NAMED: Final = 8  # ways that a line names
 MOST: Final = 16  # nodes of which all pairs are tested; each then has fifteen partners, one after the other
 
 Config = Annotated[
@@ -35,6 +36,12 @@ Nodes = Annotated[
 Me = Annotated[str | None, typer.Option("--me", metavar="NAME", help="Which of --nodes this is; the host's name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Within = Annotated[float, typer.Option("--within", min=3.0, help="Seconds for the test of other nodes.")]
+Least = Annotated[
+    float,
+    typer.Option(
+        "--least", metavar="MBIT", min=0.0, help="What each way must carry over one connection, in Mbit/s."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +50,12 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    config: Config = None, nodes: Nodes = None, me: Me = None, as_json: AsJson = False, within: Within = 30.0
+    config: Config = None,
+    nodes: Nodes = None,
+    me: Me = None,
+    as_json: AsJson = False,
+    within: Within = 30.0,
+    least: Least = 0.0,
 ) -> None:
     """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
     from elasticrl.cli.main import Exit
@@ -65,7 +77,7 @@ def doctor(
     if listed is not None:
         name, ends = listed
         results, problem = _probe(name, ends, within)
-        checks += [*untested(problem), *diagnosis.probed(results, name), *paced(results, tree)]
+        checks += [*untested(problem), *diagnosis.probed(results, name), *paced(results, tree, least)]
         checks += compared(results, name, ends)
     verdict = judge(findings(results)) if results else None
     level = worst(checks)
@@ -98,9 +110,9 @@ def untested(problem: str) -> "Iterator[Check]":
         )  # fmt: skip
 
 
-def paced(results: "Iterable[Result]", tree: "Tree | None" = None) -> "Iterator[Check]":
-    """Whether one way is much slower than another, and what a step's bytes take on the slowest."""
-    from elasticrl.diagnose.health import OK, WARN, Check
+def paced(results: "Iterable[Result]", tree: "Tree | None" = None, least: float = 0.0) -> "Iterator[Check]":
+    """Whether one way is much slower than another or than `least`, and what a step's bytes take on the slowest."""
+    from elasticrl.diagnose.health import FAIL, OK, WARN, Check
 
     rates = sorted((result.mbps, result.node, result.peer) for result in results if result.mbps)
     if not rates:
@@ -112,6 +124,15 @@ def paced(results: "Iterable[Result]", tree: "Tree | None" = None) -> "Iterator[
         f"connection; the fastest {fast:,.0f}", why="A collective is as fast as its slowest way.",
         remedy="ethtool on both (speed, duplex), cable, switch port; then ask again." if uneven else "",
     )  # fmt: skip
+    if least:  # two nodes, or a fabric that is slow everywhere, are not slow beside others
+        short = [f"{one} to {other} {rate:,.0f}" for rate, one, other in rates if rate < least]
+        yield Check(
+            name="pair.least", level=FAIL if short else OK, value=f"{len(short)} of {len(rates)} ways carry less than "
+            f"{least:,.0f} Mbit/s{': ' if short else ''}{', '.join(short[:NAMED])}{', ...' if short[NAMED:] else ''}",
+            why="--least asks for as much on each way.",
+            remedy="ethtool and the switch port's counters for a node that is in all of them, the switch if all are; then ask "
+            "again." if short else "",
+        )  # fmt: skip
     if tree is None or not (needs := _wire(tree)):
         return
     seconds, cap = needs * 8 / (slow * 1e6), tree.timeouts.phase.update_s or tree.timeouts.default_phase_s

@@ -238,6 +238,18 @@ def test_a_way_that_is_much_slower_than_another_is_named() -> None:
     assert not list(doctor.paced(ways[2:]))
 
 
+def test_a_way_that_carries_less_than_was_asked_for_fails_though_all_are_alike() -> None:
+    ways = [PairResult(node="n0", peer="n1", mbps=940.0), PairResult(node="n1", peer="n0", mbps=938.0)]
+    alike, short = doctor.paced(ways, least=9_000.0)
+    assert alike.level is Level.OK
+    assert (short.level, short.value) == (
+        Level.FAIL, "2 of 2 ways carry less than 9,000 Mbit/s: n1 to n0 938, n0 to n1 940",
+    )  # fmt: skip
+    assert [check.level for check in doctor.paced(ways, least=900.0)] == [Level.OK, Level.OK]
+    many = [PairResult(node=f"n{i}", peer="n9", mbps=1.0) for i in range(9)]
+    assert list(doctor.paced(many, least=2.0))[1].value.endswith("n7 to n9 1, ...")
+
+
 def cluster(count: int, bad: str = "", **ill: object) -> list[PairResult]:
     """What all nodes of a cluster say of each other; the ways of one are ill."""
     names = [f"n{i}" for i in range(count)]
