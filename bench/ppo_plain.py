@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 
+from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Data, Model, Ppo
 from elasticrl.ppo import models, prompts, rewards
-from elasticrl.ppo.fixed import FixedRun, InOrder
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine

@@ -38,9 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Within = Annotated[float, typer.Option("--within", min=3.0, help="Seconds for the test of other nodes.")]
 Least = Annotated[
     float,
-    typer.Option(
-        "--least", metavar="MBIT", min=0.0, help="What each way must carry over one connection, in Mbit/s."
-    ),
+    typer.Option("--least", metavar="MBIT", min=0.0, help="What each way must carry over one connection, in Mbit/s."),
 ]
 
 

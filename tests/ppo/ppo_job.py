@@ -1,8 +1,8 @@
 """A small whole job for tests: PPO on digits, with everything real."""
 
+from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Kl, Model, Ppo
 from elasticrl.ppo import models
-from elasticrl.ppo.fixed import FixedRun, InOrder
 from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling

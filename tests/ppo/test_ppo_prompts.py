@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from bench.fixed_run import InOrder
 from elasticrl.config.training import Data
 from elasticrl.ppo import prompts, tiny, tokens
-from elasticrl.ppo.fixed import InOrder
 from elasticrl.ppo.records import DataError
 from elasticrl.ppo.tasks import Digits
 

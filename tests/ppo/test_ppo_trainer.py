@@ -12,10 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ppo_job import job, settings
 
+from bench.fixed_run import FixedRun
 from elasticrl.config.training import Kl, Model
 from elasticrl.ppo import models
 from elasticrl.ppo.elastic import BufferPart
-from elasticrl.ppo.fixed import FixedRun
 from elasticrl.ppo.preferences import Given, PreferenceTrainer
 from elasticrl.ppo.report import lr_factor
 from elasticrl.ppo.rewards import Function
