@@ -223,12 +223,6 @@ class Case:
         return fact.rank in self.accused or fact.node in self.silenced or not MEANINGS[fact.sign].soft
 
     @cached_property
-    def missed(self) -> frozenset[int]:
-        """Ranks of which the recorders of the others show that they did not come."""
-        absent = (f for f in self.evidence if f.kind is Kind.RECORDER and f.sign is Sign.ABSENT)
-        return frozenset(f.rank for f in absent if f.rank is not None)
-
-    @cached_property
     def silenced(self) -> frozenset[str]:
         """Nodes that were seen to go, or to be out of order."""
         told = (f for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and witnessed(f))

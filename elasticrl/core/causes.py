@@ -64,7 +64,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     """The verdict whose cause is `first`: who is blamed, who only waited, and what speaks against it."""
     meaning = MEANINGS[first.sign]
     # Of two that brought different sizes gloo ends the one that brought less: it may be any of the two.
-    either = first.kind is Kind.GLOO_ERROR and first.sign is Sign.MISMATCH and first.rank not in case.missed
+    either = first.kind is Kind.GLOO_ERROR and first.sign is Sign.MISMATCH
     blamed = meaning.fault is not Fault.UNKNOWN and not either
     alike = [fact for fact in case.causes if fact.sign is first.sign and not after(fact, first, NEAR_S)]
     ranks, nodes = _culprits(first, alike)
