@@ -422,6 +422,7 @@ class Run:
         if always or self._worth:
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
+            self._hold().loose()  # the script goes on, and may change in place what it registered
 
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""

@@ -1,0 +1,66 @@
+"""What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
+
+import json
+from pathlib import Path
+
+from alone import Life, live
+
+HEAD = """
+import torch
+import elasticrl.runtime
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
+from elasticrl.runtime.data.loader import StreamLoader
+from elasticrl.runtime.optim import SGD, AdamW
+from elasticrl.runtime.vault.slots import pin
+from elasticrl.runtime.vault.source import shard_of
+"""
+
+
+def start(folder: Path, script: str, *, lanes: int = 1) -> Life:
+    """One life of a script, alone; what it made is in `folder`."""
+    conf = {
+        "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
+        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "checkpoint": {"dir": str(folder / "saves"), "every": 1000},
+        "vault": {"dir": str(folder / "vault")},
+    }  # fmt: skip
+    (folder / "job.yaml").write_text(json.dumps(conf))
+    (folder / "job.py").write_text(HEAD + script)
+    return live(folder / "job.py")
+
+
+CHANGES = """
+class Rows:
+    def __init__(self):
+        self.rows = torch.zeros(5_000_000)
+
+    def state_dict(self):
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state):
+        self.rows.copy_(state["rows"])
+
+part = Rows()
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), part=part)
+    for step in run.steps(3):
+        with step:
+            part.rows.fill_(step + 1)
+            run.keep()
+            part.rows.fill_(-1)
+            ticket = run._keeper.kept.ticket
+            ticket.wait_sealed(20)
+            with pin(ticket.path) as shard:
+                found = [t for t in shard_of(shard).tensors if t.numel() == 5_000_000]
+                print("kept", *(value.item() for tensor in found for value in tensor.unique()), flush=True)
+        for lane in run.lanes():
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def test_what_was_kept_inside_of_a_step_is_as_it_was_whatever_the_script_changes_next(tmp_path: Path):
+    life = start(tmp_path, CHANGES)
+    assert life.returncode == 0, life.stderr
+    kept = [line for line in life.stdout.splitlines() if line.startswith("kept")]
+    assert kept == ["kept 1.0", "kept 2.0", "kept 3.0"]
