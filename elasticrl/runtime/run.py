@@ -193,7 +193,8 @@ class Run:
         self._worth = True  # whether to keep another state inside of this step, as all ranks know
         self._ending = False  # all ranks know that some of them are asked to end
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
-        self._limit: int | None = None
+        self._asked: int | None = None  # so many steps, by the script or the file; None: as many as there are data for
+        self._limit: int | None = None  # so many steps, as of this generation: a restored cursor may have more or fewer
         self._turning: Strategy | None = None  # whose lane it is
         self._restored: int | None = None  # steps of a state that was restored, and not told of yet
         self._saved_last = False
@@ -262,7 +263,7 @@ class Run:
         """
         if not self._roles:
             raise Misuse("Nothing is registered: call run.register(model=..., optimizer=...) before run.steps().")
-        self._limit = limit or self.tree.job.steps or (self._cursor.steps if self._cursor else None)
+        self._asked = limit or self.tree.job.steps
         while self._enter():
             with suppress(GangError):  # kept in _cut by whoever raised it
                 while not self._ending and not self._cut:
@@ -554,6 +555,7 @@ class Run:
         kept = self._spread(place, agreed)
         self.timeline.mark("spread")
         self._fill(place, agreed, kept)
+        self._limit = self._asked or (self._cursor.steps if self._cursor else None)
         self._check_alike(agreed)  # before anything is published, which would make them alike
         for role in self._roles.values():
             role.live.publish()

@@ -1,6 +1,7 @@
 """What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from alone import Life, live
@@ -16,16 +17,16 @@ from elasticrl.runtime.vault.source import shard_of
 """
 
 
-def start(folder: Path, script: str, *, lanes: int = 1) -> Life:
+def start(folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = ()) -> Life:
     """One life of a script, alone; what it made is in `folder`."""
     conf = {
         "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
-        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "checkpoint": {"dir": str(folder / "saves"), "every": 1000},
-        "vault": {"dir": str(folder / "vault")},
+        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
+        "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(conf))
     (folder / "job.py").write_text(HEAD + script)
-    return live(folder / "job.py")
+    return live(folder / "job.py", *args)
 
 
 CHANGES = """
@@ -64,3 +65,30 @@ def test_what_was_kept_inside_of_a_step_is_as_it_was_whatever_the_script_changes
     assert life.returncode == 0, life.stderr
     kept = [line for line in life.stdout.splitlines() if line.startswith("kept")]
     assert kept == ["kept 1.0", "kept 2.0", "kept 3.0"]
+
+
+EPOCH = """
+import sys
+
+with elasticrl.runtime.join("job.yaml") as run:
+    walk = Walk(size=1000, lanes=1, per_lane=int(sys.argv[2]), epochs=1)
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(walk))
+    for step in run.steps(int(sys.argv[1]) or None):
+        for lane in run.lanes():
+            print("used", *(sample.index for sample in lane.ids()), flush=True)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def used(life: Life) -> list[int]:
+    """The samples that it says it used."""
+    assert life.returncode == 0, life.stderr
+    return [int(word) for line in life.stdout.splitlines() if line.startswith("used") for word in line.split()[1:]]
+
+
+def test_a_run_that_goes_on_with_another_batch_ends_where_its_data_does(tmp_path: Path):
+    before = used(start(tmp_path, EPOCH, "50", "10"))
+    after = used(start(tmp_path, EPOCH, "0", "20", allow=["batch"]))
+    assert sorted(before + after) == list(range(1000))
