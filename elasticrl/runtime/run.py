@@ -893,7 +893,7 @@ class Run:
             raise Misuse("lane.ids() needs a cursor: run.register(data=Cursor(...)).")
         draws = self._cursor.walk.draws
         update = self.progress.update
-        ids = self._cursor.ids(self.progress.step, min(update, draws - 1), lane.index // self.parts_per_lane)
+        ids = self._cursor.ids(self.progress.step, update % draws, lane.index // self.parts_per_lane)
         lane.used(ids, turn=update // draws)
         return ids
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from alone import Life, live
 
+from elasticrl.runtime.data.audit import audit
+
 HEAD = """
 import torch
 import elasticrl.runtime
@@ -92,3 +94,25 @@ def test_a_run_that_goes_on_with_another_batch_ends_where_its_data_does(tmp_path
     before = used(start(tmp_path, EPOCH, "50", "10"))
     after = used(start(tmp_path, EPOCH, "0", "20", allow=["batch"]))
     assert sorted(before + after) == list(range(1000))
+
+
+TURNS = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(
+        model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(Walk(size=100, per_lane=5, draws=2, turns=2))
+    )
+    for step in run.steps(3):
+        for number in range(4):
+            for lane in run.lanes():
+                lane.ids()
+                run.model(torch.ones(2)).sum().backward()
+                lane.done()
+            run.update()
+"""
+
+
+def test_a_step_that_goes_over_its_draws_again_uses_each_of_them_again(tmp_path: Path):
+    life = start(tmp_path, TURNS)
+    assert life.returncode == 0, life.stderr
+    found = audit(tmp_path / "saves" / "job")
+    assert (found.ok, found.samples) == (True, 3 * 10 * 2), found.sentence
