@@ -55,13 +55,14 @@ from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, offloaded, rules, strategy_of
+from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, offloaded, rules, strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.runtime.fsdp import Fsdp
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import Rule, follow
 from elasticrl.runtime.zero import Zero
 
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
 Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
-
-
-class Misuse(RuntimeError):
-    """The script calls the runtime in an order that cannot be meant; the sentence says what to call."""
 
 
 @dataclass(slots=True)

@@ -116,3 +116,22 @@ def test_a_step_that_goes_over_its_draws_again_uses_each_of_them_again(tmp_path:
     assert life.returncode == 0, life.stderr
     found = audit(tmp_path / "saves" / "job")
     assert (found.ok, found.samples) == (True, 3 * 10 * 2), found.sentence
+
+
+TALLIES = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(1):
+        for lane in run.lanes():
+            lane.tally.add(loss=1.0)
+            if lane.index == 0:
+                lane.tally.add(aux=2.0)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def test_lanes_that_tally_under_other_names_are_refused(tmp_path: Path):
+    life = start(tmp_path, TALLIES, lanes=2)
+    assert "Lane 1 tallied loss, and lane 0 aux, loss: tally the same names in every lane" in life.stderr
