@@ -48,7 +48,8 @@ from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
-from elasticrl.runtime.data.cursor import Cursor, SampleId
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
+from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.fsdp import Fsdp
@@ -743,7 +744,7 @@ class Run:
             slots=place.slots,
             nodes=place.nodes,
             lineage=self._lineage,
-            segments=self._cursor.segments if self._cursor else (),
+            segments=self._segments,
             lanes=self.carried,
             facts=facts,
         )
@@ -758,6 +759,13 @@ class Run:
             self._say(
                 f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
             )
+
+    @property
+    def _segments(self) -> tuple[Segment, ...]:
+        """What the ledger is audited against: the cursor's, else those of the stream that is registered."""
+        streams = (part for part in self._others.values() if isinstance(part, StreamLoader))
+        walked = self._cursor or next(streams, None)
+        return walked.segments if walked else ()
 
     def _permit(self, agreed: Agreed, facts: Facts) -> None:
         """What differs from the run that wrote the checkpoint is said, or refused."""

@@ -4,9 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from alone import Life, live
 
 from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.vault.errors import DataError
 
 HEAD = """
 import torch
@@ -135,3 +137,40 @@ with elasticrl.runtime.join("job.yaml") as run:
 def test_lanes_that_tally_under_other_names_are_refused(tmp_path: Path):
     life = start(tmp_path, TALLIES, lanes=2)
     assert "Lane 1 tallied loss, and lane 0 aux, loss: tally the same names in every lane" in life.stderr
+
+
+STREAM = """
+import sys
+
+class Numbers:
+    def __iter__(self):
+        return iter(range(7))
+
+with elasticrl.runtime.join("job.yaml") as run:
+    stream = StreamLoader(Numbers(), Walk(size=None, shuffle=False, lanes=2, per_lane=2))
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    if sys.argv[1] == "registered":
+        run.register(data=stream)
+    for step in run.steps(5):
+        batches = stream.fetch(step, run.carried)
+        for lane in run.lanes():
+            lane.used(batches[lane.index].ids)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+stream.close()
+"""
+
+
+def test_a_stream_that_is_registered_is_audited(tmp_path: Path):
+    life = start(tmp_path, STREAM, "registered", lanes=2)
+    assert life.returncode == 0, life.stderr
+    found = audit(tmp_path / "saves" / "job")
+    assert (found.ok, found.steps, found.samples) == (True, 5, 20), found.sentence
+
+
+def test_an_audit_without_anything_to_hold_the_ledger_against_says_so(tmp_path: Path):
+    life = start(tmp_path, STREAM, "not", lanes=2)
+    assert life.returncode == 0, life.stderr
+    with pytest.raises(DataError, match="register the Cursor or StreamLoader"):
+        audit(tmp_path / "saves" / "job")
