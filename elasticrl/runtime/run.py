@@ -63,7 +63,7 @@ from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, offloaded, rules, strategy_of
+from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
@@ -242,7 +242,9 @@ class Run:
         """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
-            self._roles[name] = Trained(model, rules(optimizer, model))
+            self._roles[name] = role = Trained(model, rules(optimizer, model))
+            if isinstance(model, torch.nn.Module):
+                check_rules(name, model, role.rule_of)
             if isinstance(optimizer, torch.optim.Optimizer):
                 self._others[f"{name}_settings"] = Settings(optimizer)
 
@@ -675,7 +677,9 @@ class Run:
             )
 
         def build(mesh: DeviceMesh) -> torch.nn.Module:
-            return self._built(given, mesh)
+            model = self._built(given, mesh)
+            check_rules(name, model, role.rule_of)
+            return model
 
         if kind == "deepspeed":
             return Zero(

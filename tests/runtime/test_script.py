@@ -174,3 +174,38 @@ def test_an_audit_without_anything_to_hold_the_ledger_against_says_so(tmp_path: 
     assert life.returncode == 0, life.stderr
     with pytest.raises(DataError, match="register the Cursor or StreamLoader"):
         audit(tmp_path / "saves" / "job")
+
+
+RULES = """
+import sys
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+optimizers = {
+    "lacking": torch.optim.AdamW(model[0].parameters()),
+    "momentum": lambda name: SGD(momentum=0.9) if name.startswith("1") else SGD(),
+    "kinds": lambda name: SGD(momentum=0.9) if name.startswith("1") else AdamW(),
+    "frozen": torch.optim.SGD([{"params": model[0].weight}, {"params": model[1].parameters(), "lr": 0.1}]),
+}
+model[0].bias.requires_grad_(sys.argv[1] != "frozen")
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=model, optimizer=optimizers[sys.argv[1]])
+    print("registered")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("lacking", "1.weight of model has requires_grad and no rule: put it into the optimizer, or freeze it"),
+        ("momentum", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight nothing"),
+        ("kinds", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight exp_avg, exp_avg_sq"),
+    ],
+)
+def test_parameters_without_a_rule_or_with_rules_of_other_kinds_are_refused(tmp_path: Path, what: str, said: str):
+    life = start(tmp_path, RULES, what)
+    assert said in life.stderr
+    assert "registered" not in life.stdout
+
+
+def test_a_frozen_parameter_needs_no_rule(tmp_path: Path):
+    assert "registered" in start(tmp_path, RULES, "frozen").stdout
