@@ -201,7 +201,8 @@ class Run:
         self._restored: int | None = None  # steps of a state that was restored, and not told of yet
         self._saved_last = False
         self._refused = 0  # generations in a row that could not be restored from the vaults
-        self._first: dict[str, Any] | None = None  # registered parts' state before anything was done
+        self._first: dict[str, Any] | None = None  # parts' state before anything was done, until an update is sealed
+        self._begun = False  # an update was sealed: there is no beginning anew
         self._told_close = False  # that the bits are not exact
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
         self._lacking_since: float | None = None  # when disks that are not here were first missed
@@ -731,7 +732,7 @@ class Run:
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
-        elif not (self.progress.count or place.resume):
+        elif not (self.progress.count or place.resume or self._begun):
             self._begin_anew(parts)
         else:
             raise CheckpointRefused(
@@ -961,6 +962,8 @@ class Run:
             keeper.chronicled(self._restored, heard.digest)
             self._restored = None
         kept = keeper.sealed(heard.digest)
+        if kept is not None and self.progress.count:
+            self._first, self._begun = None, True
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
             self._tell_sealed(kept.steps, heard.digest)
 

@@ -209,3 +209,25 @@ def test_parameters_without_a_rule_or_with_rules_of_other_kinds_are_refused(tmp_
 
 def test_a_frozen_parameter_needs_no_rule(tmp_path: Path):
     assert "registered" in start(tmp_path, RULES, "frozen").stdout
+
+
+FIRST = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(Walk(size=100)))
+    for step in run.steps(3):
+        for lane in run.lanes():
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+        print("first", run._first is not None, flush=True)
+"""
+
+
+def test_the_state_before_all_updates_is_kept_aside_until_one_is_sealed(tmp_path: Path):
+    life = start(tmp_path, FIRST)
+    assert life.returncode == 0, life.stderr
+    assert [line for line in life.stdout.splitlines() if line.startswith("first")] == [
+        "first True",
+        "first False",
+        "first False",
+    ]
