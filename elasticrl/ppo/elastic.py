@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.core.words import count
 from elasticrl.ppo.run import Buffer
 from elasticrl.runtime.data.cursor import SampleId
 from elasticrl.runtime.trained import strategy_of
+from elasticrl.runtime.vault.errors import CheckpointRefused
 from elasticrl.runtime.vault.piece import Piece, whole
 from elasticrl.runtime.vault.source import dtype_of, name_of
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.strategy import Reduced
 
 LAST = "sync"
+NOTHING: Mapping[str, Any] = {"ids": [], "rows": {}, "ahead_ids": [], "ahead": {}}  # of a lane
 
 
 class ElasticRun:
@@ -46,7 +49,7 @@ class ElasticRun:
         self._within = [0.0, 0.0]  # of the same, what the parts of this phase took
         self.lockstep = any(collective(base.tree, role) for role in ("actor", "critic", "ref", "reward"))
         base.parts_per_lane = parts
-        base.register(buffer=BufferPart(self.buffer, lambda: base.carried))
+        base.register(buffer=BufferPart(self.buffer, lambda: base.carried, lanes=base.tree.lanes.count))
 
     @property
     def streams(self) -> Streams:
@@ -136,8 +139,8 @@ class ElasticRun:
 class BufferPart:
     """The buffer as a part of the state: each lane's rows belong to whoever carries the lane."""
 
-    def __init__(self, buffer: Buffer, carried: Callable[[], Sequence[int]]) -> None:
-        self._buffer, self._carried = buffer, carried
+    def __init__(self, buffer: Buffer, carried: Callable[[], Sequence[int]], *, lanes: int) -> None:
+        self._buffer, self._carried, self._lanes = buffer, carried, lanes
 
     def pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
         """The carried lanes' rows, whole."""
@@ -185,7 +188,16 @@ class BufferPart:
         self._buffer.forget_ahead()
 
     def _of(self, values: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-        return [(lane, values[f"lane.{lane}"]) for lane in self._carried()]
+        """What was kept of each lane that is carried now: nothing where the samples were cut into other lanes."""
+        kept = {name: its for name, its in values.items() if name != "head"}
+        if kept.keys() == {f"lane.{lane}" for lane in range(self._lanes)}:
+            return [(lane, kept[f"lane.{lane}"]) for lane in self._carried()]
+        if any(its["rows"] for its in kept.values()):
+            raise CheckpointRefused(
+                f"The state is from inside of step {values['head']['step']}, whose samples are cut into "
+                f"{count(len(kept), 'lane')}, and there are {self._lanes} now: set lanes.count back until that step is over."
+            )
+        return [(lane, NOTHING) for lane in self._carried()]
 
 
 def collective(tree: Tree, role: str) -> bool:

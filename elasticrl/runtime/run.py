@@ -48,20 +48,22 @@ from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
-from elasticrl.runtime.data.cursor import Cursor, SampleId
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
+from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Misuse, Optimizer, Settings, Trained, offloaded, rules, strategy_of
+from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
@@ -193,12 +195,14 @@ class Run:
         self._worth = True  # whether to keep another state inside of this step, as all ranks know
         self._ending = False  # all ranks know that some of them are asked to end
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
-        self._limit: int | None = None
+        self._asked: int | None = None  # so many steps, by the script or the file; None: as many as there are data for
+        self._limit: int | None = None  # so many steps, as of this generation: a restored cursor may have more or fewer
         self._turning: Strategy | None = None  # whose lane it is
         self._restored: int | None = None  # steps of a state that was restored, and not told of yet
         self._saved_last = False
         self._refused = 0  # generations in a row that could not be restored from the vaults
-        self._first: dict[str, Any] | None = None  # registered parts' state before anything was done
+        self._first: dict[str, Any] | None = None  # parts' state before anything was done, until an update is sealed
+        self._begun = False  # an update was sealed: there is no beginning anew
         self._told_close = False  # that the bits are not exact
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
         self._lacking_since: float | None = None  # when disks that are not here were first missed
@@ -239,7 +243,9 @@ class Run:
         """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
-            self._roles[name] = Trained(model, rules(optimizer, model))
+            self._roles[name] = role = Trained(model, rules(optimizer, model))
+            if isinstance(model, torch.nn.Module):
+                check_rules(name, model, role.rule_of)
             if isinstance(optimizer, torch.optim.Optimizer):
                 self._others[f"{name}_settings"] = Settings(optimizer)
 
@@ -262,7 +268,7 @@ class Run:
         """
         if not self._roles:
             raise Misuse("Nothing is registered: call run.register(model=..., optimizer=...) before run.steps().")
-        self._limit = limit or self.tree.job.steps or (self._cursor.steps if self._cursor else None)
+        self._asked = limit or self.tree.job.steps
         while self._enter():
             with suppress(GangError):  # kept in _cut by whoever raised it
                 while not self._ending and not self._cut:
@@ -422,6 +428,7 @@ class Run:
         if always or self._worth:
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
+            self._hold().loose()  # the script goes on, and may change in place what it registered
 
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""
@@ -553,6 +560,7 @@ class Run:
         kept = self._spread(place, agreed)
         self.timeline.mark("spread")
         self._fill(place, agreed, kept)
+        self._limit = self._asked or (self._cursor.steps if self._cursor else None)
         self._check_alike(agreed)  # before anything is published, which would make them alike
         for role in self._roles.values():
             role.live.publish()
@@ -670,7 +678,9 @@ class Run:
             )
 
         def build(mesh: DeviceMesh) -> torch.nn.Module:
-            return self._built(given, mesh)
+            model = self._built(given, mesh)
+            check_rules(name, model, role.rule_of)
+            return model
 
         if kind == "deepspeed":
             return Zero(
@@ -722,7 +732,7 @@ class Run:
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
-        elif not (self.progress.count or place.resume):
+        elif not (self.progress.count or place.resume or self._begun):
             self._begin_anew(parts)
         else:
             raise CheckpointRefused(
@@ -739,7 +749,7 @@ class Run:
             slots=place.slots,
             nodes=place.nodes,
             lineage=self._lineage,
-            segments=self._cursor.segments if self._cursor else (),
+            segments=self._segments,
             lanes=self.carried,
             facts=facts,
         )
@@ -754,6 +764,13 @@ class Run:
             self._say(
                 f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
             )
+
+    @property
+    def _segments(self) -> tuple[Segment, ...]:
+        """What the ledger is audited against: the cursor's, else those of the stream that is registered."""
+        streams = (part for part in self._others.values() if isinstance(part, StreamLoader))
+        walked = self._cursor or next(streams, None)
+        return walked.segments if walked else ()
 
     def _permit(self, agreed: Agreed, facts: Facts) -> None:
         """What differs from the run that wrote the checkpoint is said, or refused."""
@@ -890,7 +907,7 @@ class Run:
             raise Misuse("lane.ids() needs a cursor: run.register(data=Cursor(...)).")
         draws = self._cursor.walk.draws
         update = self.progress.update
-        ids = self._cursor.ids(self.progress.step, min(update, draws - 1), lane.index // self.parts_per_lane)
+        ids = self._cursor.ids(self.progress.step, update % draws, lane.index // self.parts_per_lane)
         lane.used(ids, turn=update // draws)
         return ids
 
@@ -945,6 +962,8 @@ class Run:
             keeper.chronicled(self._restored, heard.digest)
             self._restored = None
         kept = keeper.sealed(heard.digest)
+        if kept is not None and self.progress.count:
+            self._first, self._begun = None, True
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
             self._tell_sealed(kept.steps, heard.digest)
 

@@ -86,6 +86,11 @@ class Tally:
         """Adds values to those whose mean and variance are asked for."""
         self.moments[name] = self.moments.get(name, Moments()) + Moments.of(values, mask)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what is in a row, in its order."""
+        return (*sorted(self.sums), *(f"{name} (spread)" for name in sorted(self.moments)))
+
     def row(self) -> list[float]:
         """As plain numbers, in the order of the names."""
         row = [self.sums[name] for name in sorted(self.sums)]

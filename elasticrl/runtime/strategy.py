@@ -21,12 +21,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 
 from elasticrl.runtime.digest import MASK, Digest, signed
 from elasticrl.runtime.group import settle
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.scalars import Tally, total
 
 if TYPE_CHECKING:
@@ -180,11 +182,10 @@ class Strategy(ABC):
 
     def exchange(self, tallies: Mapping[int, Tally]) -> Tally:
         """The whole batch's tally from this rank's lanes': for scalars that are needed before the backward pass. Collective."""
-        rows = [number for lane in self.deal.carried[self.rank] for number in tallies[lane].row()]
-        mine = torch.tensor(rows, dtype=torch.float64, device=self.wire)
-        sample = tallies[self.deal.carried[self.rank][0]]
+        sample, numbers = self._numbers(tallies)
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.wire)
         width = len(sample.row())
-        everyone = gather(mine, [len(carried) * width for carried in self.deal.carried], self.group)
+        everyone = gather(mine, [1 + len(carried) * width for carried in self.deal.carried], self.group)
         return self._total(sample, [part.tolist() for part in everyone])
 
     @abstractmethod
@@ -207,12 +208,13 @@ class Strategy(ABC):
         """One exchange: the norm's parts, then the notes, then the lanes' tallies."""
         plan = self.shard.sums
         carried = self.deal.carried
-        sample = self._tallies[carried[self.rank][0]]
+        sample, tallies = self._numbers(self._tallies)
         width = len(sample.row())
-        tallies = [number for lane in carried[self.rank] for number in self._tallies[lane].row()]
         squares = self.shard.squares()
         mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.wire)
-        lengths = [count + len(notes) + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)]
+        lengths = [
+            count + len(notes) + 1 + len(lanes) * width for count, lanes in zip(plan.counts, carried, strict=True)
+        ]
         everyone = [part.tolist() for part in gather(mine, lengths, self.group)]
         values = [value for part, count in zip(everyone, plan.counts, strict=True) for value in part[:count]]
         for left, right in plan.adds:
@@ -222,13 +224,36 @@ class Strategy(ABC):
         tally = self._total(sample, [part[len(notes) :] for part in rest])
         return Reduced(norm=norm, tally=tally, notes=tuple(tuple(part[: len(notes)]) for part in rest))
 
+    def _numbers(self, tallies: Mapping[int, Tally]) -> tuple[Tally, list[float]]:
+        """The first lane's tally, and what this rank tells of all its lanes: what stands for the names, then each one's row."""
+        first, *others = self.deal.carried[self.rank]
+        names = tallies[first].names
+        for lane in others:
+            if tallies[lane].names != names:
+                raise Misuse(
+                    f"Lane {lane} tallied {', '.join(tallies[lane].names) or 'nothing'}, and lane {first} "
+                    f"{', '.join(names) or 'nothing'}: tally the same names in every lane, 0 where there is nothing."
+                )
+        rows = [number for lane in (first, *others) for number in tallies[lane].row()]
+        return tallies[first], [_mark(tallies[first]), *rows]
+
     def _total(self, sample: Tally, rows: list[list[float]]) -> Tally:
         width = len(sample.row())
         tallies: dict[int, Tally] = {}
-        for carried, numbers in zip(self.deal.carried, rows, strict=True):
+        for rank, (carried, (mark, *numbers)) in enumerate(zip(self.deal.carried, rows, strict=True)):
+            if mark != _mark(sample):
+                raise Misuse(
+                    f"The lanes of rank {rank} tallied under other names than those of rank {self.rank} "
+                    f"({', '.join(sample.names) or 'nothing'}): tally the same names in every lane."
+                )
             for i, lane in enumerate(carried):
                 tallies[lane] = sample.like(numbers[i * width : (i + 1) * width])
         return total(tallies, self.deal.lanes)
+
+
+def _mark(tally: Tally) -> float:
+    """Stands for a tally's names where only numbers travel."""
+    return float(crc32("\n".join(tally.names).encode()))
 
 
 def clip(norm: float, max_norm: float | None) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.runtime.fsdp import Fsdp
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import Rule, follow
 from elasticrl.runtime.zero import Zero
 
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 Build = Callable[["DeviceMesh"], torch.nn.Module]
 Optimizer = Rule | Callable[[str], Rule] | torch.optim.Optimizer
-
-
-class Misuse(RuntimeError):
-    """The script calls the runtime in an order that cannot be meant; the sentence says what to call."""
 
 
 @dataclass(slots=True)
@@ -87,6 +84,27 @@ def rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str
         rule = optimizer
         return lambda _name: rule
     return optimizer
+
+
+def check_rules(role: str, model: torch.nn.Module, rule_of: Callable[[str], Rule]) -> None:
+    """Misuse unless each trainable parameter has a rule, and all rules keep the same state: a shard has one row for each."""
+    first: tuple[str, tuple[str, ...]] | None = None
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            continue
+        try:
+            slots = rule_of(name).slots
+        except KeyError:
+            raise Misuse(
+                f"{name} of {role} has requires_grad and no rule: put it into the optimizer, or freeze it."
+            ) from None
+        first = first or (name, slots)
+        if slots != first[1]:
+            raise Misuse(
+                f"The rule of {name} of {role} keeps {', '.join(slots) or 'nothing'}, and that of {first[0]} "
+                f"{', '.join(first[1]) or 'nothing'}: all rules of a model must keep the same (one kind, momentum in all or "
+                "in none). Train what needs another kind as a role of its own."
+            )
 
 
 def strategy_of(tree: Tree, role: str) -> str:

@@ -14,12 +14,12 @@ from elasticrl.runtime.chronicle import read
 ROWS = [{"prompt": f"{number:03}", "chosen": f"{number:03}"[::-1], "rejected": "1"} for number in range(100)]
 
 
-def start(folder: Path, steps: int, allow: str = "") -> Life:
+def start(folder: Path, steps: int, allow: str = "", *, lanes: int = 2) -> Life:
     """One life of the job, alone."""
     (folder / "job.yaml").write_text(
         f"job: {{name: small, program: elasticrl.ppo, steps: {steps}}}\nnode: {{name: n0}}\nmembership: {{max_nodes: 1}}\n"
         f"checkpoint: {{dir: {folder}/run, every: 2, allow: [{allow}]}}\nvault: {{dir: {folder}/vault}}\n"
-        f"store: {{embedded: true}}\nlanes: {{count: 2}}\n"
+        f"store: {{embedded: true}}\nlanes: {{count: {lanes}}}\n"
         f"model: {{path: {folder}/actor}}\nrollout: {{max_tokens: 5}}\n"
         f"data: {{path: {folder}/pairs.jsonl, max_prompt: 6}}\n"
         "ppo: {algorithm: dpo, batch: 8, mini_batch: 8, micro_batch: 4, epochs: 1}\n"
@@ -45,4 +45,14 @@ def test_a_job_whose_data_were_changed_is_refused_unless_told(tmp_path: Path):
     assert max(read(tmp_path / "run" / "small").steps) == 2, "nothing was trained"
     allowed = start(tmp_path, 4, allow="data")
     assert allowed.returncode == 0, allowed.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 4
+
+
+def test_a_job_goes_on_with_more_lanes_if_told(tmp_path: Path):
+    tiny.write(tmp_path / "actor", hidden=16, layers=1)
+    write(tmp_path, ROWS)
+    first = start(tmp_path, 2, lanes=1)
+    assert first.returncode == 0, first.stderr
+    more = start(tmp_path, 4, allow="lanes", lanes=2)
+    assert more.returncode == 0, more.stderr
     assert max(read(tmp_path / "run" / "small").steps) == 4

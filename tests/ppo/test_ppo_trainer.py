@@ -26,6 +26,7 @@ from elasticrl.ppo.run import Buffer
 from elasticrl.ppo.trainer import parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.vault.errors import CheckpointRefused
 
 STEPS = 2
 
@@ -302,14 +303,31 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
 
 def test_samples_that_are_ahead_are_kept_with_the_version_of_the_weights_that_made_them():
     rows = {1: {"tokens": torch.arange(6).reshape(2, 3)}}
-    part = BufferPart(Buffer(step=4, ahead_step=5, ahead_version=16, ahead=rows, ahead_ids={1: ["0:9"]}), lambda: [1])
+    part = BufferPart(
+        Buffer(step=4, ahead_step=5, ahead_version=16, ahead=rows, ahead_ids={1: ["0:9"]}), lambda: [0, 1], lanes=2
+    )
     buffer = Buffer()
-    fresh = BufferPart(buffer, lambda: [1])
+    fresh = BufferPart(buffer, lambda: [0, 1], lanes=2)
     fresh.prepare(part.values())
     fresh.restored(part.values())
     assert (buffer.ahead_step, buffer.ahead_version, buffer.ahead_ids) == (5, 16, {1: ["0:9"]})
     buffer.forget_ahead()
     assert (buffer.ahead_step, buffer.ahead_version) == (-1, -1)
+
+
+def test_rows_that_were_cut_into_other_lanes_are_nobodys_between_steps_and_refused_inside_of_one():
+    rows = {0: {"tokens": torch.zeros(2, 3, dtype=torch.int64)}}
+    ahead = BufferPart(Buffer(step=4, ahead_step=5, ahead=rows, ahead_ids={0: ["0:9"]}), lambda: [0], lanes=1).values()
+    buffer = Buffer()
+    part = BufferPart(buffer, lambda: [0, 1], lanes=2)
+    part.prepare(ahead)
+    part.restored(ahead)
+    assert (buffer.rows, buffer.ids, buffer.ahead, buffer.ahead_ids) == ({0: {}, 1: {}}, {0: [], 1: []}, {}, {})
+    inside = BufferPart(Buffer(step=4, rows=rows, ids={0: ["0:9"]}), lambda: [0], lanes=1).values()
+    with pytest.raises(
+        CheckpointRefused, match=r"inside of step 4, whose samples are cut into 1 lane, and there are 2 now"
+    ):
+        part.prepare(inside)
 
 
 @pytest.mark.parametrize("order", [(3, 1, 0, 2)])

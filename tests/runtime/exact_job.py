@@ -20,6 +20,7 @@ from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, form
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.layout import Layout
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import SGD, AdamW, Rule
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams
@@ -321,3 +322,19 @@ def corrupt(
     after = strategy.diverged()
     gang.leave()
     return before, after
+
+
+def tally_otherwise(rank: int, world: int, store: dist.Store, *, generation: int) -> str:
+    """What each rank is told where the last one tallies another name."""
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    strategy, _ = make("replicated", 2 * world, gang)
+    tallies = {lane: Tally() for lane in strategy.deal.carried[rank]}
+    for tally in tallies.values():
+        tally.add(**{"entropy" if rank == world - 1 else "loss": 1.0})
+    try:
+        strategy.exchange(tallies)
+    except Misuse as error:
+        return str(error)
+    finally:
+        gang.leave()
+    return ""

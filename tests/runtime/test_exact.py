@@ -89,3 +89,9 @@ def test_every_lane_counts_exactly_once_in_integers(workers: Workers, kind: str)
     for world, lanes in ((1, 3), (2, 5), (3, 8), (4, 4), (4, 7)):
         results = workers.run(exact_job.count_lanes, world, generation=next(GENERATION), kind=kind, lanes=lanes)
         assert results == [True] * world, f"{lanes} lanes on {world} workers"
+
+
+def test_ranks_that_tally_other_names_are_all_told_so(workers: Workers):
+    first, last = workers.run(exact_job.tally_otherwise, 2, generation=next(GENERATION))
+    assert "rank 1 tallied under other names than those of rank 0 (loss)" in first
+    assert "rank 0 tallied under other names than those of rank 1 (entropy)" in last

@@ -136,6 +136,40 @@ def test_a_server_that_hangs_holds_up_no_snapshot(tmp_path: Path):
         vault.close()
 
 
+def test_a_server_that_hung_is_told_of_the_newest_file_of_each_writer(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        vault = Vault(nodes[0].directory, job="job", node="n0", deadline_s=3.0)
+        nodes[0].signal(signal.SIGSTOP)
+        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)  # what the thread asks about while the server hangs
+        time.sleep(0.2)  # until it does
+        full = one(vault, 1, content(torch.ones(1000)))
+        full.wait_sealed(5)
+        light = vault.snapshot(
+            content(torch.ones(10)), version=Version(1, 1), generation=1, shard=0, world=1, base=Version(1)
+        )
+        light.wait_sealed(5)
+        nodes[0].signal(signal.SIGCONT)
+        assert vault.wait_copied(light, 10) == 1
+        assert vault.wait_copied(full, 5) == 1, "the light state lies on one that only this node has"
+        vault.close()
+
+
+def test_what_was_to_be_told_as_the_vault_closes_is_told(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        vault = Vault(nodes[0].directory, job="job", node="n0", deadline_s=3.0)
+        nodes[0].signal(signal.SIGSTOP)
+        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)
+        time.sleep(0.2)  # until the thread asks about the first
+        one(vault, 1, content(torch.ones(1000))).wait_sealed(5)
+        resume = threading.Timer(0.5, nodes[0].signal, (signal.SIGCONT,))
+        resume.start()
+        vault.close()
+        resume.join()
+        assert nodes[0].control.copied("w0", version=Version(1), generation=1, timeout_s=5.0) == 1
+
+
 @pytest.mark.parametrize(
     "point",
     [

@@ -92,6 +92,11 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
     read = _read(run_dir)
     generation = max(read.lineages)
     lineage, segments = longest(read.lineages[generation], read.lineages.values()), read.segments[generation]
+    if not segments:
+        raise DataError(
+            f"The ledger in {run_dir / FOLDER} does not say which samples its steps take, so there is nothing to hold it "
+            "against: register the Cursor or StreamLoader in the script (run.register(data=...))."
+        )
     until = bounds(lineage)
     known = (r for r in read.records.values() if r.generation in until)
     counted = [r for r in known if (bound := until[r.generation]) is None or r.version <= bound]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment, Walk
 from elasticrl.runtime.vault.errors import DataError
 
 
@@ -213,6 +213,11 @@ class StreamLoader:
         self._items: Iterator[Any] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="stream")  # one reader: a stream has one position
         self._coming: tuple[tuple[int, int, tuple[int, ...]], Future[dict[int, Batch]]] | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """As a cursor's: a stream is one walk from its beginning."""
+        return (Segment(first=0, epoch=0, offset=0, walk=self.walk),)
 
     def fetch(self, step: int, lanes: Iterable[int], update: int = 0) -> dict[int, Batch]:
         """The samples of these lanes. The next draw is read meanwhile."""

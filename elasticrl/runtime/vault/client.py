@@ -277,25 +277,33 @@ class Vault:
         self._news.put(slot.path.name)
 
     def _announce(self) -> None:
-        """Tell the server of the newest sealed file, and what it may release. A thread of its own: a server that hangs must
-        hold up neither a snapshot nor the training.
+        """Tell the server of each writer's newest sealed file, and what it may release. A thread of its own: a server that
+        hangs must hold up neither a snapshot nor the training.
         """
+        over = False
         with closing(Control(self.control.path, deadline_s=self._deadline_s)) as control:
-            while (news := self._news.get()) is not None:
-                newest: dict[type, str | Version] = {type(news): news}
+            while not over:
+                newest: dict[
+                    str, str | Version
+                ] = {}  # by whose news it is: a light state lies on another writer's file
+                news = self._news.get()
                 with suppress(queue.Empty):
-                    while (later := self._news.get_nowait()) is not None:
-                        newest[type(later)] = later
-                    return
-                if isinstance(name := newest.get(str), str):
+                    while news is not None:
+                        whose = "" if isinstance(news, Version) else news.rpartition("+")[0]
+                        newest.pop(whose, None)  # told in the order in which the newest came
+                        newest[whose] = news
+                        news = self._news.get_nowait()
+                    over = True
+                for told in newest.values():
+                    if isinstance(told, Version):
+                        with suppress(VaultError):  # the next generation says it again
+                            control.release(told)
+                        continue
                     try:
-                        control.ask("sealed", file=name)
+                        control.ask("sealed", file=told)
                         self.notice = ""
                     except VaultError as error:
                         self.notice = str(error)  # a server that comes back finds the file by itself
-                if isinstance(version := newest.get(Version), Version):
-                    with suppress(VaultError):  # the next generation says it again
-                        control.release(version)
 
     def _targets(self, slot: Slot, table: Table, shape: Shape) -> tuple[torch.Tensor, ...]:
         """Tensors over the slot's memory, kept as long as neither the mapping nor the table changes."""

@@ -1,0 +1,233 @@
+"""What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from alone import Life, live
+
+from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.vault.errors import DataError
+
+HEAD = """
+import torch
+import elasticrl.runtime
+from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
+from elasticrl.runtime.data.loader import StreamLoader
+from elasticrl.runtime.optim import SGD, AdamW
+from elasticrl.runtime.vault.slots import pin
+from elasticrl.runtime.vault.source import shard_of
+"""
+
+
+def start(folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = ()) -> Life:
+    """One life of a script, alone; what it made is in `folder`."""
+    conf = {
+        "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
+        "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
+        "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
+    }  # fmt: skip
+    (folder / "job.yaml").write_text(json.dumps(conf))
+    (folder / "job.py").write_text(HEAD + script)
+    return live(folder / "job.py", *args)
+
+
+CHANGES = """
+class Rows:
+    def __init__(self):
+        self.rows = torch.zeros(5_000_000)
+
+    def state_dict(self):
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state):
+        self.rows.copy_(state["rows"])
+
+part = Rows()
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), part=part)
+    for step in run.steps(3):
+        with step:
+            part.rows.fill_(step + 1)
+            run.keep()
+            part.rows.fill_(-1)
+            ticket = run._keeper.kept.ticket
+            ticket.wait_sealed(20)
+            with pin(ticket.path) as shard:
+                found = [t for t in shard_of(shard).tensors if t.numel() == 5_000_000]
+                print("kept", *(value.item() for tensor in found for value in tensor.unique()), flush=True)
+        for lane in run.lanes():
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def test_what_was_kept_inside_of_a_step_is_as_it_was_whatever_the_script_changes_next(tmp_path: Path):
+    life = start(tmp_path, CHANGES)
+    assert life.returncode == 0, life.stderr
+    kept = [line for line in life.stdout.splitlines() if line.startswith("kept")]
+    assert kept == ["kept 1.0", "kept 2.0", "kept 3.0"]
+
+
+EPOCH = """
+import sys
+
+with elasticrl.runtime.join("job.yaml") as run:
+    walk = Walk(size=1000, lanes=1, per_lane=int(sys.argv[2]), epochs=1)
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(walk))
+    for step in run.steps(int(sys.argv[1]) or None):
+        for lane in run.lanes():
+            print("used", *(sample.index for sample in lane.ids()), flush=True)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def used(life: Life) -> list[int]:
+    """The samples that it says it used."""
+    assert life.returncode == 0, life.stderr
+    return [int(word) for line in life.stdout.splitlines() if line.startswith("used") for word in line.split()[1:]]
+
+
+def test_a_run_that_goes_on_with_another_batch_ends_where_its_data_does(tmp_path: Path):
+    before = used(start(tmp_path, EPOCH, "50", "10"))
+    after = used(start(tmp_path, EPOCH, "0", "20", allow=["batch"]))
+    assert sorted(before + after) == list(range(1000))
+
+
+TURNS = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(
+        model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(Walk(size=100, per_lane=5, draws=2, turns=2))
+    )
+    for step in run.steps(3):
+        for number in range(4):
+            for lane in run.lanes():
+                lane.ids()
+                run.model(torch.ones(2)).sum().backward()
+                lane.done()
+            run.update()
+"""
+
+
+def test_a_step_that_goes_over_its_draws_again_uses_each_of_them_again(tmp_path: Path):
+    life = start(tmp_path, TURNS)
+    assert life.returncode == 0, life.stderr
+    found = audit(tmp_path / "saves" / "job")
+    assert (found.ok, found.samples) == (True, 3 * 10 * 2), found.sentence
+
+
+TALLIES = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(1):
+        for lane in run.lanes():
+            lane.tally.add(loss=1.0)
+            if lane.index == 0:
+                lane.tally.add(aux=2.0)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+def test_lanes_that_tally_under_other_names_are_refused(tmp_path: Path):
+    life = start(tmp_path, TALLIES, lanes=2)
+    assert "Lane 1 tallied loss, and lane 0 aux, loss: tally the same names in every lane" in life.stderr
+
+
+STREAM = """
+import sys
+
+class Numbers:
+    def __iter__(self):
+        return iter(range(7))
+
+with elasticrl.runtime.join("job.yaml") as run:
+    stream = StreamLoader(Numbers(), Walk(size=None, shuffle=False, lanes=2, per_lane=2))
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    if sys.argv[1] == "registered":
+        run.register(data=stream)
+    for step in run.steps(5):
+        batches = stream.fetch(step, run.carried)
+        for lane in run.lanes():
+            lane.used(batches[lane.index].ids)
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+stream.close()
+"""
+
+
+def test_a_stream_that_is_registered_is_audited(tmp_path: Path):
+    life = start(tmp_path, STREAM, "registered", lanes=2)
+    assert life.returncode == 0, life.stderr
+    found = audit(tmp_path / "saves" / "job")
+    assert (found.ok, found.steps, found.samples) == (True, 5, 20), found.sentence
+
+
+def test_an_audit_without_anything_to_hold_the_ledger_against_says_so(tmp_path: Path):
+    life = start(tmp_path, STREAM, "not", lanes=2)
+    assert life.returncode == 0, life.stderr
+    with pytest.raises(DataError, match="register the Cursor or StreamLoader"):
+        audit(tmp_path / "saves" / "job")
+
+
+RULES = """
+import sys
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+optimizers = {
+    "lacking": torch.optim.AdamW(model[0].parameters()),
+    "momentum": lambda name: SGD(momentum=0.9) if name.startswith("1") else SGD(),
+    "kinds": lambda name: SGD(momentum=0.9) if name.startswith("1") else AdamW(),
+    "frozen": torch.optim.SGD([{"params": model[0].weight}, {"params": model[1].parameters(), "lr": 0.1}]),
+}
+model[0].bias.requires_grad_(sys.argv[1] != "frozen")
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=model, optimizer=optimizers[sys.argv[1]])
+    print("registered")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("lacking", "1.weight of model has requires_grad and no rule: put it into the optimizer, or freeze it"),
+        ("momentum", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight nothing"),
+        ("kinds", "The rule of 1.weight of model keeps momentum_buffer, and that of 0.weight exp_avg, exp_avg_sq"),
+    ],
+)
+def test_parameters_without_a_rule_or_with_rules_of_other_kinds_are_refused(tmp_path: Path, what: str, said: str):
+    life = start(tmp_path, RULES, what)
+    assert said in life.stderr
+    assert "registered" not in life.stdout
+
+
+def test_a_frozen_parameter_needs_no_rule(tmp_path: Path):
+    assert "registered" in start(tmp_path, RULES, "frozen").stdout
+
+
+FIRST = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1), data=Cursor(Walk(size=100)))
+    for step in run.steps(3):
+        for lane in run.lanes():
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+        print("first", run._first is not None, flush=True)
+"""
+
+
+def test_the_state_before_all_updates_is_kept_aside_until_one_is_sealed(tmp_path: Path):
+    life = start(tmp_path, FIRST)
+    assert life.returncode == 0, life.stderr
+    assert [line for line in life.stdout.splitlines() if line.startswith("first")] == [
+        "first True",
+        "first False",
+        "first False",
+    ]
