@@ -14,6 +14,7 @@ from elasticrl.core.findings import answer_to, with_cause
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
+from elasticrl.core.pauses import doubled
 from elasticrl.core.policy import Act, Answer
 from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
@@ -39,7 +40,7 @@ def recheck(scene: Scene) -> Move | None:
     plan, health = scene.plan, scene.settings.health
     if plan is None or plan.phase is not Phase.TRAIN or not plan.backend or not scene.trained:
         return None
-    wait_s = min(health.quarantine_max_s, health.quarantine_s * 2 ** max(0, plan.fallbacks - 1))
+    wait_s = doubled(health.quarantine_s, max(0, plan.fallbacks - 1), health.quarantine_max_s)
     due = scene.lead.backend_since + wait_s
     if scene.now < due:
         return Move(wake_at=due)
