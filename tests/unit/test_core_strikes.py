@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from test_core_step import Life, leads, member, trains
+from test_core_step import Life, leads, member, plan, record, trains
 
-from elasticrl.core.events import Tick
-from elasticrl.core.model import Quarantine
+from elasticrl.core.events import Propose, Tick, Workers
+from elasticrl.core.model import Intent, Phase, Plan, Quarantine, Rung, Strike, Work
 
 
 @pytest.mark.parametrize("often", [1024, 1025, 5000])
@@ -29,3 +29,65 @@ def test_no_wait_is_too_long_to_be_computed(often: int) -> None:
     told = "\n".join(life.lines)
     assert "Confine n02/1 let go" in told
     assert "on gloo: probing" in told
+
+
+# ---- what is distrusted
+
+
+TWICE = Strike(cause="exit code 1: ValueError", step=7, count=2)
+
+
+def proposed(life: Life) -> Plan:
+    return next(a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose))
+
+
+def reloads(life: Life, now: float, generation: int = 2) -> None:
+    """A gang that has failed twice at one step is told to read the disk, and has not yet done so."""
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"))
+    written = plan(generation, "n00", "n01", rung=Rung.RELOAD, strike=TWICE)
+    life.seen(now, "reload", plan=written, plan_revision=10 * generation)
+    life.at(now, Workers(now=0, work=Work.JOINING, generation=generation, born=2, warm=True, endpoint="n00:29500"))
+    life.told(now, life.view.own, record("n01", work=Work.JOINING, generation=generation, born=2))
+
+
+def lost_node(life: Life) -> None:
+    assert life.view.records is not None
+    life.seen(4.0, "n01 is gone", records={"n00": life.view.records["n00"]})
+
+
+def pause(life: Life) -> None:
+    life.seen(4.0, "pause", intent=Intent.PAUSE, intent_generation=2)
+
+
+@pytest.mark.parametrize("why", [lost_node, pause])
+def test_vaults_that_are_distrusted_still_are_after_a_hold(why) -> None:
+    life = Life("n00/1")
+    reloads(life, 3.0)
+    life.leased(3.9)
+    why(life)
+    held = proposed(life)
+    assert held.phase is Phase.HOLD
+    life.seen(4.5, "held", plan=replace(held, generation=3), plan_revision=30, intent=Intent.RUN)
+    life.at(4.6, Workers(now=0, work=Work.PARKED, generation=3, born=2, warm=True, endpoint="n00:29500"))
+    life.told(5.0, life.view.own, record("n01", work=Work.PARKED, generation=3, born=2))
+    for now in range(6, 30, 3):
+        life.leased(float(now))
+    after = proposed(life)
+    assert (after.phase, after.rung, after.strike) == (Phase.TRAIN, Rung.RELOAD, TWICE)
+    assert {seat.born for seat in after.seats} == {4}, "who has loaded from a vault starts afresh"
+
+
+def test_a_pause_after_the_disk_was_read_and_trained_from_reads_it_no_more() -> None:
+    life = Life("n00/1")
+    reloads(life, 3.0)
+    life.at(3.5, Workers(now=0, work=Work.TRAINING, generation=2, born=2, warm=True, endpoint="n00:29500"))
+    life.told(3.6, life.view.own, record("n01", work=Work.TRAINING, generation=2, born=2))
+    life.leased(3.9)
+    pause(life)
+    life.seen(4.5, "held", plan=replace(proposed(life), generation=3), plan_revision=30, intent=Intent.RUN)
+    life.at(4.6, Workers(now=0, work=Work.PARKED, generation=3, born=2, warm=True, endpoint="n00:29500"))
+    life.told(5.0, life.view.own, record("n01", work=Work.PARKED, generation=3, born=2))
+    for now in range(6, 12, 3):
+        life.leased(float(now))
+    assert proposed(life).rung is Rung.REFORM
