@@ -159,9 +159,9 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evide
 
 
 def results_of(scene: Scene) -> tuple[Result, ...]:
-    """What the members have found on the way to each other in the present probe."""
-    generation = scene.view.generation
-    return tuple(r for record in scene.records.values() if record.answered == generation for r in record.probed)
+    """What the members have found on the way to each other in the present probe: each speaks for itself."""
+    said = (record for record in scene.records.values() if record.answered == scene.view.generation)
+    return tuple(r for record in said for r in record.probed if r.node == record.member.node)
 
 
 def remembered(lead: Lead, now: float) -> dossier.Facts:
