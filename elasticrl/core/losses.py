@@ -30,7 +30,8 @@ def losses(scene: Scene) -> Move | None:
     strike = plan.strike
     own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
     if own:
-        strike = strike_of(plan.strike, own.cause, own.step)
+        # A worker that fails as it starts has no step: what counts is how far the job had got.
+        strike = strike_of(plan.strike, own.cause, max(own.step, scene.newest), own=True)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
     unwanted = {member: reason for member, reason in sick.items() if reason} | condemned
     confine = confinements(scene, unwanted)

@@ -93,8 +93,7 @@ def probing(scene: Scene) -> Move | None:
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
-    step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
-    strike = strike_of(plan.strike, "a stall with every node in reach", step)
+    strike = strike_of(plan.strike, "a stall with every node in reach", scene.newest)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     cap = f" ({done.milder})" if done is not None and done.capped else ""
     why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"

@@ -190,6 +190,12 @@ class Scene:
         return record.vault if record and record.member == seat.member and record.vault else seat.vault
 
     @property
+    def newest(self) -> int:
+        """The newest step that the seats have told of, or that is on disk."""
+        records = map(self.record_of, self.plan.seats if self.plan else ())
+        return max((self.view.committed, *(record.step for record in records if record)))
+
+    @property
     def behind(self) -> bool:
         """Have the seats made steps that are not on disk?"""
         records = map(self.record_of, self.plan.seats if self.plan else ())

@@ -6,7 +6,8 @@ import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
 from elasticrl.core.events import Propose, Tick, Workers
-from elasticrl.core.model import Intent, Phase, Plan, Quarantine, Rung, Strike, Work
+from elasticrl.core.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
+from elasticrl.core.strikes import strike_of
 
 
 @pytest.mark.parametrize("often", [1024, 1025, 5000])
@@ -91,3 +92,58 @@ def test_a_pause_after_the_disk_was_read_and_trained_from_reads_it_no_more() -> 
     for now in range(6, 12, 3):
         life.leased(float(now))
     assert proposed(life).rung is Rung.REFORM
+
+
+# ---- crash loops
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ["ValueError: bad batch", "KeyError: 'x'", "ValueError: bad batch"],
+        ["shape [3, 4] is not [4, 4]", "shape [7, 4] is not [8, 4]", "shape [1, 2] is not [2, 2]"],
+        ["out of memory: process 4711 has 3.10 GiB", "out of memory: process 12 has 2.9 GiB", "bad object 0x7f2a"],
+    ],
+)
+def test_a_crash_loop_is_one_whatever_it_says(ends: list[str]) -> None:
+    strike = None
+    for number, cause in enumerate(ends, 1):
+        strike = strike_of(strike, cause, 7, own=True)
+        assert (strike.step, strike.count) == (7, number)
+
+
+def test_a_strike_says_whether_there_were_others() -> None:
+    said = []
+    strike = None
+    for cause in ("3 of 4", "5 of 6", "bad", "7 of 8", "bad"):
+        strike = strike_of(strike, cause, 7, own=True)
+        said.append(strike.cause)
+    assert said == ["3 of 4", "3 of 4", "3 of 4, among others", "3 of 4, among others", "3 of 4, among others"]
+
+
+def test_only_progress_beyond_its_step_makes_a_failure_a_first_one() -> None:
+    again = strike_of(TWICE, "KeyError", 5, own=True)
+    assert (again.step, again.count) == (7, 3), "it has to get beyond the step of the first"
+    assert strike_of(TWICE, TWICE.cause, 8, own=True) == Strike(cause=TWICE.cause, step=8, count=1)
+
+
+def test_a_stall_counts_with_its_like_at_its_step_alone() -> None:
+    once = replace(TWICE, count=1)
+    assert strike_of(once, "a stall", 7) == Strike(cause="a stall", step=7, count=1)
+    assert strike_of(TWICE, "a stall", 7) is TWICE
+    assert strike_of(Strike(cause="a stall", step=7, count=1), "a stall", 7).count == 2
+
+
+@pytest.mark.parametrize(("newest", "count"), [(7, 2), (8, 1)])
+def test_a_worker_that_fails_as_it_starts_counts_by_how_far_the_job_had_got(newest: int, count: int) -> None:
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"))
+    trains(life, 2.6, 1, "n00", "n01", strike=replace(TWICE, count=1))
+    life.at(3.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, endpoint="n00:29500", step=newest))
+    life.leased(3.5)
+    died = Exit(generation=1, slot=0, step=0, cause="exit code 1: ImportError", own=True)
+    life.told(4.0, replace(life.view.own, step=newest), record("n01", work=Work.FAILED, generation=1, exit=died))
+    strike = proposed(life).strike
+    assert strike is not None
+    assert (strike.step, strike.count) == (newest, count)
