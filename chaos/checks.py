@@ -6,7 +6,7 @@ its check cannot be wrong together. Each check is a generator of sentences; no s
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -375,31 +375,39 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             continue
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
-        deaths: dict[tuple[str, int], int] = defaultdict(int)
-        for died in case.history:
-            if isinstance(died, Died) and died.own and died.at <= fact.at:
-                deaths[died.cause, died.step] += 1
         limit = settings.recovery.no_progress_limit
-        looped = max(deaths.values(), default=0) >= limit
+        looped = _most_in_vain(died for died in case.history if isinstance(died, Died) and died.at <= fact.at) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
-        right = {75: asked, 0: made, 70: looped or hung or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
+        vain = "in reach" in plan.reason or "did not join" in plan.reason
+        right = {75: asked, 0: made, 70: looped or hung or vain}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 
 
+def _most_in_vain(deaths: Iterable[Died]) -> int:
+    """How often the program failed by its own doing at most, with the job never beyond the step of the first of these."""
+    most = count = 0
+    reached = -1
+    for died in deaths:
+        if died.own:
+            count = 1 if died.step > reached else count + 1
+            reached, most = max(reached, died.step), max(most, count)
+    return most
+
+
 def a_crash_loop_ends(case: Case) -> Iterator[Complaint]:
-    """The same failure at the same step, without progress, more often than the limit: the job should have stopped."""
+    """A failure at the same step, without progress, more often than the limit: the job should have stopped."""
     limit = case.scenario.shape.settings.recovery.no_progress_limit
-    deaths: dict[tuple[str, int], int] = defaultdict(int)
+    deaths: dict[int, int] = defaultdict(int)
     sealed = -1
     for fact in case.history:
         if isinstance(fact, Sealed) and fact.step > sealed:
             sealed = fact.step
-            deaths = defaultdict(int, {key: n for key, n in deaths.items() if key[1] >= sealed})
-        elif isinstance(fact, Died) and fact.own and "ValueError" in fact.cause:
-            deaths[fact.cause, fact.step] += 1
-            if deaths[fact.cause, fact.step] == limit + 2:
+            deaths = defaultdict(int, {step: n for step, n in deaths.items() if step >= sealed})
+        elif isinstance(fact, Died) and fact.own and "bad prompt" in fact.cause:
+            deaths[fact.step] += 1
+            if deaths[fact.step] == limit + 2:
                 yield fact.at, f"{fact.cause} at step {fact.step} for the {limit + 2}th time, the limit is {limit}"
 
 

@@ -176,7 +176,9 @@ class Gang:
         if self.phase != "reduce":
             return
         if self.cluster.loop_step is not None and self.attempted == self.cluster.loop_step:
-            self.seats[-1].dies("exit code 1: ValueError: bad prompt", own=True)
+            # One bug, and yet another text each time: found by reading, such a loop was none.
+            kind = ("ValueError", "IndexError")[self.plan.generation % 2]
+            self.seats[-1].dies(f"exit code 1: {kind}: bad prompt, {self.plan.generation} tokens", own=True)
             return
         for node in self.seats:
             if node.sick and node.alive:

@@ -30,7 +30,8 @@ def losses(scene: Scene) -> Move | None:
     strike = plan.strike
     own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
     if own:
-        strike = strike_of(plan.strike, own.cause, own.step)
+        # A worker that fails as it starts has no step: what counts is how far the job had got.
+        strike = strike_of(plan.strike, own.cause, max(own.step, scene.newest), own=True)
     sick = {seat.member: _sick(scene, fate, seat) for fate, seat in zip(scene.fates, plan.seats, strict=True)}
     unwanted = {member: reason for member, reason in sick.items() if reason} | condemned
     confine = confinements(scene, unwanted)
@@ -164,5 +165,8 @@ def late(scene: Scene) -> Move | None:
     confine = confinements(scene, unwanted)
     why = with_cap(why, scene, unwanted, confine)
     fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
-    rung = max(plan.rung, Rung.REFORM)
-    return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)
+    rung, strike = max(plan.rung, Rung.REFORM), plan.strike
+    if not confine:  # they are candidates again at once: without a strike the same gang would be formed for ever
+        strike = strike_of(strike, "members that did not join", scene.newest)
+    seats = scene.arrange(fates, grow=False)
+    return replace(strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike)), confine=confine)

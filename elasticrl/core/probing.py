@@ -14,6 +14,7 @@ from elasticrl.core.findings import answer_to, with_cause
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
+from elasticrl.core.pauses import doubled
 from elasticrl.core.policy import Act, Answer
 from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
@@ -39,7 +40,7 @@ def recheck(scene: Scene) -> Move | None:
     plan, health = scene.plan, scene.settings.health
     if plan is None or plan.phase is not Phase.TRAIN or not plan.backend or not scene.trained:
         return None
-    wait_s = min(health.quarantine_max_s, health.quarantine_s * 2 ** max(0, plan.fallbacks - 1))
+    wait_s = doubled(health.quarantine_s, max(0, plan.fallbacks - 1), health.quarantine_max_s)
     due = scene.lead.backend_since + wait_s
     if scene.now < due:
         return Move(wake_at=due)
@@ -92,8 +93,7 @@ def probing(scene: Scene) -> Move | None:
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
-    step = max((record.step for record in map(scene.record_of, seats) if record), default=scene.view.committed)
-    strike = strike_of(plan.strike, "a stall with every node in reach", step)
+    strike = strike_of(plan.strike, "a stall with every node in reach", scene.newest)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     cap = f" ({done.milder})" if done is not None and done.capped else ""
     why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"
@@ -158,9 +158,9 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evide
 
 
 def results_of(scene: Scene) -> tuple[Result, ...]:
-    """What the members have found on the way to each other in the present probe."""
-    generation = scene.view.generation
-    return tuple(r for record in scene.records.values() if record.answered == generation for r in record.probed)
+    """What the members have found on the way to each other in the present probe: each speaks for itself."""
+    said = (record for record in scene.records.values() if record.answered == scene.view.generation)
+    return tuple(r for record in said for r in record.probed if r.node == record.member.node)
 
 
 def remembered(lead: Lead, now: float) -> dossier.Facts:

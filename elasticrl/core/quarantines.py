@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from elasticrl.core.model import Member, Quarantine
+from elasticrl.core.pauses import doubled
 from elasticrl.core.scene import Scene
 
 
@@ -74,4 +75,4 @@ def guard(scene: Scene) -> tuple[tuple[Quarantine, ...], float]:
 def _term(scene: Scene, quarantine: Quarantine) -> float:
     """How long a node is kept out, and must then be well to be forgiven."""
     health = scene.settings.health
-    return min(health.quarantine_max_s, health.quarantine_s * 2.0 ** (quarantine.strikes - 1))
+    return doubled(health.quarantine_s, quarantine.strikes - 1, health.quarantine_max_s)

@@ -42,11 +42,14 @@ def pieces(nodes: Iterable[str], good: Iterable[Pair]) -> tuple[tuple[str, ...],
     >>> pieces("abcd", [("a", "b")])
     (('a', 'b'), ('c',), ('d',))
     """
-    piece = {node: frozenset([node]) for node in nodes}
-    for a, b in good:
-        joined = piece.get(a, frozenset([a])) | piece.get(b, frozenset([b]))
-        piece.update(dict.fromkeys(joined, joined))
-    return tuple(sorted({tuple(sorted(part)) for part in piece.values()}, key=lambda part: (-len(part), part)))
+    piece = {node: [node] for node in nodes}
+    for pair in good:
+        less, more = sorted((piece.setdefault(node, [node]) for node in pair), key=len)
+        if less is not more:  # the smaller one moves: so each node does, a few times at the most
+            more.extend(less)
+            piece.update(dict.fromkeys(less, more))
+    parts = {id(part): tuple(sorted(part)) for part in piece.values()}
+    return tuple(sorted(parts.values(), key=lambda part: (-len(part), part)))
 
 
 def single_out(bad: Iterable[Pair], good: Iterable[Pair]) -> Reach:

@@ -190,6 +190,12 @@ class Scene:
         return record.vault if record and record.member == seat.member and record.vault else seat.vault
 
     @property
+    def newest(self) -> int:
+        """The newest step that the seats have told of, or that is on disk."""
+        records = map(self.record_of, self.plan.seats if self.plan else ())
+        return max((self.view.committed, *(record.step for record in records if record)))
+
+    @property
     def behind(self) -> bool:
         """Have the seats made steps that are not on disk?"""
         records = map(self.record_of, self.plan.seats if self.plan else ())
@@ -265,7 +271,11 @@ class Scene:
         waited: int | None = None,
         saves: bool = False,
     ) -> Plan:
-        """The next plan. It says where each vault is now: one may have come back at another port since the last."""
+        """The next plan. It says where each vault is now: one may have come back at another port since the last.
+
+        A hold or a probe hands on that the vaults are distrusted: else the next gang would form from them.
+        """
+        rung = Rung.RELOAD if self.distrusted else rung
         seats = tuple(replace(seat, vault=self.vault_of(seat)) for seat in seats)
         here = {seat.member for seat in seats}
         same = self.gang == tuple(seat.member.node for seat in seats)
@@ -303,8 +313,7 @@ class Scene:
             return self.write(
                 Phase.HOLD, seats, f"{why}; {len(seats)} of the {need} nodes it needs: holding", rung, strike=strike
             )
-        if self.plan and self.plan.rung is Rung.RELOAD and not self.trained:
-            rung = Rung.RELOAD  # what made us distrust the vaults has not been overcome yet
+        rung = Rung.RELOAD if self.distrusted else rung
         if rung >= Rung.RESTART:
             seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
         known = max(len(self.records), len(seats))
@@ -331,6 +340,11 @@ class Scene:
         if self.lead.formed != self.plan.generation and len(self.doing[Work.PARKED]) == len(self.plan.seats):
             return False  # all have left it again before
         return self.at_work(Work.TRAINING, Work.STALLED, Work.PARKED, Work.DONE, Work.FAILED)
+
+    @property
+    def distrusted(self) -> bool:
+        """Is what the vaults keep under suspicion? It is until a gang has trained from the disk."""
+        return self.plan is not None and self.plan.rung is Rung.RELOAD and not self.trained
 
     @cached_property
     def deadline(self) -> float:

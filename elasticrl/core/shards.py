@@ -47,12 +47,7 @@ def wait_for(
     Once for each commit: nodes that come and go would else hold the job for ever.
     """
     plan, committed = scene.plan, scene.view.committed
-    if (
-        plan is None
-        or plan.waited >= committed
-        or rung is Rung.RELOAD
-        or (plan.rung is Rung.RELOAD and not scene.trained)
-    ):
+    if plan is None or plan.waited >= committed or rung is Rung.RELOAD or scene.distrusted:
         return None
     names = awaited(scene, seats, but)
     if not names:
@@ -78,7 +73,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     plan, until = scene.plan, scene.lead.planned_at + scene.settings.membership.lease_ttl_s
     if plan is None or scene.now >= until:
         return None
-    if names := awaited(scene, seats):
+    if not scene.distrusted and (names := awaited(scene, seats)):
         why = f"holding for {_and(names)}, who alone {_keep(names)} what was made since step {scene.view.committed}"
         return Move(wake_at=until, why=why)
     if plan.waited == scene.view.committed and scene.conviction.unsure:

@@ -91,8 +91,7 @@ def _known(scene: Scene, finding: Finding) -> Move | None:
     assert plan is not None
     if verdict.confidence is not Confidence.HIGH:
         return None
-    step = max((record.step for record in map(scene.record_of, plan.seats) if record), default=scene.view.committed)
-    strike = strike_of(plan.strike, f"{verdict.fault.value}: {finding.answer.act.value}", step)
+    strike = strike_of(plan.strike, f"{verdict.fault.value}: {finding.answer.act.value}", scene.newest)
     why = verdict.said
     if verdict.fault is Fault.DESYNC:
         rung = Rung.REFORM if strike.count == 1 else Rung.RESTART

@@ -1,5 +1,6 @@
 """How often the same thing may fail: a failure is remembered in the plan, and a crash loop stops the job."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,17 +9,32 @@ from elasticrl.core.policy import Act
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.verdict import Confidence
 
+OTHERS = ", among others"
+FIGURES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)  # addresses, shapes, sizes, process ids, ranks
 
-def strike_of(before: Strike | None, cause: str, step: int) -> Strike:
-    """The same failure at the same step again, or a first one.
+
+def strike_of(before: Strike | None, cause: str, step: int, *, own: bool = False) -> Strike:
+    """The same failure at the same step again, or a first one. The program's `own` failures all count until the job has got
+    beyond the step of the first: one bug may show as this today and as that tomorrow, with other figures on each rank.
 
     Found by seed 1188: a worker that failed of something else in between must not make a crash loop look new.
     """
-    if before and (before.cause, before.step) == (cause, step):
-        return replace(before, count=before.count + 1)
-    if before and before.count > 1 and step <= before.step:
-        return before
-    return Strike(cause=cause, step=step, count=1)
+    if before is None or step > before.step:
+        return Strike(cause=cause, step=step, count=1)
+    same = alike(before.cause.removesuffix(OTHERS), cause)
+    if own or (same and step == before.step):
+        named = before.cause if same else before.cause.removesuffix(OTHERS) + OTHERS
+        return replace(before, cause=named, count=before.count + 1)
+    return before if before.count > 1 else Strike(cause=cause, step=step, count=1)
+
+
+def alike(one: str, other: str) -> bool:
+    """The same but for figures, which are of one rank, process or moment?
+
+    >>> alike("ValueError: 3 is not 0x7f10", "ValueError: 14 is not 0xab")
+    True
+    """
+    return FIGURES.sub("#", one) == FIGURES.sub("#", other)
 
 
 def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) -> Move:

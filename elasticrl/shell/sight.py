@@ -15,6 +15,7 @@ from elasticrl.shell import keys
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store
 
 T = TypeVar("T")
+Whose = TypeVar("Whose", Record, Quarantine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +129,23 @@ class Sight:
                 self.view = replace(self.view, drain=read(Member, entry, key))
             case _ if key.startswith(keys.MEMBERS):
                 record = read(Record, entry, key)
-                put(self._records, key.removeprefix(keys.MEMBERS), record)
                 if key == keys.member_key(self._me.node):
                     self.view = replace(self.view, own=record if record and record.member == self._me else None)
+                put(self._records, key.removeprefix(keys.MEMBERS), in_place(record, key))
             case _ if key.startswith(keys.QUARANTINES):
-                put(self._quarantines, key.removeprefix(keys.QUARANTINES), read(Quarantine, entry, key))
+                put(self._quarantines, key.removeprefix(keys.QUARANTINES), in_place(read(Quarantine, entry, key), key))
 
 
 def read(kind: type[T], entry: Entry | None, where: str) -> T | None:
     """An entry's value, or None if the key does not exist."""
     return keys.load(kind, entry.value, where) if entry else None
+
+
+def in_place(value: Whose | None, key: str) -> Whose | None:
+    """The same, where it is of the node that its key names: else one node would be two, and no plan can seat it twice."""
+    if value is not None and value.member.node != key.partition("/")[2]:
+        raise keys.Unreadable(f"{key} is of {value.member}; delete the key if no running elasticrl wrote it")
+    return value
 
 
 def put(picture: dict[str, T], name: str, value: T | None) -> None:

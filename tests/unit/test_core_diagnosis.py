@@ -631,6 +631,17 @@ def test_where_nccl_is_proven_broken_and_gloo_is_fine_the_gang_goes_on_over_gloo
     assert (clean.phase, clean.backend, clean.fallbacks) == (Phase.TRAIN, "", 0)
 
 
+def test_what_a_record_says_of_another_nodes_ways_does_not_count() -> None:
+    """It would stand in place of that node's own word."""
+    life = leader({"fabric": "fallback"}, fallback="gloo", health=Health(quarantine_s=60.0))
+    found = results()
+    foreign = tuple(replace(way, node="n00", nccl="ncclRemoteError") for way in found["n00"])
+    found["n02"] = (*found["n02"], *foreign)
+    assert probed(life, 3.0, 2, found).backend == ""
+    assert life.state.lead is not None
+    assert all(way.nccl == "ok" for way in life.state.lead.results)
+
+
 def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
     lap = Lap(generation=1, seconds=0.5, bytes=10_000_000)
     fast, slow = 1000.0, 5.0  # Mbit/s

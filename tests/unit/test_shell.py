@@ -11,14 +11,16 @@ import pytest
 
 from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
 from elasticrl.core.follow import TOGETHER_S
-from elasticrl.core.model import Exit, Member, Phase, Plan, Record, Seat, Verb, Work
+from elasticrl.core.model import Exit, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import together
+from elasticrl.shell.sight import Sight
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
+from elasticrl.store.protocol import Put
 from elasticrl.telemetry.log import set_up
 
 
@@ -287,3 +289,30 @@ def test_renewals_go_out_on_the_tenths_of_a_second():
         return found
 
     assert sorted(asyncio.run(moments()))[2] < TOGETHER_S / 4, "the median: a busy machine wakes late now and then"
+
+
+@pytest.mark.parametrize("kind", [Record, Quarantine])
+def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) -> None:
+    """Found by reading: one node was two candidates, and each leader in turn ended at a plan that names it twice."""
+
+    async def seen() -> None:
+        store, told, views = MemoryStore(MemoryServer()), list[str](), list[View]()
+        scope = keys.MEMBERS if kind is Record else keys.QUARANTINES
+        for key, node in (("n03", "n05"), ("n05", "n05")):
+            more = {} if kind is Record else {"reason": "not heard"}
+            value = keys.dump(kind(member=Member(node=node, incarnation=1), **more))
+            await store.txn((), [Put(key=scope + key, value=value)])
+        me, looked = Member(node="n00", incarnation=1), asyncio.Event()
+
+        def changed(view: View) -> None:
+            views.append(view)
+            looked.set()
+
+        task = asyncio.create_task(Sight(store, me, changed=changed, complain=told.append).watch(everyone=True))
+        await asyncio.wait_for(looked.wait(), 5)
+        task.cancel()
+        found = views[-1].records if kind is Record else views[-1].quarantines
+        assert set(found) == {"n05"}
+        assert told == [f"{scope}n03 is of n05/1; delete the key if no running elasticrl wrote it"]
+
+    asyncio.run(seen())

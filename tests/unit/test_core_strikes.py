@@ -1,0 +1,171 @@
+"""What happens again and again: how long is waited each time, and when the job stops."""
+
+from dataclasses import replace
+
+import pytest
+from test_core_step import Life, leads, member, plan, record, trains
+
+from elasticrl.core.events import Propose, Tick, Workers
+from elasticrl.core.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
+from elasticrl.core.strikes import strike_of
+
+
+@pytest.mark.parametrize("often", [1024, 1025, 5000])
+def test_no_wait_is_too_long_to_be_computed(often: int) -> None:
+    life = Life("n00/1")
+    leads(life)
+    put_out = Quarantine(member=member("n02"), reason="not heard", strikes=often)
+    life.view = replace(life.view, quarantines={"n02": put_out})
+    trains(life, 2.6, 1, "n00", "n01", backend="gloo", fallbacks=often)
+    life.leased(2.9)
+    life.at(3.0, Tick(now=0))
+    health = life.state.settings.health
+    assert life.state.lead is not None
+    assert life.state.lead.confined.keys() == {"n02"}
+    life.leased(health.quarantine_max_s)
+    life.at(health.quarantine_max_s + 1.0, Tick(now=0))
+    assert not any("Confine" in line or "on gloo" in line for line in life.lines)
+    life.leased(health.quarantine_max_s + 3.0)
+    life.at(health.quarantine_max_s + 4.0, Tick(now=0))
+    told = "\n".join(life.lines)
+    assert "Confine n02/1 let go" in told
+    assert "on gloo: probing" in told
+
+
+# ---- what is distrusted
+
+
+TWICE = Strike(cause="exit code 1: ValueError", step=7, count=2)
+
+
+def proposed(life: Life) -> Plan:
+    return next(a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose))
+
+
+def reloads(life: Life, now: float, generation: int = 2) -> None:
+    """A gang that has failed twice at one step is told to read the disk, and has not yet done so."""
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"))
+    written = plan(generation, "n00", "n01", rung=Rung.RELOAD, strike=TWICE)
+    life.seen(now, "reload", plan=written, plan_revision=10 * generation)
+    life.at(now, Workers(now=0, work=Work.JOINING, generation=generation, born=2, warm=True, endpoint="n00:29500"))
+    life.told(now, life.view.own, record("n01", work=Work.JOINING, generation=generation, born=2))
+
+
+def lost_node(life: Life) -> None:
+    assert life.view.records is not None
+    life.seen(4.0, "n01 is gone", records={"n00": life.view.records["n00"]})
+
+
+def pause(life: Life) -> None:
+    life.seen(4.0, "pause", intent=Intent.PAUSE, intent_generation=2)
+
+
+@pytest.mark.parametrize("why", [lost_node, pause])
+def test_vaults_that_are_distrusted_still_are_after_a_hold(why) -> None:
+    life = Life("n00/1")
+    reloads(life, 3.0)
+    life.leased(3.9)
+    why(life)
+    held = proposed(life)
+    assert held.phase is Phase.HOLD
+    life.seen(4.5, "held", plan=replace(held, generation=3), plan_revision=30, intent=Intent.RUN)
+    life.at(4.6, Workers(now=0, work=Work.PARKED, generation=3, born=2, warm=True, endpoint="n00:29500"))
+    life.told(5.0, life.view.own, record("n01", work=Work.PARKED, generation=3, born=2))
+    for now in range(6, 30, 3):
+        life.leased(float(now))
+    after = proposed(life)
+    assert (after.phase, after.rung, after.strike) == (Phase.TRAIN, Rung.RELOAD, TWICE)
+    assert {seat.born for seat in after.seats} == {4}, "who has loaded from a vault starts afresh"
+
+
+def test_a_pause_after_the_disk_was_read_and_trained_from_reads_it_no_more() -> None:
+    life = Life("n00/1")
+    reloads(life, 3.0)
+    life.at(3.5, Workers(now=0, work=Work.TRAINING, generation=2, born=2, warm=True, endpoint="n00:29500"))
+    life.told(3.6, life.view.own, record("n01", work=Work.TRAINING, generation=2, born=2))
+    life.leased(3.9)
+    pause(life)
+    life.seen(4.5, "held", plan=replace(proposed(life), generation=3), plan_revision=30, intent=Intent.RUN)
+    life.at(4.6, Workers(now=0, work=Work.PARKED, generation=3, born=2, warm=True, endpoint="n00:29500"))
+    life.told(5.0, life.view.own, record("n01", work=Work.PARKED, generation=3, born=2))
+    for now in range(6, 12, 3):
+        life.leased(float(now))
+    assert proposed(life).rung is Rung.REFORM
+
+
+# ---- crash loops
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ["ValueError: bad batch", "KeyError: 'x'", "ValueError: bad batch"],
+        ["shape [3, 4] is not [4, 4]", "shape [7, 4] is not [8, 4]", "shape [1, 2] is not [2, 2]"],
+        ["out of memory: process 4711 has 3.10 GiB", "out of memory: process 12 has 2.9 GiB", "bad object 0x7f2a"],
+    ],
+)
+def test_a_crash_loop_is_one_whatever_it_says(ends: list[str]) -> None:
+    strike = None
+    for number, cause in enumerate(ends, 1):
+        strike = strike_of(strike, cause, 7, own=True)
+        assert (strike.step, strike.count) == (7, number)
+
+
+def test_a_strike_says_whether_there_were_others() -> None:
+    said = []
+    strike = None
+    for cause in ("3 of 4", "5 of 6", "bad", "7 of 8", "bad"):
+        strike = strike_of(strike, cause, 7, own=True)
+        said.append(strike.cause)
+    assert said == ["3 of 4", "3 of 4", "3 of 4, among others", "3 of 4, among others", "3 of 4, among others"]
+
+
+def test_only_progress_beyond_its_step_makes_a_failure_a_first_one() -> None:
+    again = strike_of(TWICE, "KeyError", 5, own=True)
+    assert (again.step, again.count) == (7, 3), "it has to get beyond the step of the first"
+    assert strike_of(TWICE, TWICE.cause, 8, own=True) == Strike(cause=TWICE.cause, step=8, count=1)
+
+
+def test_a_stall_counts_with_its_like_at_its_step_alone() -> None:
+    once = replace(TWICE, count=1)
+    assert strike_of(once, "a stall", 7) == Strike(cause="a stall", step=7, count=1)
+    assert strike_of(TWICE, "a stall", 7) is TWICE
+    assert strike_of(Strike(cause="a stall", step=7, count=1), "a stall", 7).count == 2
+
+
+@pytest.mark.parametrize(("newest", "count"), [(7, 2), (8, 1)])
+def test_a_worker_that_fails_as_it_starts_counts_by_how_far_the_job_had_got(newest: int, count: int) -> None:
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"))
+    trains(life, 2.6, 1, "n00", "n01", strike=replace(TWICE, count=1))
+    life.at(3.0, Workers(now=0, work=Work.TRAINING, generation=1, born=1, warm=True, endpoint="n00:29500", step=newest))
+    life.leased(3.5)
+    died = Exit(generation=1, slot=0, step=0, cause="exit code 1: ImportError", own=True)
+    life.told(4.0, replace(life.view.own, step=newest), record("n01", work=Work.FAILED, generation=1, exit=died))
+    strike = proposed(life).strike
+    assert strike is not None
+    assert (strike.step, strike.count) == (newest, count)
+
+
+def test_who_never_joins_and_cannot_be_kept_out_stops_the_job_in_the_end() -> None:
+    """Found by reading: a gang with none to spare was formed for ever with one whose agent stood still."""
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, life.view.own, record("n01"))
+    written, now, rungs = plan(1, "n00", "n01", rung=Rung.REFORM), 3.0, []
+    while written.phase is not Phase.STOP and len(rungs) < 20:
+        work = Work.PARKED if written.phase is Phase.HOLD else Work.JOINING
+        generation = written.generation
+        life.seen(now, "written", plan=written, plan_revision=10 * generation)
+        life.at(now, Workers(now=0, work=work, generation=generation, born=1, warm=True, endpoint="n00:29500"))
+        life.told(now, life.view.own)
+        while not (fresh := [a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose)]):
+            now += 3.0
+            life.leased(now)
+        written = fresh[0]
+        rungs.append((written.phase, written.rung))
+    assert [rung for phase, rung in rungs if phase is Phase.TRAIN] == [Rung.REPLACE, Rung.REFORM] * 2 + [Rung.REPLACE]
+    assert (written.phase, written.exit_code) == (Phase.STOP, 70)
+    assert written.reason == "crash loop: members that did not join, 3 times at step 0 without progress"
