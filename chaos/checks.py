@@ -379,8 +379,7 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         looped = _most_in_vain(died for died in case.history if isinstance(died, Died) and died.at <= fact.at) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
-        vain = "in reach" in plan.reason or "did not join" in plan.reason
-        right = {75: asked, 0: made, 70: looped or hung or vain}.get(plan.exit_code or 0, False)
+        right = {75: asked, 0: made, 70: looped or hung or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 

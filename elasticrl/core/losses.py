@@ -165,8 +165,5 @@ def late(scene: Scene) -> Move | None:
     confine = confinements(scene, unwanted)
     why = with_cap(why, scene, unwanted, confine)
     fates = tuple(replace(f, seat=None) if s in silent else f for f, s in zip(scene.fates, plan.seats, strict=True))
-    rung, strike = max(plan.rung, Rung.REFORM), plan.strike
-    if not confine:  # they are candidates again at once: without a strike the same gang would be formed for ever
-        strike = strike_of(strike, "members that did not join", scene.newest)
-    seats = scene.arrange(fates, grow=False)
-    return replace(strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike)), confine=confine)
+    rung = max(plan.rung, Rung.REFORM)
+    return Move(plan=scene.train(scene.arrange(fates, grow=False), why, rung, strike=plan.strike), confine=confine)

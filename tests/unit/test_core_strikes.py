@@ -147,25 +147,3 @@ def test_a_worker_that_fails_as_it_starts_counts_by_how_far_the_job_had_got(newe
     strike = proposed(life).strike
     assert strike is not None
     assert (strike.step, strike.count) == (newest, count)
-
-
-def test_who_never_joins_and_cannot_be_kept_out_stops_the_job_in_the_end() -> None:
-    """Found by reading: a gang with none to spare was formed for ever with one whose agent stood still."""
-    life = Life("n00/1")
-    leads(life)
-    life.told(1.0, life.view.own, record("n01"))
-    written, now, rungs = plan(1, "n00", "n01", rung=Rung.REFORM), 3.0, []
-    while written.phase is not Phase.STOP and len(rungs) < 20:
-        work = Work.PARKED if written.phase is Phase.HOLD else Work.JOINING
-        generation = written.generation
-        life.seen(now, "written", plan=written, plan_revision=10 * generation)
-        life.at(now, Workers(now=0, work=work, generation=generation, born=1, warm=True, endpoint="n00:29500"))
-        life.told(now, life.view.own)
-        while not (fresh := [a.plan for a, _ in life.state.sent.values() if isinstance(a, Propose)]):
-            now += 3.0
-            life.leased(now)
-        written = fresh[0]
-        rungs.append((written.phase, written.rung))
-    assert [rung for phase, rung in rungs if phase is Phase.TRAIN] == [Rung.REPLACE, Rung.REFORM] * 2 + [Rung.REPLACE]
-    assert (written.phase, written.exit_code) == (Phase.STOP, 70)
-    assert written.reason == "crash loop: members that did not join, 3 times at step 0 without progress"
