@@ -146,7 +146,12 @@ class Drive:
             self.say(f"  {self.eye.now:7.1f} s  {name} ended of itself and was started again")
         now = self.eye.now
         for number in [n for n, active in self.active.items() if active.until is not None and now >= active.until]:
-            self.ease(number)
+            if not self._asks_in_vain(self.active[number].fault):
+                self.ease(number)
+
+    def _asks_in_vain(self, fault: Fault) -> bool:
+        """To undo it somebody asks the daemons to write, and the store is ill: that is over first."""
+        return fault.kind == "pause" and any(ALL[a.fault.kind].reach == "store" for a in self.active.values())
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
         """Wait for something; `Late` says what was seen instead."""
@@ -210,7 +215,9 @@ class Drive:
         self.say(f"  {self.eye.now:7.1f} s  {active.fault.kind} is over")
 
     def _ease_all(self) -> None:
-        for number in sorted(self.active):
+        for number in sorted(
+            self.active, key=lambda number: (ALL[self.active[number].fault.kind].reach != "store", number)
+        ):
             self.ease(number)
 
     def _react(self, fact: Fact) -> None:
