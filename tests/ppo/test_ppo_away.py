@@ -23,6 +23,7 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant
 from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.feeder import REST_S
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.process import the_key
 from elasticrl.ppo.rollout.service import Unfit
@@ -242,6 +243,19 @@ def test_an_engine_s_death_costs_what_it_had_not_finished_and_it_comes_back_fed(
     assert any(sentence.startswith("rollout engine of r1 at") for sentence in trainer.said)
     tag = nodes[1].hello()["tag"]  # it is back; its weights lay in its own memory
     assert tag == {"life": "1 here", "version": 2}
+
+
+def test_an_engine_that_answers_again_has_not_failed_in_a_row(trainer, nodes):
+    rest = trainer.engine.rest
+    trainer.engine.publish(0)
+    for node in nodes:
+        for _ in range(7):
+            rest.begin(node.name, node.address)
+        rest.until[node.name] = time.monotonic()  # its rest is over
+    trainer.engine.generate(requests(8), version=0)
+    rest.begin("r0", nodes[0].address)
+    assert rest.until["r0"] < time.monotonic() + 2 * REST_S
+    assert "r1" not in rest.failures
 
 
 def test_an_engine_that_comes_late_is_fed_and_asked(tmp_path, nodes, actor):
