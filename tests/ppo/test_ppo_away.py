@@ -23,7 +23,7 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant
 from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
-from elasticrl.ppo.rollout.feeder import REST_S
+from elasticrl.ppo.rollout.feeder import REST_S, Feeder, Line
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.process import the_key
 from elasticrl.ppo.rollout.service import Unfit
@@ -430,6 +430,28 @@ def test_who_fails_rests_the_longer_the_oftener_until_it_is_another():
     assert rest.until["r0"] > first + 0.4
     assert not rest.over("r0", "a:1")
     assert rest.over("r0", "a:2"), "a new engine"
+
+
+class Leaving(dict):
+    """Lines of which each ends as soon as it has been looked at."""
+
+    def __contains__(self, node):
+        return self.pop(node, None) is not None
+
+
+def test_an_engine_that_goes_while_it_is_looked_at_has_not_the_weights():
+    feeder = Feeder(dict, None, "", LIMITS, lambda _why: None)
+    feeder.close()
+    tag = weights.Tag(life="1 here", version=0)
+    line = Line(remote=None, host="", card=False, rate=1.0, has=tag)
+    feeder._roll = lambda: {"r0": None, "r1": None}
+    feeder._lines = {"r0": line, "r1": line}
+    assert feeder.settled(tag)
+    feeder._lines = Leaving(r1=line)
+    assert not feeder.settled(tag)
+    feeder._roll = lambda: {"r1": None}
+    feeder._lines = Leaving(r1=line)
+    assert feeder.settled(tag), "as it was at that moment"
 
 
 def test_what_the_daemon_wrote_is_read_again_when_it_changes(tmp_path):
