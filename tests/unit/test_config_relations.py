@@ -420,6 +420,14 @@ CASES = [
         "importance_limit: 2",
     ),
     Case(
+        "ppo.batch",
+        "for kto, whose baseline",
+        ["ppo.algorithm=kto", "ppo.batch=8", "ppo.mini_batch=8", "ppo.micro_batch=1"],
+        "8 samples are one for each of 8 lanes",
+        ["ppo.batch=16"],
+        "Write batch: 16.",
+    ),
+    Case(
         "rollout.engine",
         "torch generates in the worker",
         ["rollout.nodes=2"],
