@@ -632,6 +632,13 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
+        keys=("rollout.overlap", "ppo.batch", "ppo.group", "lanes.count", "ppo.algorithm", "job.program"),
+        rule="must be false while a lane has one group of samples, of which none can be generated ahead",
+        broken=lambda t: _generates(t) and t.rollout.overlap and t.ppo.batch == t.lanes.count * t.ppo.group,
+        values=lambda t: f"a batch of {t.ppo.batch} is one group of {t.ppo.group} in each of {t.lanes.count} lanes",
+        remedy=lambda t: f"Set overlap: false, or write batch: {2 * t.ppo.batch}.",
+    ),
+    Relation(
         keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),
         rule="must be train without rollout nodes (placement.reward.where likewise)",
         broken=lambda t: bool(_away(t)) and not (t.rollout.nodes and _generates(t)),
