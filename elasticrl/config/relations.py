@@ -548,6 +548,13 @@ RELATIONS: tuple[Relation, ...] = (
         remedy=lambda t: f"Write batch: {_multiple(t.ppo.batch, t.lanes.count * t.ppo.group)}.",
     ),
     Relation(
+        keys=("ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),
+        rule="must be at least 2 samples in each lane for kto, whose baseline gives each answer its neighbour's prompt",
+        broken=lambda t: _ours(t) and t.ppo.algorithm == "kto" and t.ppo.batch == t.lanes.count,
+        values=lambda t: f"{t.ppo.batch} samples are one for each of {t.lanes.count} lanes",
+        remedy=lambda t: f"Write batch: {2 * t.lanes.count}.",
+    ),
+    Relation(
         keys=("ppo.schedule", "job.steps", "job.program"),
         rule="must be constant while job.steps is 0, because the others end at the last step",
         broken=lambda t: _ours(t) and t.ppo.schedule != "constant" and t.job.steps == 0,
@@ -623,6 +630,13 @@ RELATIONS: tuple[Relation, ...] = (
         values="it is null, so those samples are weighed as if they were the present weights' own",
         remedy="Set importance_limit: 2.",
         level="warning",
+    ),
+    Relation(
+        keys=("rollout.overlap", "ppo.batch", "ppo.group", "lanes.count", "ppo.algorithm", "job.program"),
+        rule="must be false while a lane has one group of samples, of which none can be generated ahead",
+        broken=lambda t: _generates(t) and t.rollout.overlap and t.ppo.batch == t.lanes.count * t.ppo.group,
+        values=lambda t: f"a batch of {t.ppo.batch} is one group of {t.ppo.group} in each of {t.lanes.count} lanes",
+        remedy=lambda t: f"Set overlap: false, or write batch: {2 * t.ppo.batch}.",
     ),
     Relation(
         keys=("placement.ref.where", "placement.reward.where", "rollout.nodes"),

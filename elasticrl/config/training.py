@@ -237,7 +237,8 @@ class Rollout(Section):
     max_tokens: Count = 256
     """Tokens of an answer at most. More allows longer answers, at more memory and time."""
     temperature: Positive = 1.0
-    """Sampling temperature. More varies more; anything but 1 trains on another distribution than it samples from."""
+    """Sampling temperature. More varies more. What is trained is the distribution that is sampled from, so with anything but 1
+    not the model's own."""
     top_p: Share = 1.0
     """The share of probability sampled from. Less cuts off unlikely tokens, and biases the ratio."""
     top_k: Whole = 0

@@ -47,7 +47,8 @@ class Coefficient:
         after = before
         if self.target is not None:
             error = min(max(kl / self.target - 1, -0.2), 0.2)
-            after = before * (1 + error * samples / self.horizon)
+            # A batch beyond the horizon counts as the horizon: by a fifth at most in a step, and never below 0.
+            after = before * (1 + error * min(samples, self.horizon) / self.horizon)
         self._step, self._before, self._after = step, before, after
 
     def state_dict(self) -> dict[str, Any]:

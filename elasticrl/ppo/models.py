@@ -20,7 +20,7 @@ from torch import nn
 from elasticrl.runtime.rng import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from elasticrl.config.training import Lora, Model
@@ -39,7 +39,7 @@ class Tied(nn.Module):
         super().__init__()
         self.actor = actor
         self.value_head = nn.Linear(hidden_size(actor), 1)
-        silence(self.value_head)
+        silence(self.value_head.parameters())
 
     def forward(self, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits, values), both of the last `logits_to_keep` tokens."""
@@ -170,10 +170,10 @@ def hidden_size(model: nn.Module) -> int:
     return int(cast("Any", model).config.hidden_size)
 
 
-def silence(head: nn.Linear) -> None:
-    """Sets a head to 0."""
+def silence(params: Iterable[nn.Parameter]) -> None:
+    """Sets a head's weights to 0."""
     with torch.no_grad():
-        for param in head.parameters():
+        for param in params:
             param.zero_()
 
 
@@ -219,8 +219,10 @@ def _load(kind: Any, path: str, model: Model, *, trained: bool, **more: Any) -> 
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("score."))
     if missing:
         raise ModelError(f"{path} lacks {len(missing)} weights of a {type(found).__name__} ({missing[0]}, ...)")
-    if trained and any(name.startswith("score.") for name in info["missing_keys"]):
-        silence(found.score)
+    if (
+        trained and info["missing_keys"]
+    ):  # perhaps the bias alone: a reward model's head has none, and its weight is kept
+        silence(found.get_parameter(name) for name in info["missing_keys"])
     elif info["missing_keys"]:
         raise ModelError(
             f"{path} has no score head, so it is not a reward model; train one, or name another in reward.model"

@@ -8,6 +8,7 @@ that is run again uses those.
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import time
@@ -167,7 +168,8 @@ class Endpoint:
         if not answers:
             return []
         start = time.monotonic()
-        body = json.dumps({"answers": [asdict(answer) for answer in answers]}).encode()
+        asked = [asdict(answer) for answer in answers]
+        body = json.dumps({"answers": asked}, default=str).encode()  # a record may have dates and the like
         ask = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_heal),
             stop=tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(self.deadline_s),
@@ -194,6 +196,8 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection, and would for as long as somebody remembers the error
             raise
+        except http.client.HTTPException as error:  # no OSError, though it is the connection that ended early
+            raise ConnectionError(f"its reply was cut short or is no HTTP ({error!r})") from error
         try:
             return json.loads(text)
         except ValueError as error:
@@ -203,12 +207,14 @@ class Endpoint:
 
     def _read(self, reply: Any, start: float) -> bytes:
         """Piece by piece: a timeout is per read, and an endpoint may drip for ever."""
-        text = b""
+        text, length = b"", reply.length  # None if it was not told
         while part := reply.read1(1 << 16):
             text += part
             spent = time.monotonic() - start
             if spent > self.deadline_s or len(text) > MAX_REPLY:
                 raise RewardError(f"reward endpoint {self.url} sent {len(text)} bytes in {spent:.1f} s and no end")
+        if length is not None and len(text) < length:
+            raise ConnectionError(f"its reply was cut short after {len(text)} of {length} bytes")
         return text
 
 

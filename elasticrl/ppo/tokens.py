@@ -161,9 +161,22 @@ def _rows(chunks: Iterator[Chunk], work: Work, data: Data) -> Iterator[Row | Non
             yield from _chunk(chunk, work)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(data.workers, mp_context=context, initializer=_adopt, initargs=(work,)) as pool:
+    pool = ProcessPoolExecutor(data.workers, mp_context=context, initializer=_adopt, initargs=(work,))
+    try:
         for part in _in_order(pool, chunks, data.workers * data.prefetch):
             yield from part
+    except BaseException:
+        _end(pool)
+        raise
+    pool.shutdown()
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """At once, its processes too: to leave it in order would wait for one that hangs."""
+    children = list((pool._processes or {}).values())  # noqa: SLF001 - Python 3.14 has kill_workers
+    pool.shutdown(wait=False, cancel_futures=True)
+    for child in children:
+        child.kill()
 
 
 def _in_order(pool: Executor, chunks: Iterator[Chunk], at_once: int) -> Iterator[list[Row | None]]:

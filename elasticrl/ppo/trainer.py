@@ -178,7 +178,7 @@ class Trainer:
             for role in self.flow.trained:
                 with self.run.part(f"{role}_update"):
                     for lane, part, tally in self.run.passes(role):
-                        rows = self._blocks(buffer.rows[lane], orders[lane][number])[part]
+                        rows = self._blocks(buffer.rows[lane], orders[lane][number], slice(part, part + 1))[0]
                         with self.run.streams.at(lane=lane).ambient(f"{role} update, part {part}"):
                             backward(self.losses[role](rows, buffer.facts[f"entries.{number}"], tally))
             for lane in dict.fromkeys(self.run.lanes):
@@ -269,8 +269,8 @@ class Trainer:
         mask = self.run.buffer.rows[lane]["mask"]
         tally.add(**{f"entries.{i}": mask[index].sum().item() for i, index in enumerate(self._orders(lane))})
 
-    def _blocks(self, rows: Rows, index: torch.Tensor) -> list[Rows]:
-        cut = blocks(index, self.ppo.micro_batch, self.parts)
+    def _blocks(self, rows: Rows, index: torch.Tensor, part: slice = slice(None)) -> list[Rows]:
+        cut = blocks(index, self.ppo.micro_batch, self.parts)[part]
         return [{name: x.to(self.roles.device) for name, x in take(rows, *block).items()} for block in cut]
 
     def _forward(self, lane: int, compute: Callable[[Rows], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import Attendant
 from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
+from elasticrl.ppo.rollout.feeder import REST_S, Feeder, Line
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.process import the_key
 from elasticrl.ppo.rollout.service import Unfit
@@ -244,6 +245,19 @@ def test_an_engine_s_death_costs_what_it_had_not_finished_and_it_comes_back_fed(
     assert tag == {"life": "1 here", "version": 2}
 
 
+def test_an_engine_that_answers_again_has_not_failed_in_a_row(trainer, nodes):
+    rest = trainer.engine.rest
+    trainer.engine.publish(0)
+    for node in nodes:
+        for _ in range(7):
+            rest.begin(node.name, node.address)
+        rest.until[node.name] = time.monotonic()  # its rest is over
+    trainer.engine.generate(requests(8), version=0)
+    rest.begin("r0", nodes[0].address)
+    assert rest.until["r0"] < time.monotonic() + 2 * REST_S
+    assert "r1" not in rest.failures
+
+
 def test_an_engine_that_comes_late_is_fed_and_asked(tmp_path, nodes, actor):
     trainer = Trainer(tmp_path, [], actor)
     trainer.engine.publish(5)
@@ -416,6 +430,28 @@ def test_who_fails_rests_the_longer_the_oftener_until_it_is_another():
     assert rest.until["r0"] > first + 0.4
     assert not rest.over("r0", "a:1")
     assert rest.over("r0", "a:2"), "a new engine"
+
+
+class Leaving(dict):
+    """Lines of which each ends as soon as it has been looked at."""
+
+    def __contains__(self, node):
+        return self.pop(node, None) is not None
+
+
+def test_an_engine_that_goes_while_it_is_looked_at_has_not_the_weights():
+    feeder = Feeder(dict, None, "", LIMITS, lambda _why: None)
+    feeder.close()
+    tag = weights.Tag(life="1 here", version=0)
+    line = Line(remote=None, host="", card=False, rate=1.0, has=tag)
+    feeder._roll = lambda: {"r0": None, "r1": None}
+    feeder._lines = {"r0": line, "r1": line}
+    assert feeder.settled(tag)
+    feeder._lines = Leaving(r1=line)
+    assert not feeder.settled(tag)
+    feeder._roll = lambda: {"r1": None}
+    feeder._lines = Leaving(r1=line)
+    assert feeder.settled(tag), "as it was at that moment"
 
 
 def test_what_the_daemon_wrote_is_read_again_when_it_changes(tmp_path):

@@ -45,6 +45,15 @@ def test_a_fresh_critic_values_everything_at_zero_and_a_saved_one_keeps_its_head
     assert torch.equal(models.response_values(critic, rows), models.response_values(again, rows))
 
 
+def test_a_critic_that_begins_as_a_reward_model_keeps_its_trained_head(folders, rows):
+    reward = models.reward_model(Model(), folders["reward"])
+    critic = models.critic(Model(), folders["reward"])
+    assert reward.score.weight.any()
+    assert torch.equal(critic.score.weight, reward.score.weight)
+    assert not critic.score.bias.any(), "which a reward model's head has not"
+    assert models.response_values(critic, rows).any()
+
+
 def test_an_exported_actor_and_tied_head_load_as_they_were(folders, rows, tmp_path):
     tied = models.actor(Model(value_head="tied"), folders["qwen2"], seed=0)
     torch.nn.init.normal_(tied.value_head.weight)

@@ -280,3 +280,11 @@ def test_an_adaptive_coefficient_is_steered_and_measuring_a_step_twice_changes_n
     fixed = kl.Coefficient(0.1)
     fixed.observe(step=0, kl=99.0, samples=10)
     assert fixed.of(1) == 0.1
+
+
+def test_a_batch_beyond_the_horizon_steers_by_a_fifth_and_never_below_0():
+    c = kl.Coefficient(0.1, target=6.0, horizon=200)
+    c.observe(step=0, kl=0.0, samples=1024)
+    assert c.of(1) == pytest.approx(0.1 * (1 - 0.2))
+    c.observe(step=1, kl=99.0, samples=1024)
+    assert c.of(2) == pytest.approx(0.08 * (1 + 0.2))

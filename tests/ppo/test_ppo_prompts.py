@@ -1,9 +1,11 @@
 """Prompts from files, and the synthetic tasks."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -47,6 +49,23 @@ def test_processes_make_of_a_file_what_the_worker_makes_of_it_itself(tmp_path):
     assert helped.left_out == alone.left_out > 0
     with pytest.raises(DataError, match=r"record 519 of .* has no field 'prompt'"):
         prompts.load(Data(path=write(tmp_path / "b.jsonl", *rows, {"other": 1}), workers=1), TOKENIZER)
+
+
+def hangs(_place, _record):
+    time.sleep(600)
+
+
+def test_a_process_that_hangs_is_given_up_and_ended_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(tokens, "PATIENCE_S", 1.0)
+    before = set(multiprocessing.active_children())
+    begun = time.monotonic()
+    with pytest.raises(DataError, match=r"256 records were not tokenized within 1 s; set data.workers to 0"):
+        list(tokens._rows(iter([[(0, {"prompt": "1"})]]), hangs, Data(workers=1)))
+    assert time.monotonic() - begun < 60
+    deadline = time.monotonic() + 20
+    while (left := {*multiprocessing.active_children()} - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
 
 
 class Counting:

@@ -2,6 +2,9 @@
 
 import json
 import threading
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -29,6 +32,10 @@ def endpoint():
             status, text = replies.pop(0) if replies else (200, None)
             if status == "hang":
                 released.wait(10)
+                return
+            if status == "cut":  # in the middle of a reply whose headers are `text`
+                self.wfile.write(f"HTTP/1.1 200 OK\r\n{text}\r\n\r\n".encode() + b'{"sco')
+                self.close_connection = True
                 return
             scores = [float(len(a["response"])) for a in body["answers"]]
             payload = (json.dumps({"scores": scores}) if text is None else text).encode()
@@ -99,6 +106,23 @@ def test_an_endpoint_is_asked_again_after_what_may_heal(endpoint):
     assert len(asked) == 3
     assert asked[0]["answers"][0]["prompt"] == "3141"
     assert asked[0] == asked[2]
+
+
+@pytest.mark.parametrize("headers", ["Content-Length: 100", "Transfer-Encoding: chunked\r\n\r\n100"])
+def test_an_endpoint_whose_reply_is_cut_short_is_asked_again(endpoint, headers):
+    url, replies, asked = endpoint
+    replies += [("cut", headers)] * 3
+    with pytest.raises(RewardError, match=r"did not answer \(2 tries in .*its reply was cut short"):
+        Endpoint(url=url, retries=1, timeout_s=5, deadline_s=20).score([answer(0)])
+    assert Endpoint(url=url, retries=1, timeout_s=5, deadline_s=20).score([answer(0)]) == [4.0]
+    assert len(asked) == 4
+
+
+def test_an_endpoint_is_told_of_a_record_s_dates_and_decimals_in_words(endpoint):
+    url, _, asked = endpoint
+    record = {"day": date(2024, 2, 29), "price": Decimal("1.50"), "n": 3}
+    assert Endpoint(url=url).score([replace(answer(0), record=record)]) == [4.0]
+    assert asked[0]["answers"][0]["record"] == {"day": "2024-02-29", "price": "1.50", "n": 3}
 
 
 def test_an_endpoint_is_not_asked_again_after_what_will_not_heal(endpoint):

@@ -3,6 +3,7 @@
 All with the program `torch`, which needs no more than the worker does. tests/vllm does the like with vLLM.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -44,7 +45,7 @@ from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
 from elasticrl.ppo.rollout.service import Unfit
 from elasticrl.ppo.rollout.vllm_process import fit
-from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Talk
+from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Frame, Inbox, Lost, Refused, Talk
 
 
 @pytest.fixture
@@ -547,6 +548,8 @@ def test_what_is_no_frame_is_refused():
         list(Inbox().feed(b"\xff" * 64))
     with pytest.raises(ValueError, match="Expecting"):
         list(Inbox().feed(b"\0\0\0\1" + b"\0" * 8 + b"?"))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        list(Inbox(limit=STRANGERS).feed((4000).to_bytes(4, "big") + b"\0" * 8 + b"[" * 4000))
 
 
 def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer, home):
@@ -562,4 +565,32 @@ def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer,
                 talk.receive()
     with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 2, not 7"):
         talk.ask("hello", v=7)
+    assert trainer.ready() == pid
+
+
+def test_what_one_visitor_asks_amiss_does_not_end_the_engine_for_the_others(trainer, home, actor):
+    trainer.engine.publish(0)
+    trainer.engine.generate(requests(1), version=0)
+    pid = trainer.ready()
+    with trainer.attendant.talk(lambda: None) as talk:
+        tag = talk.ask("hello")["tag"]
+    for amiss in (
+        Frame(
+            says={"v": PROTOCOL, "op": "generate", "tag": tag, "ids": ["0"], "seeds": [1], "lengths": [2]}, raw=b"few"
+        ),
+        Frame(says={"v": PROTOCOL, "op": "put", "page": {"tag": tag, "buckets": [{"bytes": float("inf")}]}}),
+    ):
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk._sock.sendall(amiss.pack())
+            with pytest.raises(Lost, match="hung up"):
+                talk.receive()
+    later = weights.Tag(life=tag["life"], version=1)
+    weights.write(home, later, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=1.0)
+    with Talk(home / SOCKET, within_s=20.0) as talk:
+        with (home / weights.LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # as who writes holds it
+            with pytest.raises(Refused, match="stayed in use for 1 s") as refused:
+                talk.ask("load", tag=asdict(later))
+            assert refused.value.kind == "torn"
+        assert talk.ask("load", tag=asdict(later))["op"] == "loaded"
     assert trainer.ready() == pid

@@ -185,6 +185,30 @@ def test_micro_batches_change_the_gradient_only_by_rounding(folders):
     assert norms[1:] == pytest.approx(norms[:1] * 2, rel=1e-4)
 
 
+class Counting(dict):
+    """Rows that count how often they are taken from."""
+
+    taken = 0
+
+    def items(self):
+        self.taken += 1
+        return super().items()
+
+
+def test_an_update_takes_each_part_s_rows_once_for_each_role(folders):
+    counted = []
+
+    def phase(name):
+        if name == "update":
+            counted.extend(Counting(run.buffer.rows[lane]) for lane in range(4))
+            run.buffer.rows.update(enumerate(counted))
+
+    trainer, run = job(folders["qwen2"], on_phase=phase)
+    trainer.step(0)
+    updates, parts, roles = 2 * 2, 2, 2
+    assert [rows.taken for rows in counted] == [updates * parts * roles] * 4
+
+
 @pytest.mark.parametrize(
     ("head", "ppo"),
     [

@@ -420,6 +420,22 @@ CASES = [
         "importance_limit: 2",
     ),
     Case(
+        "rollout.overlap",
+        "none can be generated ahead",
+        ["rollout.overlap=true", "ppo.importance_limit=2.0", "ppo.group=8", "ppo.algorithm=grpo"],
+        "a batch of 64 is one group of 8 in each of 8 lanes",
+        ["ppo.batch=128"],
+        "Set overlap: false, or write batch: 128.",
+    ),
+    Case(
+        "ppo.batch",
+        "for kto, whose baseline",
+        ["ppo.algorithm=kto", "ppo.batch=8", "ppo.mini_batch=8", "ppo.micro_batch=1"],
+        "8 samples are one for each of 8 lanes",
+        ["ppo.batch=16"],
+        "Write batch: 16.",
+    ),
+    Case(
         "rollout.engine",
         "torch generates in the worker",
         ["rollout.nodes=2"],

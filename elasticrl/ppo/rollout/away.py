@@ -144,8 +144,10 @@ class Away(Outside):
                 self._ask_all(question, wanted, asks, stop)
         finally:
             stop.set()
-            for ask in asks.values():
+            for node, ask in asks.items():
                 ask.join()
+                if ask.failure is None:
+                    self.rest.well(node)
 
     def _forget(self) -> None:
         if self._feeder is not None:
@@ -161,7 +163,9 @@ class Away(Outside):
             self._turn()
             for node, ask in [(node, ask) for node, ask in asks.items() if not ask.is_alive()]:
                 del asks[node]
-                if ask.failure is not None:
+                if ask.failure is None:
+                    self.rest.well(node)
+                else:
                     self._failed(node, ask)
                     why = f"{node}: {ask.failure}"
                     barren = 0 if ask.finished else barren + ask.asked
@@ -211,9 +215,13 @@ class Rest:
         self.failures[node] = (address, times)
         self.until[node] = time.monotonic() + min(REST_MAX_S, REST_S * 2 ** (times - 1))
 
+    def well(self, node: str) -> None:
+        """It has answered: its next failure is its first in a row."""
+        self.failures.pop(node, None)
+
     def shortly(self, node: str) -> None:
         """It is well, and has nothing to go by yet."""
-        self.failures.pop(node, None)
+        self.well(node)
         self.until[node] = time.monotonic() + AGAIN_S
 
     def over(self, node: str, address: str) -> bool:

@@ -181,8 +181,10 @@ class Feeder:
 
     def settled(self, tag: weights.Tag) -> bool:
         """Every engine has them, or is known not to answer."""
-        lines = self._lines
-        return all(node in self._failed or (node in lines and lines[node].has == tag) for node in self._roll())
+        lines = self._lines  # of which other threads take out those that end
+        return all(
+            node in self._failed or ((line := lines.get(node)) is not None and line.has == tag) for node in self._roll()
+        )
 
     def close(self) -> None:
         """Whatever is under way ends within a turn."""

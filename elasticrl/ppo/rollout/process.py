@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -211,8 +212,11 @@ class Server:
                     self._answer(visitor, frame)
         except BlockingIOError:
             pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, struct.error) as error:
             print(f"visitor {visitor.number} makes no sense: {error!r}", flush=True)
+            visitor.gone = True
+        except Exception:  # noqa: BLE001 - our own mistake, which must not end what all others wait for
+            print(f"bug: visitor {visitor.number} was not answered\n{traceback.format_exc()}", flush=True)
             visitor.gone = True
 
     def _prove_it(self, visitor: Visitor, door: Door, frame: Frame) -> None:
@@ -304,6 +308,9 @@ class Server:
                 visitor.tell("no", kind="torn", why=str(error))
                 self._over = "its weights are half of two sets"
                 self._send()
+                return
+            except Lost as error:  # somebody writes; nothing was read, and nobody is answered by no weights
+                visitor.tell("no", kind="torn", why=str(error))
                 return
         visitor.tell("loaded", tag=told)
 

@@ -82,7 +82,10 @@ class Inbox:
             del self.buffer[:end]
             if self.signer and not self.signer.good(whole[_HEAD.size : start], whole[: _HEAD.size], whole[start:]):
                 raise ValueError("a frame is not signed with this session's key")
-            says = json.loads(whole[start : start + text])
+            try:
+                says = json.loads(whole[start : start + text])
+            except RecursionError:  # a stranger's brackets suffice
+                raise ValueError("a frame's text is nested too deeply") from None
             if not isinstance(says, dict):
                 raise TypeError("a frame's text is not an object")
             yield Frame(says=says, raw=whole[start + text :])
