@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,10 @@ class Node:
 
     async def stop(self) -> None:
         if self.task:
+            # Killed alone, it would leave its workers' children running.
+            if self.link and self.link.send(wire.Quit(reason="the tests are over")):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(self.process.wait, 10)
             await self.disconnect()
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):

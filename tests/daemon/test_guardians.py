@@ -79,6 +79,16 @@ async def until(claim: Callable[[], bool], task: "asyncio.Task[None]", within_s:
         await asyncio.sleep(0.02)
 
 
+async def ended(crew: Crew, task: "asyncio.Task[None]", folder: Path) -> None:
+    """Whatever a test has left of a crew's agent is gone."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for pid in processes("elasticrl.agent", folder):
+        os.kill(pid, signal.SIGKILL)
+    assert crew._child is not None
+    crew._child.wait(10.0)
+
+
 def test_etcd_is_started_again_once_the_disk_has_room_and_no_orphan_is_left(folder: Path) -> None:
     async def run() -> None:
         said = CapturingLogger()
@@ -131,12 +141,7 @@ def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
             await until(lambda: bool(heard(said, "agent.started")), task, within_s=60.0)
             await crew.quit("the test is over", 20.0)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            for pid in processes("elasticrl.agent", folder):
-                os.kill(pid, signal.SIGKILL)
-        assert crew._child is not None
-        crew._child.wait(10.0)
+            await ended(crew, task, folder)
 
     asyncio.run(run())
 
@@ -173,12 +178,7 @@ def test_an_agent_that_does_not_hear_that_it_shall_end_ends_with_all_below_it(fo
                 await asyncio.sleep(0.02)
             assert processes("elasticrl.agent", folder) == []
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            for pid in processes("elasticrl.agent", folder):
-                os.kill(pid, signal.SIGKILL)
-            assert crew._child is not None
-            crew._child.wait(10.0)
+            await ended(crew, task, folder)
 
     asyncio.run(run())
 

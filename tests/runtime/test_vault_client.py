@@ -6,14 +6,15 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from state_jobs import Job, Rollout, pinned, same
-from vault_nodes import cluster, holdings, ring, until
+from vault_nodes import Node, cluster, holdings, ring, until
 
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.vault import faults, layout
@@ -136,13 +137,20 @@ def test_a_server_that_hangs_holds_up_no_snapshot(tmp_path: Path):
         vault.close()
 
 
-def test_a_server_that_hung_is_told_of_the_newest_file_of_each_writer(tmp_path: Path):
+@contextmanager
+def hung(tmp_path: Path) -> Iterator[tuple[Sequence[Node], Vault]]:
+    """Two nodes and a worker of the first, whose server hangs while it is told of the first snapshot."""
     with cluster(tmp_path, 2) as nodes:
         ring(nodes)
         vault = Vault(nodes[0].directory, job="job", node="n0", deadline_s=3.0)
         nodes[0].signal(signal.SIGSTOP)
-        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)  # what the thread asks about while the server hangs
-        time.sleep(0.2)  # until it does
+        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)
+        until(vault._news.empty, "the thread has taken the first, and asks")
+        yield nodes, vault
+
+
+def test_a_server_that_hung_is_told_of_the_newest_file_of_each_writer(tmp_path: Path):
+    with hung(tmp_path) as (nodes, vault):
         full = one(vault, 1, content(torch.ones(1000)))
         full.wait_sealed(5)
         light = vault.snapshot(
@@ -156,12 +164,7 @@ def test_a_server_that_hung_is_told_of_the_newest_file_of_each_writer(tmp_path: 
 
 
 def test_what_was_to_be_told_as_the_vault_closes_is_told(tmp_path: Path):
-    with cluster(tmp_path, 2) as nodes:
-        ring(nodes)
-        vault = Vault(nodes[0].directory, job="job", node="n0", deadline_s=3.0)
-        nodes[0].signal(signal.SIGSTOP)
-        one(vault, 0, content(torch.ones(1000))).wait_sealed(5)
-        time.sleep(0.2)  # until the thread asks about the first
+    with hung(tmp_path) as (nodes, vault):
         one(vault, 1, content(torch.ones(1000))).wait_sealed(5)
         resume = threading.Timer(0.5, nodes[0].signal, (signal.SIGCONT,))
         resume.start()
