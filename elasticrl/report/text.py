@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from statistics import median
+from statistics import fmean, median
 
 from elasticrl.core.words import count
 from elasticrl.diagnose.incident import Incident
@@ -120,10 +120,11 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
         ],
     )
     names = dict.fromkeys(name for _, spent in story.phases for name in spent)
-    typical = {name: median(spent.get(name, 0.0) for _, spent in story.phases) for name in names}
+    # The mean: a phase shorter than a look is seen in some steps only, and its median would be nothing.
+    typical = {name: fmean(spent.get(name, 0.0) for _, spent in story.phases) for name in names}
     whole = sum(typical.values()) or 1.0
     yield (
-        f"PHASES OF A STEP ({story.phases_of}), medians",
+        f"PHASES OF A STEP ({story.phases_of}), means of its steps; what is under 50 ms may be counted to the phase before it",
         ("phase", "takes", "share"),
         [
             (name, human(value), f"{value / whole:.0%}")
