@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,14 @@ class Worker:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait(10)
+        assert self.process.stdin
+        assert self.process.stdout
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()  # not read to its end, which a writer that stays would keep from coming
+        with suppress(ProcessLookupError):
+            os.kill(self.writer, signal.SIGKILL)
 
 
 @pytest.fixture
