@@ -45,9 +45,7 @@ class Spec:
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
     # A worker process computes what decides its bits, once for each agent; by name, as the agent knows nothing of what it runs.
     fingerprint: str = ""  # the module with `bits()` and `versions()`; "": nobody asks
-    ahead: str = (
-        ""  # the module with `fork()`, which each worker process calls while it has no threads; "": there is none
-    )
+    ahead: str = ""  # the module whose `fork()` each worker process calls while it has no threads; "": there is none
     config: str = (
         ""  # the effective configuration as a file's text, secrets removed; workers find it at ELASTICRL_CONFIG
     )

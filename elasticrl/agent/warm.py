@@ -108,7 +108,7 @@ def _fork(modules: Iterable[str], address: Path) -> None:
 
 
 def server() -> int:
-    """The fork server that the newest process was started by."""
+    """The fork server that the newest process was started by. multiprocessing tells nobody."""
     return int(multiprocessing.forkserver._forkserver._forkserver_pid or 0)  # type: ignore[attr-defined]  # noqa: SLF001
 
 

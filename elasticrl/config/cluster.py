@@ -193,8 +193,8 @@ class Recovery(Section):
     """Seconds in which a draining node finishes its step, saves and leaves; then its workers are ended. Needs to cover one
     step and one save."""
     no_progress_limit: Count = 3
-    """Failures. The same one at the same step this often, with no progress between, stops the job with a report. More
-    forgives a flaky cause; less burns less of the cluster."""
+    """Failures of the program's own, whatever each says. This many, with the job never beyond the step of the first, stop it
+    with a report. More forgives a flaky cause; less burns less of the cluster."""
 
 
 class Phase(Section):

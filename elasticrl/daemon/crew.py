@@ -235,9 +235,8 @@ class Crew:
 
     def _living(self) -> int:
         """The agent that must end: the one that has spoken last, else the one that we started; 0: none runs."""
-        started = (
-            self._child.pid if self._child and self._child.poll() is None else 0
-        )  # polled, or it stays a zombie of ours
+        # Polled, or it stays a zombie of ours.
+        started = self._child.pid if self._child and self._child.poll() is None else 0
         pid, born = self._known
         return pid if pid and started_at(pid) == born else started
 

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from elasticrl.core.pauses import doubled
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling
 from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of
@@ -213,7 +214,7 @@ class Rest:
         before, times = self.failures.get(node, (address, 0))
         times = times + 1 if before == address else 1
         self.failures[node] = (address, times)
-        self.until[node] = time.monotonic() + min(REST_MAX_S, REST_S * 2 ** (times - 1))
+        self.until[node] = time.monotonic() + doubled(REST_S, times - 1, REST_MAX_S)
 
     def well(self, node: str) -> None:
         """It has answered: its next failure is its first in a row."""

@@ -47,7 +47,7 @@ class Forked:
         while (code := self.poll()) is None:
             if time.monotonic() > until:
                 raise subprocess.TimeoutExpired("writer", timeout)
-            time.sleep(0.005)
+            time.sleep(0.005)  # as subprocess waits for a child with a deadline
         return code
 
 

@@ -283,9 +283,7 @@ class Vault:
         over = False
         with closing(Control(self.control.path, deadline_s=self._deadline_s)) as control:
             while not over:
-                newest: dict[
-                    str, str | Version
-                ] = {}  # by whose news it is: a light state lies on another writer's file
+                newest: dict[str, str | Version] = {}  # by its writer: a light state lies on another one's file
                 news = self._news.get()
                 with suppress(queue.Empty):
                     while news is not None:
