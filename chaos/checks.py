@@ -282,8 +282,12 @@ class _Guilt:
         return self.slow.felt(self.now, self.rung_s)
 
     def touched(self, member: str) -> bool:
-        """Has anything befallen this member or its links? Of two that do not hear each other, either may be the deaf one."""
-        if len(self.seats) <= 2 and self.seats & self.cut.nodes and self.cut.felt(self.now, self.lease_s):
+        """Has anything befallen this member or its links? The last one that hears, alone among the deaf, may pass for deaf."""
+        if (
+            self.seats & self.cut.nodes
+            and len(self.seats - self.cut.nodes) <= 1
+            and self.cut.felt(self.now, self.lease_s)
+        ):
             return True
         return node_of(member) in self.nodes or member in self.gone or self.loop or node_of(member) in self.alien
 
@@ -376,7 +380,8 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
         limit = settings.recovery.no_progress_limit
-        looped = _most_in_vain(died for died in case.history if isinstance(died, Died) and died.at <= fact.at) >= limit
+        before = (told for told in case.history if told.at <= fact.at)
+        looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
         right = {75: asked, 0: made, 70: looped or hung or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
@@ -384,14 +389,22 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 
 
-def _most_in_vain(deaths: Iterable[Died]) -> int:
-    """How often the program failed by its own doing at most, with the job never beyond the step of the first of these."""
-    most = count = 0
+def _most_in_vain(history: Iterable[Fact], updates: int) -> int:
+    """How often the program failed by its own doing at most, with the job never beyond the step of the first of these.
+
+    A worker that fails as it starts has no step: it fails where the job had got to (seed 355), or was thrown back to (6616).
+    """
+    most = count = newest = 0
     reached = -1
-    for died in deaths:
-        if died.own:
-            count = 1 if died.step > reached else count + 1
-            reached, most = max(reached, died.step), max(most, count)
+    for fact in history:
+        if isinstance(fact, Sealed):
+            newest = fact.step
+        elif isinstance(fact, Resumed):
+            newest = fact.version // updates
+        elif isinstance(fact, Died) and fact.own:
+            step = max(fact.step, newest)
+            count = 1 if step > reached else count + 1
+            reached, most = max(reached, step), max(most, count)
     return most
 
 

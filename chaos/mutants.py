@@ -91,6 +91,8 @@ MUTANTS: Final = (
     _m("who died is not held to have been silent", "quarantines", "member != before.member and ", "False and ", "killed-again-and-again"),
     _m("a good while is forgiven", "quarantines", "for since, after, quarantine in (*served, *forgiven):", "for since, after, quarantine in served:", "a-good-while-is-forgiven"),
     _m("nodes come before the first plan", "growth", "if len(seats) < most and scene.now < scene.settled_at:", "if False:", "agent-dies"),
+    _m("those whose workers ended to save are waited for", "growth", "    if wait := waking(scene):", "    if wait := None:", "workers-that-ended-to-save-are-waited-for"),
+    _m("who has no workers yet has no seat", "scene", "record.work is Work.NONE and not record.warm:", "False:", "workers-that-ended-to-save-are-waited-for"),
     _m("growth must shorten a step", "growth", "rounds(lanes, after) >= rounds(lanes, before):", "False:", "useless-growth"),
     _m("growth waits whether more come", "growth", "    if scene.now < scene.settled_at:  #", "    if False:  #", "nodes-come-late"),
     _m("a node that cannot be spared saves first", "losses", "    if spared := _leaves_too_few(scene):", "    if spared := None:", "drain-during-save"),

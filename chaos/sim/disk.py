@@ -27,6 +27,11 @@ class Save:
     torn: bool = False
     rotten: bool = False
 
+    @property
+    def sound(self) -> bool:
+        """Can it still become whole?"""
+        return not self.torn and all(node.vault_life == life for node, life in self.sources)
+
 
 class Disk:
     """All checkpoints of the job."""
@@ -45,7 +50,7 @@ class Disk:
 
     def _begin(self, seats: "list[Node]", version: int, digest: str) -> None:
         step = version // self.cluster.updates
-        if any(save.step == step for save in self.active):
+        if any(save.step == step and save.sound for save in self.active):
             return
         self._number += 1
         manifest = f"step-{step:08d}-{self._number}"
@@ -57,7 +62,7 @@ class Disk:
 
     def _end(self, save: Save) -> None:
         self.active.remove(save)
-        whole = not save.torn and all(node.vault_life == life for node, life in save.sources)
+        whole = save.sound
         self.world.note(
             Saved(
                 at=self.world.now,

@@ -108,7 +108,6 @@ class Node:
         """The memory snapshots of this node are gone."""
         self.vault = {}
         self.vault_life += 1
-        self.saved, self.manifest = 0, ""
         if self.gang is not None:
             self.gang.bereft(self)
 
@@ -442,6 +441,7 @@ class Node:
             self.agent_life += 1
             gang, self.gang = self.gang, None
             self._clear()
+            self.saved, self.manifest = 0, ""
             self.warm = False
             if gang is not None:
                 gang.lost(self, silent=silent)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from elasticrl.core.dossier import by_rank
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Phase, Record, Rung, rounds
+from elasticrl.core.model import Phase, Record, Rung, Work, rounds
 from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
@@ -21,6 +21,8 @@ def form(scene: Scene) -> Move | None:
         return None
     if scene.grace:  # found by seed 839: seats kept for those who might come back went to the dead
         return Move(wake_at=scene.grace_until, why="a new leader; waiting whether members without a record come back")
+    if wait := waking(scene):
+        return wait
     seats = scene.arrange(scene.fates)
     need, most = scene.settings.membership.min_nodes, scene.settings.membership.max_nodes
     if len(seats) < need:
@@ -39,6 +41,23 @@ def form(scene: Scene) -> Move | None:
     came = sum(seat.member not in held for seat in seats)
     why = "going on" + forgone(scene, seats) + (f", {count(came, 'node')} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
+
+
+def waking(scene: Scene) -> Move | None:
+    """Under HOLD: some whose workers have ended get new ones, which is not waited for longer than a start may take."""
+    until = scene.lead.planned_at + scene.settings.recovery.start_s
+    if scene.plan is None or scene.now >= until:
+        return None
+    names = [
+        str(record.member)
+        for fate, seat in zip(scene.fates, scene.plan.seats, strict=True)
+        if fate.fresh
+        and not fate.seat
+        and (record := scene.record_of(seat))
+        and record.work is Work.NONE
+        and not record.problem
+    ]
+    return Move(wake_at=until, why=f"waiting for new workers of {', '.join(names[:3])}") if names else None
 
 
 def unready(records: Mapping[str, Record]) -> str:

@@ -146,6 +146,9 @@ class Scene:
         if record.generation == self.plan.generation and record.work is Work.FAILED:
             why = f"{member}: {record.exit.cause if record.exit else 'its worker failed'}"
             return Fate(seat=replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True, why=why)
+        if self.plan.phase is Phase.HOLD and record.work is Work.NONE and not record.warm:
+            # Found by seed 2352: a hold ends workers with a save, and their seat went into a gang before it had new ones.
+            return Fate(seat=None, fresh=True, why=f"{member} has no workers yet")
         born = record.born if record.generation == self.plan.generation and record.born else seat.born
         return Fate(seat=seat if born == seat.born else replace(seat, born=born))
 

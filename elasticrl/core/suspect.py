@@ -169,19 +169,28 @@ def conviction(view: View, reach: int) -> Conviction:
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     """The nodes to go on with after a probe: all of whom can reach each other, as many as we can tell, in the order given.
 
-    First the largest part that hangs together (of two equal ones that with the first node), then, inside it, without the
-    node that has most broken links until none is left (of two equal ones without the later).
+    First the largest part that hangs together and of which any has answered (of two equal ones that with more answers, then
+    that with the first node), then, inside it, without the node that has most broken links until none is left (of two equal
+    ones without the one that has not answered, then the later). Who answers has a key in `unreachable`. Found by seed 5275: of
+    two nodes the dead one had no complaint, so the other was put out.
     """
     order = list(nodes)
     here = set(order)
     broken = {frozenset((a, b)) for a in order for b in unreachable.get(a, ()) if b in here and a != b}
-    parts = sorted(_parts(order, broken), key=lambda part: (-len(part), order.index(part[0])))
+
+    def worth(part: list[str]) -> tuple[bool, int, int, int]:
+        answered = sum(node in unreachable for node in part)
+        return (not answered, -len(part), -answered, order.index(part[0]))
+
+    parts = sorted(_parts(order, broken), key=worth)
     kept = set(parts[0]) if parts else set()
     while True:
         links = [pair for pair in broken if pair <= kept]
         if not links:
             return tuple(node for node in order if node in kept)
-        worst = max(kept, key=lambda node: (sum(node in pair for pair in links), order.index(node)))
+        worst = max(
+            kept, key=lambda node: (sum(node in pair for pair in links), node not in unreachable, order.index(node))
+        )
         kept.discard(worst)
 
 

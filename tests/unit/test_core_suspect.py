@@ -58,7 +58,20 @@ def test_two_unconvicted_witnesses_convict(accusations, guilty, unsure):
     ],
 )
 def test_after_a_probe_those_go_on_who_all_reach_each_other(nodes, broken, kept):
-    assert "".join(split(nodes, broken)) == kept
+    assert "".join(split(nodes, dict.fromkeys(nodes, "") | broken)) == kept
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answers", "kept"),
+    [
+        ("ab", {"b": "a"}, "b"),  # of two the one that speaks, though the other is first and accuses nobody
+        ("abc", {"c": "a", "b": ""}, "bc"),
+        ("abcde", {"d": "abc", "e": "abc"}, "de"),  # the larger part is silent
+        ("abc", {}, "abc"),
+    ],
+)
+def test_who_does_not_answer_a_probe_does_not_win_by_it(nodes, answers, kept):
+    assert "".join(split(nodes, answers)) == kept
 
 
 def test_neighbours_are_on_both_sides_of_the_ring_spares_included():
