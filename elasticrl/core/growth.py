@@ -44,8 +44,8 @@ def form(scene: Scene) -> Move | None:
 
 
 def waking(scene: Scene) -> Move | None:
-    """Under HOLD: some whose workers have ended get new ones, which is not waited for longer than a start may take."""
-    until = scene.lead.planned_at + scene.settings.recovery.start_s
+    """Under HOLD: some whose workers have ended get new ones, for no longer than replacing workers may take."""
+    until = scene.lead.planned_at + scene.settings.recovery.replace_s
     if scene.plan is None or scene.now >= until:
         return None
     names = [

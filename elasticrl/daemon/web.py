@@ -148,6 +148,7 @@ def piece(seen: Picture) -> str:
         for row in seen.rows
     )
     advice = "".join(f"<p>{escape(text)}</p>" for text in seen.advice)
+    here = seen.here if seen.here != seen.reason else ""
     return (
         f'<h1>{escape(seen.job)}</h1><p class="state {tone(seen.state)}">{word}</p>'
         f"<p>generation {seen.generation}, step {seen.step:,} (committed {seen.committed:,}{since}), "
@@ -155,7 +156,8 @@ def piece(seen: Picture) -> str:
         + (f"<p class=soft>{escape(said)}</p>" if (said := past(asdict(seen), ages=False)) else "")
         + (f"<div class=card>{advice}</div>" if advice else "")
         + "<div class='card scroll'><table><tr><th>node<th>rank<th>state<th>step<th>phase<th>note</tr>"
-        + f"{rows}</table></div><p class=soft>this node: {escape(seen.here)}</p>"
+        + f"{rows}</table></div>"
+        + (f"<p class=soft>this node: {escape(here)}</p>" if here else "")
     )
 
 
