@@ -281,7 +281,7 @@ def test_a_small_shard_of_another_node_is_asked_for_once(size: int, asks: int, t
         here.close()
 
 
-def test_a_vault_that_hangs_is_waited_for_once_however_many_shards_it_is_asked_for(tmp_path: Path):
+def test_a_vault_that_hangs_holds_up_several_shards_at_once_and_not_one_after_the_other(tmp_path: Path):
     """Found by reading: shards were asked for one after the other, each for as long as a vault takes to answer."""
     with cluster(tmp_path, 3) as nodes:
         ring(nodes, copies=0)
