@@ -137,7 +137,7 @@ def _broken_up(scene: Scene) -> Move | None:
         )
     if lead.formed < plan.generation - 1:
         why = "the gang broke up again before it had formed: probing"
-        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
     why = "the gang broke up before it had formed: again"
     return Move(plan=scene.train(scene.kept, why, plan.rung, strike=plan.strike))
 
@@ -154,7 +154,7 @@ def late(scene: Scene) -> Move | None:
     silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
     if not silent:
         why = f"the gang did not form within its {plan.rung.name.lower()} budget: probing"
-        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+        return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
     names = ", ".join(str(seat.member) for seat in silent[:3])
     why = f"{names} did not join within its {plan.rung.name.lower()} budget"
     if plan.rung is Rung.REFORM:

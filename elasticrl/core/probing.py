@@ -32,7 +32,7 @@ def unsure(scene: Scene) -> Move | None:
     if scene.plan is None or scene.plan.phase is not Phase.TRAIN or not scene.conviction.unsure:
         return None
     why = "neighbours on both sides of a cut accuse each other: probing"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, scene.plan.rung, strike=scene.plan.strike))
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=scene.plan.strike))
 
 
 def recheck(scene: Scene) -> Move | None:
@@ -45,7 +45,7 @@ def recheck(scene: Scene) -> Move | None:
     if scene.now < due:
         return Move(wake_at=due)
     why = "on gloo: probing whether NCCL is in order again"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike))
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
 
 
 def probing(scene: Scene) -> Move | None:
@@ -187,4 +187,4 @@ def _confirming(scene: Scene, names: Iterable[str]) -> Plan | None:
     if not pairs:
         return None
     why = "the ways between the nodes have fallen into pieces: probing across"
-    return scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike, pairs=pairs)
+    return scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike, pairs=pairs)

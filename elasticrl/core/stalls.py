@@ -39,7 +39,7 @@ def stuck(scene: Scene) -> Move | None:
         return move
     verdict = finding.verdict if finding else None
     why = with_cause("members have stalled with nobody to blame", verdict) + ": probing"
-    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, plan.rung, strike=plan.strike), verdict=verdict)
+    return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike), verdict=verdict)
 
 
 def _moved_on(scene: Scene) -> bool:

@@ -7,7 +7,7 @@ those (`holdings.newest_whole`); only what is on disks is looked at by rank 0 al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from elasticrl.runtime.checkpoint.shelf import newest_good
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
-from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json
+from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, mark
 
 if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.manifest import Manifest
@@ -66,8 +66,9 @@ def agree(
     `committed` has committed (None: this rank does not know); else the newest good checkpoint. `disk`: do not look into vaults.
     Collective.
     """
-    rows = exchange(gang, {"vault": [holding.to_json() for holding in holdings], "committed": committed})
-    everything = [Holding.from_json(row) for words in rows for row in words["vault"]]
+    said = {"vault": [holding.to_json() for holding in holdings], "committed": committed}
+    rows, lineages = exchange_with(gang, said, (holding.lineage for holding in holdings))
+    everything = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
     by = known([words["committed"] for words in rows])
     whole = None if disk else newest_whole(everything, here=node, floor=Version(floor), committed=by)
     if whole is not None:
@@ -99,10 +100,30 @@ def known(told: Iterable[int | None]) -> int | None:
     return max((generation for generation in told if generation is not None), default=None)
 
 
+def exchange_with(
+    gang: Gang, words: Mapping[str, Any], lineages: Iterable[Lineage]
+) -> tuple[list[Any], dict[str, Lineage]]:
+    """Everybody's words, and the lineages that they speak of, by their marks. Each lineage is sent once, by the first rank that
+    has it: with everybody's words, which are as long as the longest, it would come from all. Collective.
+    """
+    mine = {mark(lineage): lineage for lineage in lineages}
+    rows = exchange(gang, {**words, "marks": list(mine)})
+    first: dict[str, int] = {}
+    for rank, row in enumerate(rows):
+        for each in row["marks"]:
+            first.setdefault(each, rank)
+    found: dict[str, Lineage] = {}
+    for speaker in sorted(set(first.values())):
+        its = [each for each, rank in first.items() if rank == speaker]
+        said = [[cut.to_json() for cut in mine[each]] for each in its] if gang.rank == speaker else []
+        found |= zip(its, map(lineage_from_json, _told(gang, said, speaker)), strict=True)
+    return rows, found
+
+
 def exchange(gang: Gang, words: Any) -> list[Any]:
     """Everybody's words, in rank order, as JSON: nothing that comes over a network is ever unpickled. Collective."""
-    device = "cuda" if gang.backend == "nccl" else "cpu"
-    mine = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8).to(device)
+    device = _device(gang)
+    mine = _written(words).to(device)
     sizes = torch.empty(gang.world, dtype=torch.int64, device=device)
     dist.all_gather_single(sizes, torch.tensor([mine.numel()], device=device), group=gang.group)
     settle(gang.group)
@@ -114,3 +135,25 @@ def exchange(gang: Gang, words: Any) -> list[Any]:
     settle(gang.group)
     rows = everyone.cpu().view(gang.world, longest)
     return [json.loads(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def _told(gang: Gang, words: Any, speaker: int) -> Any:
+    """What rank `speaker` says, as JSON. Collective."""
+    device = _device(gang)
+    said = _written(words).to(device)
+    size = torch.tensor([said.numel()], device=device)
+    dist.broadcast(size, group=gang.group, group_src=speaker)
+    settle(gang.group)
+    if gang.rank != speaker:
+        said = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(said, group=gang.group, group_src=speaker)
+    settle(gang.group)
+    return json.loads(said.cpu().numpy().tobytes())
+
+
+def _written(words: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+
+
+def _device(gang: Gang) -> str:
+    return "cuda" if gang.backend == "nccl" else "cpu"

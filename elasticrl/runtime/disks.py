@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticrl.core.words import count
-from elasticrl.runtime.agree import Agreed, exchange, known
+from elasticrl.runtime.agree import Agreed, exchange, exchange_with, known
 from elasticrl.runtime.checkpoint.local import Choice, Held, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import name_of
 from elasticrl.runtime.vault.errors import CheckpointError, CheckpointRefused, VaultError
@@ -59,10 +59,15 @@ def agree_on_disks(
     `wait` is called with a sentence, and with how long somebody has `waited_s` already, where something newer is known and
     lies on disks that are not here. It returns when that was long enough, and raises when others have come.
     """
-    said = {"vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed}
-    rows = exchange(gang, {**_words(disk, commit), **said})
-    memory = [Holding.from_json(row) for words in rows for row in words["vault"]]
-    everybody = [_known(Held.from_json(row), floor) for words in rows for row in words["disk"]]
+    mine, bad = _held(disk, commit)
+    said = {
+        "node": disk.node, "disk": [each.to_json() for each in mine], "problems": bad,
+        "vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed,
+    }  # fmt: skip
+    lineages_here = (*(h.lineage for h in holdings), *(each.manifest.lineage for each in mine))
+    rows, lineages = exchange_with(gang, said, lineages_here)
+    memory = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
+    everybody = [_known(Held.from_json(row, lineages), floor) for words in rows for row in words["disk"]]
     by = known([words["committed"] for words in rows])
     whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor), committed=by)
     if whole is not None:
@@ -73,12 +78,12 @@ def agree_on_disks(
         wait(why, max(float(words["waited_s"]) for words in rows))
     problems = [str(problem) for words in rows for problem in words["problems"]]
     while choice.whole is not None:
-        bad = _bring(disk, choice.whole, gang)
-        if not bad:
+        torn = _bring(disk, choice.whole, gang)
+        if not torn:
             return _from_disks(choice, everybody, gang, problems)
-        problems += bad.values()
+        problems += torn.values()
         name = name_of(choice.whole.version, choice.whole.generation)
-        everybody = [each for each in everybody if each.manifest.name != name or each.node not in bad]
+        everybody = [each for each in everybody if each.manifest.name != name or each.node not in torn]
         choice = choose(everybody, here=disk.node)
     if found := [*(short.said for short in choice.short), *problems]:
         raise CheckpointRefused(
@@ -89,15 +94,14 @@ def agree_on_disks(
     return Agreed(version=Version(0), lineage=())
 
 
-def _words(disk: Disk, commit: str | None) -> dict[str, Any]:
+def _held(disk: Disk, commit: str | None) -> tuple[tuple[Held, ...], tuple[str, ...]]:
     """What this node's disk has, if this worker speaks for it."""
     if not disk.speaks:
-        return {"node": disk.node, "disk": [], "problems": []}
+        return (), ()
     try:
-        found, problems = held(disk.place, disk.node, commit=commit)
+        return held(disk.place, disk.node, commit=commit)
     except CheckpointError as error:
-        return {"node": disk.node, "disk": [], "problems": [f"{disk.node}: {error}"]}
-    return {"node": disk.node, "disk": [each.to_json() for each in found], "problems": problems}
+        return (), (f"{disk.node}: {error}",)
 
 
 def _known(each: Held, floor: int) -> Held:

@@ -16,7 +16,11 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import fully_shard
 
 from elasticrl.runtime import group
+from elasticrl.runtime.agree import agree
+from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
+from elasticrl.runtime.vault.holdings import Holding
+from elasticrl.runtime.vault.version import Cut, Version
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all ranks on one GPU
 OVER_GLOO = bool(os.environ.get("ELASTICRL_TEST_GLOO"))  # a GPU's tensors over gloo, as where NCCL does not work
@@ -314,3 +318,41 @@ def many_generations(rank: int, world: int, store: dist.Store, *, generation: in
     while (after := measure()) > before and time.monotonic() < deadline:
         time.sleep(0.02)
     return count, after[0] - before[0], after[1] - before[1]
+
+
+def agrees(rank: int, world: int, store: dist.Store, *, generation: int, past: int, folder: str) -> dict[str, object]:
+    """All agree on what the latest of `past` generations has left in their vaults, beside a state of the one before on rank 1's
+    node. Says what came of it, and what it took.
+    """
+    gang = form(generation=generation, rank=rank, world=world, store=store)
+    lineage = tuple(Cut(number, Version(10 * number)) for number in range(1, past + 1))
+    step = 10 * past + 5
+    held = [(step - 1, lineage), (step, lineage)] + ([(step - 9, lineage[:-1])] if rank == 1 else [])
+    holdings = [
+        Holding(
+            at=f"n{rank}", node=f"n{rank}", writer="w0", version=Version(step), generation=len(lineage), shard=rank,
+            world=world, nbytes=100, lineage=lineage,
+        )
+        for step, lineage in held
+    ]  # fmt: skip
+    gang.flag.meter.taken()
+    agreed = agree(
+        f"n{rank}",
+        holdings,
+        gang,
+        place(Path(folder)),
+        floor=0,
+        committed=None,
+        disk=False,
+        commit=None,
+        uncommitted=False,
+    )
+    costs, _ = gang.flag.meter.taken()
+    gang.leave()
+    return {
+        "step": agreed.version.step,
+        "cuts": len(agreed.lineage),
+        "same": agreed.lineage == lineage,
+        "gathered": costs["all_gather"].bytes,
+        "told": costs["other"].times if "other" in costs else 0,
+    }

@@ -23,7 +23,7 @@ from elasticrl.runtime.checkpoint.shelf import mark_committed, prune, verify
 from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused, StateError, VaultError
 from elasticrl.runtime.vault.holdings import Whole
-from elasticrl.runtime.vault.version import Cut, Version
+from elasticrl.runtime.vault.version import Cut, Version, mark
 
 NODES = ("n0", "n1", "n2")
 
@@ -64,7 +64,8 @@ def save(root: Path, job: Job, step: int, *, lost: tuple[str, ...] = ()) -> None
 def offered(root: Path, *, but: Iterable[str] = ()) -> Choice:
     """What the gang chooses from all nodes' words, as they travel."""
     said = [each for node in NODES for each in held(disk(root, node), node)[0] if node not in but]
-    return choose([Held.from_json(each.to_json()) for each in said], here="n0")
+    lineages = {mark(each.manifest.lineage): each.manifest.lineage for each in said}
+    return choose([Held.from_json(each.to_json(), lineages) for each in said], here="n0")
 
 
 def test_after_a_power_loss_the_state_comes_from_all_disks_through_the_vaults(tmp_path: Path):

@@ -94,6 +94,19 @@ def test_messages_between_two_can_come_late_and_be_interrupted(workers: Workers)
     assert said == ["1.0, then interrupted", "0.0, then interrupted"]
 
 
+def test_what_a_gang_agrees_on_costs_no_more_after_many_generations(workers: Workers, tmp_path: Path):
+    """Found by reading: each holding carried its whole lineage, and every rank's words were as long as the longest."""
+    young, old = (
+        workers.run(group_job.agrees, 3, generation=next(GENERATION), past=past, folder=str(tmp_path))
+        for past in (2, 256)
+    )
+    for past, results in ((2, young), (256, old)):
+        assert [(said["step"], said["cuts"], said["same"]) for said in results] == [(10 * past + 5, past, True)] * 3
+        assert {said["told"] for said in results} == {4}, "two speakers, each its length and its words"
+    for before, after in zip(young, old, strict=True):
+        assert after["gathered"] < before["gathered"] + 200, "a cut has 11 letters and more"
+
+
 def test_nothing_leaks_over_many_generations(workers: Workers):
     for done, files, threads in workers.run(group_job.many_generations, 3, generation=next(GENERATION), count=24):
         assert done == 24

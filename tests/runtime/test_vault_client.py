@@ -281,6 +281,27 @@ def test_a_small_shard_of_another_node_is_asked_for_once(size: int, asks: int, t
         here.close()
 
 
+def test_a_vault_that_hangs_holds_up_several_shards_at_once_and_not_one_after_the_other(tmp_path: Path):
+    """Found by reading: shards were asked for one after the other, each for as long as a vault takes to answer."""
+    with cluster(tmp_path, 3) as nodes:
+        ring(nodes, copies=0)
+        world = 6
+        for shard in range(world):
+            vault = Vault(nodes[1].directory, job="job", node="n1", writer=f"w{shard}")
+            what = content(torch.full((100,), float(shard)))
+            vault.snapshot(what, version=Version(3), generation=1, shard=shard, world=world).wait_sealed(5)
+            vault.close()
+        here = Vault(nodes[2].directory, job="job", node="n2")
+        whole = Whole(version=Version(3), generation=1, world=world, lineage=(), sources=(("n0", "n1"),) * world)
+        nodes[0].signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with here.gather(whole, lambda _: []) as source:
+            took = time.monotonic() - began
+            assert [shard.tensors[0].tolist() for shard in source.shards] == [[float(n)] * 100 for n in range(world)]
+        assert 1.0 <= took < 4.0, "a vault gives another one second to answer"
+        here.close()
+
+
 def test_a_gang_of_two_goes_on_from_what_three_kept_although_a_node_is_lost(tmp_path: Path):
     with cluster(tmp_path, 3) as nodes:
         ring(nodes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
-from elasticrl.core.events import Propose, Tick, Workers
+from elasticrl.core.events import Probed, Propose, Tick, Workers
 from elasticrl.core.model import Exit, Intent, Phase, Plan, Quarantine, Rung, Strike, Work
 from elasticrl.core.strikes import strike_of
 
@@ -92,6 +92,31 @@ def test_a_pause_after_the_disk_was_read_and_trained_from_reads_it_no_more() -> 
     for now in range(6, 12, 3):
         life.leased(float(now))
     assert proposed(life).rung is Rung.REFORM
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_stall_sends_a_gang_to_the_disk_again_only_if_it_has_not_trained_from_it_yet(read: bool) -> None:
+    life = Life("n00/1")
+    reloads(life, 3.0)
+    work = Work.TRAINING if read else Work.JOINING
+    life.at(3.5, Workers(now=0, work=work, generation=2, born=2, warm=True, endpoint="n00:29500", step=9))
+    life.told(3.6, life.view.own, record("n01", work=work, generation=2, born=2, step=9))
+    if read:
+        life.told(4.0, life.view.own, record("n01", work=Work.STALLED, generation=2, born=2, step=9))
+    for now in range(5, 311, 3):
+        life.leased(float(now))
+        life.told(float(now), life.view.own)
+        if any(isinstance(a, Propose) for a, _ in life.state.sent.values()):
+            break
+    asked = proposed(life)
+    assert (asked.phase, asked.rung) == (Phase.PROBE, Rung.START if read else Rung.RELOAD)
+    now = life.now
+    life.seen(now + 0.1, "probe", plan=replace(asked, generation=3), plan_revision=30)
+    life.at(now + 0.2, Probed(now=0, generation=3, unreachable=()))
+    parked = record("n01", work=Work.PARKED, generation=3, born=2, step=9, unreachable=(), answered=3)
+    life.told(now + 0.3, life.view.own, parked)
+    after = proposed(life)
+    assert (after.phase, after.rung) == (Phase.TRAIN, Rung.RESTART if read else Rung.RELOAD)
 
 
 # ---- crash loops

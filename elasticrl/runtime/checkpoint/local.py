@@ -23,7 +23,7 @@ from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.slots import FETCHED
-from elasticrl.runtime.vault.version import alive
+from elasticrl.runtime.vault.version import Lineage, alive, mark
 
 CHUNK = 16 << 20
 NEWEST = 8  # checkpoints of a disk that are offered: the others' newest may be some older
@@ -41,13 +41,18 @@ class Held:
     committed: bool  # as far as this node knows
 
     def to_json(self) -> dict[str, object]:
-        """For the wire."""
-        return {"node": self.node, "manifest": self.manifest.encode().decode(), "committed": self.committed}
+        """For the wire: of the lineage its mark alone, which many manifests share."""
+        bare = replace(self.manifest, lineage=())
+        return {
+            "node": self.node, "manifest": bare.encode().decode(), "lineage": mark(self.manifest.lineage),
+            "committed": self.committed,
+        }  # fmt: skip
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Held:
-        """The reverse."""
-        manifest = Manifest.decode(str(row["manifest"]).encode(), f"a manifest of {row['node']}")
+    def from_json(cls, row: Mapping[str, Any], lineages: Mapping[str, Lineage]) -> Held:
+        """The reverse, with the lineages by their marks."""
+        bare = Manifest.decode(str(row["manifest"]).encode(), f"a manifest of {row['node']}")
+        manifest = replace(bare, lineage=lineages[row["lineage"]])
         return cls(node=str(row["node"]), manifest=manifest, committed=bool(row["committed"]))
 
 

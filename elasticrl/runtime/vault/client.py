@@ -8,7 +8,9 @@ which they may change again: waiting for it is the only stall there is. What cha
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +30,8 @@ from elasticrl.runtime.vault.source import Source, shard_of, views
 from elasticrl.runtime.vault.version import Lineage, Version
 
 _T = TypeVar("_T")
+_Of = TypeVar("_Of")
+AT_ONCE = 8  # shards that are asked for at the same time; a vault hears 128 callers
 PAUSE_S = 0.05  # between two attempts to get a shard
 LIGHT = "-on"  # after a writer's name: what lies on its other shards has files of its own, which are small
 
@@ -342,24 +346,55 @@ class Vault:
         name = f"step {whole.version} of generation {whole.generation}"
         first: list[int] | None = None if choose is None else []
         with ExitStack() as pins:
-            parts: list[tuple[Whole, int, Callable[..., _Part], _Part]] = []
+            seen: list[tuple[Whole, int, Callable[..., _Part]]] = []
             for layer in whole.layers:
                 local = {number: pins.enter_context(shard) for number, shard in self._local(layer)}
                 look: Callable[..., _Part] = partial(self._look, layer, local, timeout_s=timeout_s)
-                for number in range(layer.world):
-                    part = self._nearest(layer, number, partial(look, number, first), check=check)
-                    pins.enter_context(part.shard)  # at once: the next one may not be had
-                    parts.append((layer, number, look, part))
+                seen += [(layer, number, look) for number in range(layer.world)]
+
+            def outline(of: tuple[Whole, int, Callable[..., _Part]], control: Control) -> _Part:
+                layer, number, look = of
+                part = self._nearest(layer, number, partial(look, number, first, control=control), check=check)
+                pins.enter_context(part.shard)  # at once: another one may not be had
+                return part
+
+            parts = self._each(outline, seen)
             wanted: Sequence[Piece] | None = None
             if choose is not None:
-                outline = [shard_of(part.shard, under=layer is not whole) for layer, _, _, part in parts]
-                wanted = choose(Source(outline, name=name))
+                outlines = [
+                    shard_of(part.shard, under=layer is not whole)
+                    for (layer, _, _), part in zip(seen, parts, strict=True)
+                ]
+                wanted = choose(Source(outlines, name=name))
             shards = []
-            for layer, number, looks, part in parts:
-                obtain = partial(self._obtain, looks, number, part, wanted)
-                shard = pins.enter_context(self._nearest(layer, number, obtain, check=check))
+            for (layer, number, look), part in zip(seen, parts, strict=True):
+                obtain = partial(self._obtain, look, number, part, wanted)
+                shard = pins.enter_context(self._nearest(layer, number, obtain, check=check, answered=part.node))
                 shards.append(shard_of(shard, under=layer is not whole))
             return Source(shards, name=name, pins=pins.pop_all())
+
+    def _each(self, get: Callable[[_Of, Control], _T], of: Sequence[_Of]) -> list[_T]:
+        """What `get` brings of each, some at once, each over a connection of its own: a question takes as long as another
+        node takes to answer. The nodes begin at different ones, and do not all ask one vault at a time.
+        """
+        free: queue.SimpleQueue[Control] = queue.SimpleQueue()
+
+        def run(one: _Of) -> _T:
+            control = free.get()
+            try:
+                return get(one, control)
+            finally:
+                free.put(control)
+
+        with ExitStack() as over:
+            free.put(self.control)
+            for _ in range(1, min(AT_ONCE, len(of))):
+                free.put(over.enter_context(closing(Control(self.control.path, deadline_s=self._deadline_s))))
+            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"vault-{self.writer}-asks")
+            over.callback(pool.shutdown, cancel_futures=True)  # waits for those under way, which have deadlines
+            first = zlib.crc32(self.node.encode()) % len(of)
+            turned = {at: pool.submit(run, of[at]) for at in (*range(first, len(of)), *range(first))}
+            return [turned[at].result() for at in range(len(of))]
 
     def _local(self, whole: Whole) -> Iterator[tuple[int, Pinned]]:
         """The shards of `whole` that are in this node's memory, pinned, by number; each once."""
@@ -384,13 +419,14 @@ class Vault:
         node: str,
         *,
         timeout_s: float,
+        control: Control | None = None,
     ) -> "_Part":
         """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
         if node == self.node:
             if number not in local:
                 raise VaultError(f"{self.directory} does not hold it any more")
             return _Part(local[number], node, None)
-        answer = self.control.ask(
+        answer = (control or self.control).ask(
             "fetch",
             timeout_s=timeout_s,
             at=node,
@@ -428,12 +464,14 @@ class Vault:
             pins.pop_all()
             return part.shard
 
-    def _nearest(self, whole: Whole, number: int, attempt: Callable[[str], _T], *, check: Callable[[], None]) -> _T:
-        """The first of the vaults that hold a shard from which the attempt succeeds."""
+    def _nearest(
+        self, whole: Whole, number: int, attempt: Callable[[str], _T], *, check: Callable[[], None], answered: str = ""
+    ) -> _T:
+        """The first of the vaults that hold a shard from which the attempt succeeds. One that has answered is asked first."""
         limit = time.monotonic() + self._deadline_s
         while True:
             failures: list[str] = []
-            for node in whole.sources[number]:
+            for node in sorted(whole.sources[number], key=lambda node: node != answered):
                 try:
                     return attempt(node)
                 except VaultError as error:

@@ -16,7 +16,7 @@ from elasticrl.runtime.vault.version import (
     Lineage,
     Version,
     alive,
-    lineage_from_json,
+    mark,
     version_from_json,
     version_to_json,
 )
@@ -41,7 +41,7 @@ class Holding:
     base: Version | None = None  # the version that it lies on
 
     def to_json(self) -> dict[str, object]:
-        """For the wire."""
+        """For the wire: of the lineage its mark alone, which many holdings share."""
         return {
             "at": self.at,
             "node": self.node,
@@ -52,13 +52,13 @@ class Holding:
             "shard": self.shard,
             "world": self.world,
             "nbytes": self.nbytes,
-            "lineage": [cut.to_json() for cut in self.lineage],
+            "lineage": mark(self.lineage),
             "base": version_to_json(self.base),
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Holding:
-        """The reverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
+    def from_json(cls, row: Mapping[str, Any], lineages: Mapping[str, Lineage]) -> Holding:
+        """The reverse of `to_json`, with the lineages by their marks; ValueError, KeyError or TypeError for anything else."""
         return cls(
             at=str(row["at"]),
             node=str(row["node"]),
@@ -68,7 +68,7 @@ class Holding:
             shard=int(row["shard"]),
             world=int(row["world"]),
             nbytes=int(row["nbytes"]),
-            lineage=lineage_from_json(row["lineage"]),
+            lineage=lineages[row["lineage"]],
             base=version_from_json(row["base"]),
         )
 
