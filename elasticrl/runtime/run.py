@@ -40,6 +40,7 @@ from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
 from elasticrl.runtime import notes
 from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
@@ -50,7 +51,7 @@ from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.digest import Digest
+from elasticrl.runtime.digest import Digest, outliers
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
@@ -243,7 +244,7 @@ class Run:
         """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
-            self._roles[name] = role = Trained(model, rules(optimizer, model))
+            self._roles[name] = role = Trained(model, rules(optimizer, model), Buffers(name))
             if isinstance(model, torch.nn.Module):
                 check_rules(name, model, role.rule_of)
             if isinstance(optimizer, torch.optim.Optimizer):
@@ -562,6 +563,7 @@ class Run:
         self._fill(place, agreed, kept)
         self._limit = self._asked or (self._cursor.steps if self._cursor else None)
         self._check_alike(agreed)  # before anything is published, which would make them alike
+        self._check_buffers()
         for role in self._roles.values():
             role.live.publish()
         self.timeline.mark("publish")
@@ -811,6 +813,27 @@ class Run:
                     "which seeds the generators from job.seed, and from nothing that differs between ranks."
                 )
 
+    def _check_buffers(self) -> None:
+        """No rank has built other buffers than the others, nor have they changed here."""
+        plain = [part.state_dict() for part in self._others.values() if isinstance(part, Plain)]
+        tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
+        registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
+        mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
+        if not any(mine.values()):
+            return
+        told = exchange(self._gang_now, mine)
+        for name, theirs in mine.items():
+            odd = outliers([int(one[name] or "0", 16) for one in told])
+            if not odd:
+                continue
+            who = f"{name} of rank {', '.join(map(str, odd))}"
+            self._say(f"the buffers of {who} of generation {self.generation} are not those of the others")
+            if self.rank in odd:
+                raise Misuse(
+                    f"The ranks built different buffers ({who}; here {theirs or 'none'}). Nobody restores buffers: build "
+                    "models from the same files on all nodes, and from nothing else that differs between ranks."
+                )
+
     def _leave(self) -> None:
         if self._seat is not None:
             self._seat.on_order(None)
@@ -838,6 +861,8 @@ class Run:
         progress = self.progress
         if self._lane is not None:
             raise Misuse(f"lane {self._lane.index} was not done(): call lane.done() after its backward pass.")
+        for role in self._roles.values():
+            role.buffers.check()
         if self._cursor is not None:
             self._cursor.advance(progress.step, self._cursor.walk.draws - 1)
         self._settle_votes()

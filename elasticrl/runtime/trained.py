@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import Rule, follow
@@ -34,6 +35,7 @@ class Trained:
 
     given: torch.nn.Module | Build
     rule_of: Callable[[str], Rule]
+    buffers: Buffers
     strategy: Strategy | None = None
 
     @property

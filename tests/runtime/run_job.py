@@ -46,7 +46,7 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
-    options.add_argument("--unlike", choices=("model", "data"), help="each process has another one")
+    options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
@@ -59,6 +59,8 @@ def main() -> None:
         model = sharded if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
+        if args.unlike == "buffer":
+            model.register_buffer("scale", torch.tensor(os.getpid()))
         stepped: Any = None
         if args.torch:
             adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
