@@ -62,6 +62,10 @@ class Buffers:
             self._compare(name)
         return blake2b(repr(told).encode(), digest_size=8).hexdigest() if told else ""
 
+    def end(self) -> None:
+        """The generation is over, and its model may go."""
+        self._owners = {}
+
     def check(self) -> None:
         """Misuse if one has changed. Each is looked at, and one of them read: some kernels (BatchNorm's) write uncounted."""
         names = list(self._owners)

@@ -20,6 +20,7 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import time
@@ -639,19 +640,34 @@ class Run:
         count = self._counts.get(agreed.version) if agreed.remembered else None
         self._counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
         kept: set[str] = set()
+        held = self._let_go(count)
         for name, role in self._roles.items():
-            before = role.strategy.shard if role.strategy is not None and count is not None else None
-            held = before if before is not None and count in before.held else None
-            if role.strategy is not None:
-                role.strategy.close()
-            role.strategy = self._strategy(name, role, leaves, place.rank, held)
-            if held is not None and role.strategy.shard is held and count is not None:
-                held.go_to(count)
+            shard = held.pop(name, None)
+            role.strategy = self._strategy(name, role, leaves, place.rank, shard)
+            if shard is not None and role.strategy.shard is shard and count is not None:
+                shard.go_to(count)
                 kept.add(name)
         if not self._told_close and any(isinstance(role.strategy, Zero) for role in self._roles.values()):
             self._told_close = True
             self._say(CLOSE)
         return kept
+
+    def _let_go(self, count: int | None) -> dict[str, Shard]:
+        """Ends the last generation's strategies, all before a new one is built: with a sharded model there would be two of it
+        in memory. Returns the roles' shards that have the state after `count` updates.
+        """
+        held: dict[str, Shard] = {}
+        built = False
+        for name, role in self._roles.items():
+            if role.strategy is not None:
+                if count is not None and count in role.strategy.shard.held:
+                    held[name] = role.strategy.shard
+                built = built or not isinstance(role.given, torch.nn.Module)
+            role.let_go()
+        self._turning, self._parts = None, Parts()
+        if built:
+            gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
+        return held
 
     def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
         """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind."""

@@ -54,6 +54,13 @@ class Trained:
         assert isinstance(self.given, torch.nn.Module)
         return self.given
 
+    def let_go(self) -> None:
+        """The generation is over: nothing of what it computed with is kept here."""
+        if self.strategy is not None:
+            self.strategy.close()
+        self.strategy = None
+        self.buffers.end()
+
 
 class Settings:
     """What a scheduler changes in a torch optimizer's groups: state as much as the weights are. A scheduler's own state does

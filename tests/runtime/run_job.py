@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,16 @@ from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.run import Run
 
+built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
 
 
 def sharded(mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
+    print("built beside", sum(model() is not None for model in built), flush=True)
     model = fresh().to(mesh.device_type)
+    built.append(weakref.ref(model))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -76,9 +80,10 @@ def main() -> None:
                 misbehave(args.faults, step, run, "lane")
                 time.sleep(slow_s)
                 with lane.rng("dropout"):
-                    said = run.model(torch.stack(points).to(device))
-                    loss = nn.functional.cross_entropy(said, torch.tensor(labels, device=device))
+                    truth = torch.tensor(labels, device=device)
+                    loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
                     loss.backward()
+                loss = loss.detach()  # its graph holds the model
                 lane.tally.add(loss=loss.item())
                 lane.done()
             misbehave(args.faults, step, run, "update")

@@ -231,6 +231,16 @@ def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path
         proof(nodes.run_dir, STEPS)
 
 
+def test_a_sharded_model_is_gone_before_the_next_generation_builds_its_own(tmp_path: Path):
+    with Nodes(tmp_path, steps=STEPS, strategy="fsdp", step_ms=10.0) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_new(2)
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1")
+        nodes.until_new(1)
+        assert re.findall(r"built beside (\d)", nodes.workers["n0"].text) == ["0", "0"]
+
+
 def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
         nodes.plan("n0", "n1")
