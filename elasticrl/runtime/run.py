@@ -193,7 +193,8 @@ class Run:
         self._guarded = False
         self._lane: Lane | None = None
         self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
-        self._changed = False  # an update since the newest state that was kept
+        self._changed = False  # an update since the newest state that was kept, after which the step could be taken up
+        self._counted = False  # the step's updates are made in `updates`
         self._worth = True  # whether to keep another state inside of this step, as all ranks know
         self._ending = False  # all ranks know that some of them are asked to end
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
@@ -293,6 +294,20 @@ class Run:
         """The lanes that this rank carries now, one after the other."""
         yield from self._pass_over("model")
 
+    def updates(self, count: int) -> Iterator[int]:
+        """The updates of a step that has several, by number, each to end with `run.update()`. After a fault the step comes
+        again from its first one that is not whole everywhere, where others make all of a step again: states between them are
+        kept (`vault.inside`). The body runs from its top then, so what is registered changes after the updates, not before.
+        """
+        while self._cut is None and self.progress.update < count:
+            self._counted, number = True, self.progress.update
+            yield number
+            if self._cut is None and self.progress.update != number + 1:
+                made = self.progress.update - number
+                raise Misuse(
+                    f"run.updates({count}) counts its rounds by run.update(), which was called {made} times in one."
+                )
+
     def update(
         self, *, scale: float | None = None, max_norm: float | None = None, lr_factor: float = 1.0
     ) -> Reduced | None:
@@ -383,15 +398,16 @@ class Run:
         yield from self._pass_over(role)
 
     def update_all(
-        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool = True
+        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool | None = None
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles: none applies before all of them are reduced everywhere. Without `keeps` the state after it
-        is none that the step could be taken up from, and is not kept.
+        is none that the step could be taken up from, and is not kept. None: it is one inside of `updates` only, as a body that
+        does not know how many updates are made would make them all once more.
         """
         try:
             self._raise_cut()
             found = self._update(scale, max_norm, lr_factor)
-            self._changed = keeps
+            self._changed = self._counted if keeps is None else keeps
             return found
         except GangError as error:
             if not self._cut_by(error) or self._guarded:
@@ -868,7 +884,7 @@ class Run:
         self._poll()
         step = Step(self.progress.step)
         step._run = self  # noqa: SLF001
-        self._used = []
+        self._used, self._counted = [], False
         self._hold().loose()
         return step
 

@@ -3,7 +3,7 @@
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
     {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
-     "at": "lane" | "update" | "after"}
+     "at": "lane" | "update" | "further" | "after"}
 """
 
 import argparse
@@ -50,13 +50,16 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
+    options.add_argument("--updates", type=int, default=1, help="in each step")
+    options.add_argument("--counted", action="store_true", help="by run.updates")
     options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
         content = str(os.getpid()) if args.unlike == "data" else ""
+        seed, turns = run.tree.job.seed, args.updates
         cursor = Cursor(
-            Walk(name="points", content=content, size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed)
+            Walk(name="points", content=content, size=1000, lanes=lanes, per_lane=ROWS, turns=turns, seed=seed)
         )
         schedule = Warmup()
         device = run.context.device
@@ -75,19 +78,20 @@ def main() -> None:
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()
-            for lane in run.lanes():
-                points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
-                misbehave(args.faults, step, run, "lane")
-                time.sleep(slow_s)
-                with lane.rng("dropout"):
-                    truth = torch.tensor(labels, device=device)
-                    loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
-                    loss.backward()
-                loss = loss.detach()  # its graph holds the model
-                lane.tally.add(loss=loss.item())
-                lane.done()
-            misbehave(args.faults, step, run, "update")
-            run.update(max_norm=0.5, lr_factor=schedule.factor)
+            for number in run.updates(args.updates) if args.counted else range(args.updates):
+                for lane in run.lanes():
+                    points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
+                    misbehave(args.faults, step, run, "lane")
+                    time.sleep(slow_s)
+                    with lane.rng("dropout"):
+                        truth = torch.tensor(labels, device=device)
+                        loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
+                        loss.backward()
+                    loss = loss.detach()  # its graph holds the model
+                    lane.tally.add(loss=loss.item())
+                    lane.done()
+                misbehave(args.faults, step, run, "further" if number else "update")
+                run.update(max_norm=0.5, lr_factor=schedule.factor)
             if stepped is not None:
                 stepped.optimizer.step()  # it has no gradients: the scheduler wants to have seen it called
                 stepped.step()

@@ -231,6 +231,27 @@ def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path
         proof(nodes.run_dir, STEPS)
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_step_of_several_updates_that_is_cut_short_between_them_costs_no_bit(tmp_path: Path, *, counted: bool):
+    def run(folder: Path, *present: str, kill: bool) -> dict[int, str]:
+        args = ("--updates", "3", *(["--counted"] if counted else []))
+        conf = {"vault": {"inside": 1}}
+        with Nodes(folder, steps=12, copies=len(present) - 1, lanes=4, conf=conf, args=args) as nodes:
+            if kill:
+                nodes.fault(step=5, rank=1, do="kill", at="further")
+            nodes.plan(*present)
+            if kill:
+                nodes.workers["n1"].process.join(60)
+                nodes.kill_worker("n1")
+                nodes.plan(*present)
+            nodes.until_done()
+            assert ("from step 5.1 " in nodes.workers["n0"].text) == (kill and counted), nodes.workers["n0"].text
+            proof(nodes.run_dir, 12)
+            return digests(nodes.run_dir)
+
+    assert run(tmp_path / "killed", "n0", "n1", kill=True) == run(tmp_path / "alone", "n0", kill=False)
+
+
 def test_a_sharded_model_is_gone_before_the_next_generation_builds_its_own(tmp_path: Path):
     with Nodes(tmp_path, steps=STEPS, strategy="fsdp", step_ms=10.0) as nodes:
         nodes.plan("n0", "n1")

@@ -120,6 +120,21 @@ def test_a_step_that_goes_over_its_draws_again_uses_each_of_them_again(tmp_path:
     assert (found.ok, found.samples) == (True, 3 * 10 * 2), found.sentence
 
 
+ROUNDS = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(3):
+        for number in run.updates(2):
+            print("round", number, flush=True)
+"""
+
+
+def test_a_round_of_updates_without_an_update_is_refused(tmp_path: Path):
+    life = start(tmp_path, ROUNDS)
+    assert "run.updates(2) counts its rounds by run.update(), which was called 0 times in one" in life.stderr
+    assert life.stdout.count("round") == 1
+
+
 TALLIES = """
 with elasticrl.runtime.join("job.yaml") as run:
     run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
