@@ -750,6 +750,7 @@ class Run:
             data=self._cursor.describe() if self._cursor else "",
         )
         self._permit(agreed, facts)
+        lived = self._note_first(agreed, parts)
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
             with keeper.vault.gather(
@@ -767,7 +768,7 @@ class Run:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
         elif not (self.progress.count or place.resume or self._begun):
-            self._begin_anew(parts)
+            self._begin_anew(parts, lived)
         else:
             raise CheckpointRefused(
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
@@ -815,13 +816,22 @@ class Run:
         for change in permitted(place, written, facts, allow=self.tree.checkpoint.allow):
             self._say(change.sentence)
 
-    def _begin_anew(self, parts: Parts) -> None:
-        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
-        whole = {name: parts.part(name) for name in (*self._others, "ambient")}
-        if self._first is None:
+    def _note_first(self, agreed: Agreed, parts: Parts) -> bool:
+        """What a beginning anew would begin with, if this is one that nobody has put anything into yet. Returns whether this
+        process has lived through a beginning before.
+        """
+        if self._first is not None:
+            return True
+        if not (agreed.version.step or self.progress.count or self._begun):
+            whole = {name: parts.part(name) for name in (*self._others, "ambient")}
             self._first = {name: deepcopy(p.state_dict()) for name, p in whole.items() if isinstance(p, Plain)}
-            return
-        for name, part in whole.items():
+        return False
+
+    def _begin_anew(self, parts: Parts, lived: bool) -> None:
+        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
+        assert self._first is not None
+        for name in (*self._others, "ambient") if lived else ():
+            part = parts.part(name)
             if isinstance(part, Plain):
                 part.load_state_dict(deepcopy(self._first[name]))
             elif isinstance(part, Emptied):

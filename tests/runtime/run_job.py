@@ -52,6 +52,9 @@ def main() -> None:
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
     options.add_argument("--updates", type=int, default=1, help="in each step")
     options.add_argument("--counted", action="store_true", help="by run.updates")
+    options.add_argument(
+        "--noise", action="store_true", help="each step draws from the generators that belong to no lane"
+    )
     options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
@@ -78,6 +81,7 @@ def main() -> None:
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()
+            noise = torch.rand(()).item() if args.noise else 1.0
             for number in run.updates(args.updates) if args.counted else range(args.updates):
                 for lane in run.lanes():
                     points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
@@ -91,7 +95,8 @@ def main() -> None:
                     lane.tally.add(loss=loss.item())
                     lane.done()
                 misbehave(args.faults, step, run, "further" if number else "update")
-                run.update(max_norm=0.5, lr_factor=schedule.factor)
+                print("update", number, flush=True)
+                run.update(max_norm=0.5, lr_factor=noise * schedule.factor)
             if stepped is not None:
                 stepped.optimizer.step()  # it has no gradients: the scheduler wants to have seen it called
                 stepped.step()

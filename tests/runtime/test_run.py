@@ -205,6 +205,29 @@ def test_whoever_lives_through_a_fault_before_anything_was_kept_begins_anew(tmp_
         proof(nodes.run_dir, STEPS)
 
 
+def test_whoever_took_up_the_beginning_from_others_begins_anew_from_there_too(tmp_path: Path):
+    def at_update(*nodes: str) -> bool:
+        return all("update 0" in gang.workers[node].text.split("elasticrl: generation")[-1] for node in nodes)
+
+    with Nodes(tmp_path / "alone", steps=FEW, copies=0, args=("--noise",)) as nodes:
+        nodes.plan("n0")
+        nodes.until_done()
+        alone = digests(nodes.run_dir)
+    with Nodes(tmp_path / "gang", steps=FEW, args=("--noise",)) as gang:
+        gang.plan("n0", "n1", "n2", tell=False)  # so the first state has no copies, and no update is made
+        gang.until(lambda: at_update("n0", "n1", "n2"), "the first update", 60.0)
+        gang.fault(step=0, rank=0, do="hang", at="update")
+        gang.kill_worker("n1")
+        gang.plan("n0", "n1", "n2")
+        gang.until(lambda: at_update("n1", "n2"), "the first update of who takes it up", 60.0)
+        assert "from step 0.0 " in gang.workers["n1"].text
+        gang.lose("n0")
+        gang.lose("n2")
+        gang.plan("n1", "n3")
+        gang.until_done()
+        assert digests(gang.run_dir) == alone
+
+
 @pytest.mark.parametrize("url", [False, True])
 def test_a_last_save_that_was_due_anyway_is_made_once_and_is_good(tmp_path: Path, *, url: bool):
     where = f"file://{tmp_path}/there" if url else f"{tmp_path}/there"
