@@ -163,7 +163,8 @@ class BufferPart:
             for lane in self._carried()
         }
         head = {"step": buffer.step, "done": list(buffer.done), "facts": dict(buffer.facts)}
-        return {"head": {**head, "ahead_step": buffer.ahead_step, "ahead_version": buffer.ahead_version}, **lanes}
+        head |= {"ahead_step": buffer.ahead_step, "ahead_version": buffer.ahead_version, "ahead_of": buffer.ahead_of}
+        return {"head": head, **lanes}
 
     def prepare(self, values: Mapping[str, Any], /) -> None:
         """Room for the rows of the lanes that are carried now."""
@@ -177,6 +178,7 @@ class BufferPart:
         buffer.step, buffer.done, buffer.facts = int(head["step"]), list(head["done"]), dict(head["facts"])
         buffer.ahead_step = int(head["ahead_step"])
         buffer.ahead_version = int(head.get("ahead_version", -1))  # a checkpoint from before it was written down
+        buffer.ahead_of = str(head.get("ahead_of", ""))  # likewise
         of = self._of(values)
         buffer.ids = {lane: list(its["ids"]) for lane, its in of}
         buffer.ahead_ids = {lane: list(its["ahead_ids"]) for lane, its in of if its["ahead"]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +43,8 @@ class Generator:
         """All samples of this step, for the lanes that lack them."""
         self._land()
         step, buffer = self.run.streams.step, self.run.buffer
+        if buffer.ahead_step == step and buffer.ahead_of not in ("", self._samples(step)):
+            buffer.forget_ahead()
         self._publish()
         for lanes in self._together(lambda lane: buffer.has(lane, ("tokens",))):
             early = {lane: buffer.ahead_ids.get(lane, []) if buffer.ahead_step == step else [] for lane in lanes}
@@ -80,7 +83,7 @@ class Generator:
         buffer, step = self.run.buffer, self.run.streams.step + 1
         if buffer.ahead_step != step:
             buffer.forget_ahead()
-            buffer.ahead_step = step
+            buffer.ahead_step, buffer.ahead_of = step, self._samples(step)
         if self.engine.by_lane:
             self._publish()
             for lanes in self._together(lambda lane: lane in buffer.ahead_ids):
@@ -126,6 +129,10 @@ class Generator:
             found[lane] = cut(samples, slice(at, at + len(requests)))
             at += len(requests)
         return found
+
+    def _samples(self, step: int) -> str:
+        """Stands for what a step is made of, alike on all ranks: the first lane's samples, whoever carries it."""
+        return blake2b(repr(self._requests(step, 0)).encode(), digest_size=8).hexdigest()
 
     def _half(self, step: int, lane: int) -> list[Request]:
         """What is generated ahead: whole groups."""

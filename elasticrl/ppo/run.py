@@ -38,12 +38,14 @@ class Buffer:
     ids: dict[int, list[str]] = field(default_factory=dict)
     ahead_step: int = -1  # what follows is of that step: samples that were generated before it began
     ahead_version: int = -1  # by weights of so many updates
+    ahead_of: str = ""  # of these samples they are half: another batch, or other data, has no use for them
     ahead: dict[int, Rows] = field(default_factory=dict)
     ahead_ids: dict[int, list[str]] = field(default_factory=dict)
 
     def forget_ahead(self) -> None:
         """Nothing was generated ahead."""
-        self.ahead_step, self.ahead_version, self.ahead, self.ahead_ids = -1, -1, {}, {}
+        self.ahead_step, self.ahead_version, self.ahead_of = -1, -1, ""
+        self.ahead, self.ahead_ids = {}, {}
 
     def begin(self, step: int) -> None:
         """Empties it, unless it holds part of this very step; what was generated ahead stays."""
@@ -68,6 +70,7 @@ class Buffer:
             "ids": self.ids,
             "ahead_step": self.ahead_step,
             "ahead_version": self.ahead_version,
+            "ahead_of": self.ahead_of,
             "ahead": self.ahead,
             "ahead_ids": self.ahead_ids,
         }
@@ -78,6 +81,7 @@ class Buffer:
         self.rows = {int(lane): dict(rows) for lane, rows in state["rows"].items()}
         self.ids = {int(lane): list(ids) for lane, ids in state["ids"].items()}
         self.ahead_step, self.ahead_version = int(state["ahead_step"]), int(state["ahead_version"])
+        self.ahead_of = str(state["ahead_of"])
         self.ahead = {int(lane): dict(rows) for lane, rows in state["ahead"].items()}
         self.ahead_ids = {int(lane): list(ids) for lane, ids in state["ahead_ids"].items()}
 

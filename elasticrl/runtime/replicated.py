@@ -133,6 +133,7 @@ class Replicated(Strategy):
         """Takes the hooks out of the model, for the next generation's strategy to put in its own."""
         for hook in self._hooks:
             hook.remove()
+        self._filling.clear()  # they refer to us: without them all rows go at once, and not when Python next looks for circles
 
     def _row(self, bucket: int) -> torch.Tensor:
         """A bucket's row of memory. Zeros, since padding is sent and added too."""

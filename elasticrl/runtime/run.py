@@ -20,6 +20,7 @@ What makes one generation of the runtime is in `_enter`: reach the store, form t
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import time
@@ -40,6 +41,7 @@ from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
 from elasticrl.runtime import notes
 from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
@@ -50,7 +52,7 @@ from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.digest import Digest
+from elasticrl.runtime.digest import Digest, outliers
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
@@ -191,7 +193,8 @@ class Run:
         self._guarded = False
         self._lane: Lane | None = None
         self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
-        self._changed = False  # an update since the newest state that was kept
+        self._changed = False  # an update since the newest state that was kept, after which the step could be taken up
+        self._counted = False  # the step's updates are made in `updates`
         self._worth = True  # whether to keep another state inside of this step, as all ranks know
         self._ending = False  # all ranks know that some of them are asked to end
         self._digest: tuple[Digest, ...] = ()  # of the newest version, this rank's part
@@ -243,7 +246,7 @@ class Run:
         """Several models that are updated together, each with its optimizer: actor=(model, AdamW()), critic=..."""
         self._check_open("train")
         for name, (model, optimizer) in roles.items():
-            self._roles[name] = role = Trained(model, rules(optimizer, model))
+            self._roles[name] = role = Trained(model, rules(optimizer, model), Buffers(name))
             if isinstance(model, torch.nn.Module):
                 check_rules(name, model, role.rule_of)
             if isinstance(optimizer, torch.optim.Optimizer):
@@ -290,6 +293,20 @@ class Run:
     def lanes(self) -> Iterator[Lane]:
         """The lanes that this rank carries now, one after the other."""
         yield from self._pass_over("model")
+
+    def updates(self, count: int) -> Iterator[int]:
+        """The updates of a step that has several, by number, each to end with `run.update()`. After a fault the step comes
+        again from its first one that is not whole everywhere, where others make all of a step again: states between them are
+        kept (`vault.inside`). The body runs from its top then, so what is registered changes after the updates, not before.
+        """
+        while self._cut is None and self.progress.update < count:
+            self._counted, number = True, self.progress.update
+            yield number
+            if self._cut is None and self.progress.update != number + 1:
+                made = self.progress.update - number
+                raise Misuse(
+                    f"run.updates({count}) counts its rounds by run.update(), which was called {made} times in one."
+                )
 
     def update(
         self, *, scale: float | None = None, max_norm: float | None = None, lr_factor: float = 1.0
@@ -381,15 +398,16 @@ class Run:
         yield from self._pass_over(role)
 
     def update_all(
-        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool = True
+        self, *, scale: float = 1.0, max_norm: float | None = None, lr_factor: float = 1.0, keeps: bool | None = None
     ) -> Mapping[str, Reduced] | None:
         """One version of all roles: none applies before all of them are reduced everywhere. Without `keeps` the state after it
-        is none that the step could be taken up from, and is not kept.
+        is none that the step could be taken up from, and is not kept. None: it is one inside of `updates` only, as a body that
+        does not know how many updates are made would make them all once more.
         """
         try:
             self._raise_cut()
             found = self._update(scale, max_norm, lr_factor)
-            self._changed = keeps
+            self._changed = self._counted if keeps is None else keeps
             return found
         except GangError as error:
             if not self._cut_by(error) or self._guarded:
@@ -562,6 +580,7 @@ class Run:
         self._fill(place, agreed, kept)
         self._limit = self._asked or (self._cursor.steps if self._cursor else None)
         self._check_alike(agreed)  # before anything is published, which would make them alike
+        self._check_buffers()
         for role in self._roles.values():
             role.live.publish()
         self.timeline.mark("publish")
@@ -637,19 +656,34 @@ class Run:
         count = self._counts.get(agreed.version) if agreed.remembered else None
         self._counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
         kept: set[str] = set()
+        held = self._let_go(count)
         for name, role in self._roles.items():
-            before = role.strategy.shard if role.strategy is not None and count is not None else None
-            held = before if before is not None and count in before.held else None
-            if role.strategy is not None:
-                role.strategy.close()
-            role.strategy = self._strategy(name, role, leaves, place.rank, held)
-            if held is not None and role.strategy.shard is held and count is not None:
-                held.go_to(count)
+            shard = held.pop(name, None)
+            role.strategy = self._strategy(name, role, leaves, place.rank, shard)
+            if shard is not None and role.strategy.shard is shard and count is not None:
+                shard.go_to(count)
                 kept.add(name)
         if not self._told_close and any(isinstance(role.strategy, Zero) for role in self._roles.values()):
             self._told_close = True
             self._say(CLOSE)
         return kept
+
+    def _let_go(self, count: int | None) -> dict[str, Shard]:
+        """Ends the last generation's strategies, all before a new one is built: with a sharded model there would be two of it
+        in memory. Returns the roles' shards that have the state after `count` updates.
+        """
+        held: dict[str, Shard] = {}
+        built = False
+        for name, role in self._roles.items():
+            if role.strategy is not None:
+                if count is not None and count in role.strategy.shard.held:
+                    held[name] = role.strategy.shard
+                built = built or not isinstance(role.given, torch.nn.Module)
+            role.let_go()
+        self._turning, self._parts = None, Parts()
+        if built:
+            gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
+        return held
 
     def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
         """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind."""
@@ -716,6 +750,7 @@ class Run:
             data=self._cursor.describe() if self._cursor else "",
         )
         self._permit(agreed, facts)
+        lived = self._note_first(agreed, parts)
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
             with keeper.vault.gather(
@@ -733,7 +768,7 @@ class Run:
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
         elif not (self.progress.count or place.resume or self._begun):
-            self._begin_anew(parts)
+            self._begin_anew(parts, lived)
         else:
             raise CheckpointRefused(
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
@@ -781,13 +816,22 @@ class Run:
         for change in permitted(place, written, facts, allow=self.tree.checkpoint.allow):
             self._say(change.sentence)
 
-    def _begin_anew(self, parts: Parts) -> None:
-        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
-        whole = {name: parts.part(name) for name in (*self._others, "ambient")}
-        if self._first is None:
+    def _note_first(self, agreed: Agreed, parts: Parts) -> bool:
+        """What a beginning anew would begin with, if this is one that nobody has put anything into yet. Returns whether this
+        process has lived through a beginning before.
+        """
+        if self._first is not None:
+            return True
+        if not (agreed.version.step or self.progress.count or self._begun):
+            whole = {name: parts.part(name) for name in (*self._others, "ambient")}
             self._first = {name: deepcopy(p.state_dict()) for name, p in whole.items() if isinstance(p, Plain)}
-            return
-        for name, part in whole.items():
+        return False
+
+    def _begin_anew(self, parts: Parts, lived: bool) -> None:
+        """Nothing was kept yet: whoever lived through a fault of the very first step is put back to the beginning too."""
+        assert self._first is not None
+        for name in (*self._others, "ambient") if lived else ():
+            part = parts.part(name)
             if isinstance(part, Plain):
                 part.load_state_dict(deepcopy(self._first[name]))
             elif isinstance(part, Emptied):
@@ -811,6 +855,27 @@ class Run:
                     "which seeds the generators from job.seed, and from nothing that differs between ranks."
                 )
 
+    def _check_buffers(self) -> None:
+        """No rank has built other buffers than the others, nor have they changed here."""
+        plain = [part.state_dict() for part in self._others.values() if isinstance(part, Plain)]
+        tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
+        registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
+        mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
+        if not any(mine.values()):
+            return
+        told = exchange(self._gang_now, mine)
+        for name, theirs in mine.items():
+            odd = outliers([int(one[name] or "0", 16) for one in told])
+            if not odd:
+                continue
+            who = f"{name} of rank {', '.join(map(str, odd))}"
+            self._say(f"the buffers of {who} of generation {self.generation} are not those of the others")
+            if self.rank in odd:
+                raise Misuse(
+                    f"The ranks built different buffers ({who}; here {theirs or 'none'}). Nobody restores buffers: build "
+                    "models from the same files on all nodes, and from nothing else that differs between ranks."
+                )
+
     def _leave(self) -> None:
         if self._seat is not None:
             self._seat.on_order(None)
@@ -829,7 +894,7 @@ class Run:
         self._poll()
         step = Step(self.progress.step)
         step._run = self  # noqa: SLF001
-        self._used = []
+        self._used, self._counted = [], False
         self._hold().loose()
         return step
 
@@ -838,6 +903,8 @@ class Run:
         progress = self.progress
         if self._lane is not None:
             raise Misuse(f"lane {self._lane.index} was not done(): call lane.done() after its backward pass.")
+        for role in self._roles.values():
+            role.buffers.check()
         if self._cursor is not None:
             self._cursor.advance(progress.step, self._cursor.walk.draws - 1)
         self._settle_votes()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import Rule, follow
@@ -34,6 +35,7 @@ class Trained:
 
     given: torch.nn.Module | Build
     rule_of: Callable[[str], Rule]
+    buffers: Buffers
     strategy: Strategy | None = None
 
     @property
@@ -51,6 +53,13 @@ class Trained:
             return live.model
         assert isinstance(self.given, torch.nn.Module)
         return self.given
+
+    def let_go(self) -> None:
+        """The generation is over: nothing of what it computed with is kept here."""
+        if self.strategy is not None:
+            self.strategy.close()
+        self.strategy = None
+        self.buffers.end()
 
 
 class Settings:

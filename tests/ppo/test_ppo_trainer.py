@@ -325,6 +325,26 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
     assert (set(uses.values()), len(uses)) == ({1}, 3 * 2 * 32)
 
 
+@pytest.mark.parametrize("batch", [32, 48])
+def test_what_was_generated_ahead_for_another_batch_is_generated_anew(folders, batch):
+    trainer, run = job(folders["qwen2"], overlap=True)
+    trainer.step(0)
+    ahead = {name for ids in run.buffer.ahead_ids.values() for name in ids}
+    later, anew = job(folders["qwen2"], overlap=True, ppo=settings(batch=batch))
+    anew.buffer.load_state_dict(run.buffer.state_dict())
+    asked, generate = set(), later.engine.generate
+
+    def spy(requests, *, version):
+        asked.update(request.id for request in requests)
+        return generate(requests, version=version)
+
+    later.engine.generate = spy
+    later.step(1)
+    wanted = {lane: [name for name, _ in later.feed(1, lane)] for lane in anew.lanes}
+    assert anew.buffer.ids == wanted
+    assert bool(ahead & asked) == (batch != 32)
+
+
 def test_samples_that_are_ahead_are_kept_with_the_version_of_the_weights_that_made_them():
     rows = {1: {"tokens": torch.arange(6).reshape(2, 3)}}
     part = BufferPart(

@@ -3,7 +3,7 @@
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
     {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
-     "at": "lane" | "update" | "after"}
+     "at": "lane" | "update" | "further" | "after"}
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,16 @@ from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.run import Run
 
+built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
 
 
 def sharded(mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
+    print("built beside", sum(model() is not None for model in built), flush=True)
     model = fresh().to(mesh.device_type)
+    built.append(weakref.ref(model))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -46,19 +50,27 @@ def main() -> None:
     options.add_argument("--faults", default="")
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
-    options.add_argument("--unlike", choices=("model", "data"), help="each process has another one")
+    options.add_argument("--updates", type=int, default=1, help="in each step")
+    options.add_argument("--counted", action="store_true", help="by run.updates")
+    options.add_argument(
+        "--noise", action="store_true", help="each step draws from the generators that belong to no lane"
+    )
+    options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
         content = str(os.getpid()) if args.unlike == "data" else ""
+        seed, turns = run.tree.job.seed, args.updates
         cursor = Cursor(
-            Walk(name="points", content=content, size=1000, lanes=lanes, per_lane=ROWS, seed=run.tree.job.seed)
+            Walk(name="points", content=content, size=1000, lanes=lanes, per_lane=ROWS, turns=turns, seed=seed)
         )
         schedule = Warmup()
         device = run.context.device
         model = sharded if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
+        if args.unlike == "buffer":
+            model.register_buffer("scale", torch.tensor(os.getpid()))
         stepped: Any = None
         if args.torch:
             adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -69,18 +81,22 @@ def main() -> None:
         told = 0
         for step in run.steps(args.steps):
             begun = time.monotonic()
-            for lane in run.lanes():
-                points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
-                misbehave(args.faults, step, run, "lane")
-                time.sleep(slow_s)
-                with lane.rng("dropout"):
-                    said = run.model(torch.stack(points).to(device))
-                    loss = nn.functional.cross_entropy(said, torch.tensor(labels, device=device))
-                    loss.backward()
-                lane.tally.add(loss=loss.item())
-                lane.done()
-            misbehave(args.faults, step, run, "update")
-            run.update(max_norm=0.5, lr_factor=schedule.factor)
+            noise = torch.rand(()).item() if args.noise else 1.0
+            for number in run.updates(args.updates) if args.counted else range(args.updates):
+                for lane in run.lanes():
+                    points, labels = zip(*(data(sample.index) for sample in lane.ids()), strict=True)
+                    misbehave(args.faults, step, run, "lane")
+                    time.sleep(slow_s)
+                    with lane.rng("dropout"):
+                        truth = torch.tensor(labels, device=device)
+                        loss = nn.functional.cross_entropy(run.model(torch.stack(points).to(device)), truth)
+                        loss.backward()
+                    loss = loss.detach()  # its graph holds the model
+                    lane.tally.add(loss=loss.item())
+                    lane.done()
+                misbehave(args.faults, step, run, "further" if number else "update")
+                print("update", number, flush=True)
+                run.update(max_norm=0.5, lr_factor=noise * schedule.factor)
             if stepped is not None:
                 stepped.optimizer.step()  # it has no gradients: the scheduler wants to have seen it called
                 stepped.step()

@@ -1,6 +1,8 @@
 """The parts of an exact update, each in one process: rules, sums, digests, streams, and what is refused."""
 
+import gc
 import random
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -188,6 +190,21 @@ def test_an_update_that_is_given_up_leaves_everything_as_it_was_and_can_be_made_
         strategy.seal()
         outcomes.append((strategy.digest(), strategy.shard.version))
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_strategy_that_is_closed_and_let_go_of_is_gone_at_once():
+    model = fresh().eval()
+    strategy = replicated(model)
+    for turn in strategy.turns[:3]:
+        lane(strategy, turn, model)
+    gone = weakref.ref(strategy)
+    gc.disable()
+    try:
+        strategy.close()
+        del strategy
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_sealed_version_stays_unchanged_through_the_next_update():

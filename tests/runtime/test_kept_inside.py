@@ -21,7 +21,7 @@ with elasticrl.runtime.join("job.yaml") as run:
         with step:
             time.sleep(how["pause_s"])  # stands for work: what a state may cost is a part of the time since the last
             run.keep(always=how["always"])
-            for number in range(3):
+            for number in run.updates(3):
                 for lane in run.lanes():
                     run.model(torch.ones(4, 1000)).mean().backward()
                     time.sleep(how["pause_s"])

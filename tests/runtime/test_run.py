@@ -205,6 +205,29 @@ def test_whoever_lives_through_a_fault_before_anything_was_kept_begins_anew(tmp_
         proof(nodes.run_dir, STEPS)
 
 
+def test_whoever_took_up_the_beginning_from_others_begins_anew_from_there_too(tmp_path: Path):
+    def at_update(*nodes: str) -> bool:
+        return all("update 0" in gang.workers[node].text.split("elasticrl: generation")[-1] for node in nodes)
+
+    with Nodes(tmp_path / "alone", steps=FEW, copies=0, args=("--noise",)) as nodes:
+        nodes.plan("n0")
+        nodes.until_done()
+        alone = digests(nodes.run_dir)
+    with Nodes(tmp_path / "gang", steps=FEW, args=("--noise",)) as gang:
+        gang.plan("n0", "n1", "n2", tell=False)  # so the first state has no copies, and no update is made
+        gang.until(lambda: at_update("n0", "n1", "n2"), "the first update", 60.0)
+        gang.fault(step=0, rank=0, do="hang", at="update")
+        gang.kill_worker("n1")
+        gang.plan("n0", "n1", "n2")
+        gang.until(lambda: at_update("n1", "n2"), "the first update of who takes it up", 60.0)
+        assert "from step 0.0 " in gang.workers["n1"].text
+        gang.lose("n0")
+        gang.lose("n2")
+        gang.plan("n1", "n3")
+        gang.until_done()
+        assert digests(gang.run_dir) == alone
+
+
 @pytest.mark.parametrize("url", [False, True])
 def test_a_last_save_that_was_due_anyway_is_made_once_and_is_good(tmp_path: Path, *, url: bool):
     where = f"file://{tmp_path}/there" if url else f"{tmp_path}/there"
@@ -231,6 +254,37 @@ def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path
         proof(nodes.run_dir, STEPS)
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_step_of_several_updates_that_is_cut_short_between_them_costs_no_bit(tmp_path: Path, *, counted: bool):
+    def run(folder: Path, *present: str, kill: bool) -> dict[int, str]:
+        args = ("--updates", "3", *(["--counted"] if counted else []))
+        conf = {"vault": {"inside": 1}}
+        with Nodes(folder, steps=12, copies=len(present) - 1, lanes=4, conf=conf, args=args) as nodes:
+            if kill:
+                nodes.fault(step=5, rank=1, do="kill", at="further")
+            nodes.plan(*present)
+            if kill:
+                nodes.workers["n1"].process.join(60)
+                nodes.kill_worker("n1")
+                nodes.plan(*present)
+            nodes.until_done()
+            assert ("from step 5.1 " in nodes.workers["n0"].text) == (kill and counted), nodes.workers["n0"].text
+            proof(nodes.run_dir, 12)
+            return digests(nodes.run_dir)
+
+    assert run(tmp_path / "killed", "n0", "n1", kill=True) == run(tmp_path / "alone", "n0", kill=False)
+
+
+def test_a_sharded_model_is_gone_before_the_next_generation_builds_its_own(tmp_path: Path):
+    with Nodes(tmp_path, steps=STEPS, strategy="fsdp", step_ms=10.0) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_new(2)
+        nodes.kill_worker("n1")
+        nodes.plan("n0", "n1")
+        nodes.until_new(1)
+        assert re.findall(r"built beside (\d)", nodes.workers["n0"].text) == ["0", "0"]
+
+
 def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=STEPS, step_ms=10.0) as nodes:
         nodes.plan("n0", "n1")
@@ -247,6 +301,7 @@ def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):
     [
         ("model", "The ranks built different models"),
         ("data", r"The ranks have different data \(rank 0 has .*; rank 1 has"),
+        ("buffer", r"The ranks built different buffers \(model of rank 0, 1; here [0-9a-f]+\)"),
     ],
 )
 def test_ranks_that_do_not_begin_alike_are_told_so(tmp_path: Path, what: str, said: str):

@@ -120,6 +120,21 @@ def test_a_step_that_goes_over_its_draws_again_uses_each_of_them_again(tmp_path:
     assert (found.ok, found.samples) == (True, 3 * 10 * 2), found.sentence
 
 
+ROUNDS = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(3):
+        for number in run.updates(2):
+            print("round", number, flush=True)
+"""
+
+
+def test_a_round_of_updates_without_an_update_is_refused(tmp_path: Path):
+    life = start(tmp_path, ROUNDS)
+    assert "run.updates(2) counts its rounds by run.update(), which was called 0 times in one" in life.stderr
+    assert life.stdout.count("round") == 1
+
+
 TALLIES = """
 with elasticrl.runtime.join("job.yaml") as run:
     run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
@@ -231,3 +246,48 @@ def test_the_state_before_all_updates_is_kept_aside_until_one_is_sealed(tmp_path
         "first False",
         "first False",
     ]
+
+
+BUFFERS = """
+import sys
+
+class Model(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.core = torch.nn.Linear(2, 2)
+        self.seen = torch.nn.Module()
+        self.seen.register_buffer("count", torch.zeros(()))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def forward(self, x):
+        if self.kind == "counts" or (self.kind == "trains" and self.training):
+            self.seen.count += 1
+        elif self.kind == "uncounted":
+            self.seen.count.data += 1  # as BatchNorm's kernel does: torch does not tell that it was written to
+        elif self.kind == "grows":
+            self.register_buffer("table", torch.arange(4.0 + len(self.table)), persistent=False)
+        return self.core(x)
+
+kind, *how = sys.argv[1:]
+model = Model(kind)
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=model, optimizer=SGD(lr=0.1), **({"seen": model.seen} if "registered" in how else {}))
+    model.train("eval" not in how)
+    for step in run.steps(6):
+        for lane in run.lanes():
+            run.model(torch.ones(2)).sum().backward()
+            lane.done()
+        run.update()
+"""
+
+
+@pytest.mark.parametrize("kind", ["counts", "trains", "uncounted"])
+def test_a_buffer_that_changes_is_refused_by_its_name(tmp_path: Path, kind: str):
+    assert "Misuse: The buffer seen.count of model has changed" in start(tmp_path, BUFFERS, kind).stderr
+
+
+@pytest.mark.parametrize("how", [("counts", "registered"), ("trains", "eval"), ("grows",)])
+def test_a_buffer_that_stays_or_is_registered_or_is_a_cache_that_grows_is_not(tmp_path: Path, how: Sequence[str]):
+    life = start(tmp_path, BUFFERS, *how)
+    assert life.returncode == 0, life.stderr

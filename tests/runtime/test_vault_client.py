@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -69,6 +70,16 @@ def test_what_is_kept_is_the_state_at_the_time_whatever_happens_after_it_was_tak
     assert sorted(found) == [7, 8, 9]
     for step, tensor in found.items():
         assert torch.equal(tensor, torch.full((100_000,), float(step)))
+    vault.close()
+
+
+def test_the_tensors_of_a_snapshot_that_is_sealed_are_held_no_longer(tmp_path: Path):
+    vault = Vault(tmp_path / "v", job="j", node="n0")
+    weights = torch.zeros(100)
+    gone = weakref.ref(weights)
+    one(vault, 0, content(weights)).wait_sealed(5)
+    del weights
+    until(lambda: gone() is None, "the tensors to be let go of", 5.0)
     vault.close()
 
 

@@ -251,6 +251,7 @@ class Vault:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+            del work  # and with it what it has kept, which would stay until the next comes
 
     def _keep(self, ticket: Ticket, content: Content, ready: "torch.cuda.Event | None") -> None:
         stamp, table = ticket.stamp, content.table
