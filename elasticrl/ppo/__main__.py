@@ -175,8 +175,9 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
     data = given.load(
-        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, keep=kept_tokens(base)
-    )
+        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=models.ends(path, tokenizer),
+        keep=kept_tokens(base),
+    )  # fmt: skip
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
