@@ -88,7 +88,9 @@ class Emptied(Protocol):
 
 
 class Diverged(RuntimeError):
-    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
+    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption, or frozen ones
+    that were read from other files.
+    """
 
 
 class NotFinite(RuntimeError):

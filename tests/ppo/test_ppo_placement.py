@@ -2,7 +2,9 @@
 
 import json
 import random
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from gang_kit import Nodes
 
-from elasticrl.ppo import tiny
+from elasticrl.config.training import Lora, Model
+from elasticrl.ppo import models, tiny
+from elasticrl.ppo.frozen import Word, checksum, odd
 from elasticrl.ppo.idle import Idle
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
@@ -73,6 +77,53 @@ def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plai
     }  # fmt: skip
     found, _ = trained(tmp_path, conf, "n0", "n1", "n2", placement=placement, kill="n1")
     assert found == plain[0]
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_a_node_that_reads_another_reference_is_named_and_left_out(tmp_path: Path, conf, plain, strategy: str):
+    ref = tmp_path / "ref"
+    shutil.copytree(conf["model"]["path"], ref)
+    conf = {**conf, "model": {**conf["model"], "ref_path": str(ref)}, "placement": {"ref": {"strategy": strategy}}}
+    with Nodes(tmp_path, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=1) as gang:
+        gang.plan("n0", "n1")
+        gang.until_sealed(1)
+        gang.kill_worker("n1")
+        tiny.write(ref, hidden=32, layers=2, seed=1)  # as a hub whose model was changed
+        gang.plan("n0", "n1")
+        who = "rank 1 (n1)" if strategy == "replicated" else "rank 0 (n0), rank 1 (n1)"  # where all read it again
+        said = f"of ref, read from {ref}, are not alike on all ranks: others than the job has computed with on {who}."
+        for worker in (gang.workers["n0"], gang.workers["n1"]):
+            gang.until(lambda worker=worker: said in worker.text, said, 60.0)
+        gang.workers["n1"].process.join(60)
+        if strategy == "fsdp":
+            assert "Misuse: The frozen weights" in gang.workers["n1"].text
+            return
+        assert "Diverged: The frozen weights" in gang.workers["n1"].text
+        gang.lose("n1")
+        gang.plan("n0")
+        gang.until_done()
+        assert dict(read(gang.run_dir).steps) == plain[0]
+
+
+def test_the_base_under_adapters_is_compared_and_what_trains_is_not(conf):
+    path, config = conf["model"]["path"], Model(lora=Lora(rank=2))
+    sums = [checksum(models.actor(config, path, seed=seed)) for seed in (0, 1)]
+    assert sums[0] == sums[1] is not None
+    other = models.actor(config, path, seed=0)
+    next(p for p in other.parameters() if not p.requires_grad).data.view(-1)[5] += 1e-3
+    assert checksum(other) != sums[0]
+    assert checksum(models.actor(Model(), path, seed=0)) is None
+
+
+def test_whose_frozen_weights_are_odd_is_said_by_who_has_computed_else_by_most():
+    a, b, c = (Word(node="n", here={"ref": number}, proven={}) for number in (5, 6, 7))
+    old = replace(b, proven={"ref": 6})
+    assert odd([a, a, a]) == {}
+    assert odd([a, a, b]) == {"ref": (2,)}
+    assert odd([a, b]) == {"ref": (0, 1)}
+    assert odd([a, a, old]) == {"ref": (0, 1)}
+    assert odd([replace(a, proven={"ref": 6}), old, c]) == {"ref": (0, 2)}
+    assert odd([replace(a, here={}), b]) == {"ref": (0, 1)}
 
 
 @pytest.mark.slow
