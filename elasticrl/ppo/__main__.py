@@ -114,6 +114,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     scorer = rewards.of(
         tree.reward,
         deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
+        check=lambda: base.check("reward"),
+        waits=lambda: base.waits(alone=True),
         load=lambda name: rewards.RewardModel(
             model=nn.Module()
             if reward_away
