@@ -314,6 +314,7 @@ def idle_of(tree: Tree, trainer: Trainer) -> Idle:
         },
         frozen=("ref", "reward"),
         stands_for={"ref": "actor"} if roles.ref is None and roles.judge is None else {},
+        copies=trainer.idle.copies,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
@@ -143,6 +144,22 @@ def test_what_no_stage_needs_is_away_and_what_trains_is_back_after_each_stage():
         with idle.but(role):
             pass
     assert idle.moves == {"ref": 2, "actor": 2}  # frozen ones stay away until they are needed
+
+
+def test_a_frozen_model_that_is_away_comes_back_in_the_next_generation():
+    ref, reward, anew = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    whole = {model: [p.detach().clone() for p in model.parameters()] for model in (ref, reward, anew)}
+    elsewhere = {"frozen": ("ref", "reward"), "host": "nowhere"}  # so that what is on the CPU is moved, as from a GPU
+    first = Idle({"ref": ref, "reward": reward}, **elsewhere)
+    with first.but("ref"), first.but("actor"):
+        assert not any(p.untyped_storage().nbytes() for model in (ref, reward) for p in model.parameters())
+    second = Idle({"ref": ref, "reward": anew}, copies=first.copies, **elsewhere)  # the reward model was sharded
+    with second.but("actor"):
+        assert second.moves == {"ref": 0, "reward": 1}
+    third = Idle({"ref": ref, "reward": anew}, copies=second.copies, **elsewhere)
+    with third.but("ref+reward"):
+        for model in (ref, anew):
+            assert all(map(torch.equal, model.parameters(), whole[model]))
 
 
 def test_a_fault_in_a_stage_brings_back_what_trains():
