@@ -146,5 +146,6 @@ def layered(model: nn.Module | None, mesh: DeviceMesh) -> nn.Module | None:
 
     for layers in (module for module in (model.modules() if model else ()) if isinstance(module, nn.ModuleList)):
         for layer in layers:
-            fully_shard(layer, mesh=mesh)
+            # By itself: each layer is a root to FSDP2, which leaves roots whole after they have computed.
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     return model.to(mesh.device_type) if model is not None else None

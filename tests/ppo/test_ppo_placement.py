@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+from alone import live
 from gang_kit import Nodes
 
 from elasticrl.config.training import Lora, Model
@@ -160,6 +161,32 @@ def test_a_frozen_model_that_is_away_comes_back_in_the_next_generation():
     with third.but("ref+reward"):
         for model in (ref, anew):
             assert all(map(torch.equal, model.parameters(), whole[model]))
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.frozen import layered
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = layered(models.reference(Model(), sys.argv[1]), DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+with torch.no_grad():
+    model(input_ids=torch.tensor([[1, 2, 3]]))
+kinds = [isinstance(param, DTensor) for layer in model.model.layers for param in layer.parameters()]
+print(len(kinds), "sharded", all(kinds), flush=True)
+"""
+
+
+def test_a_frozen_model_s_layers_are_sharded_again_after_they_have_computed(tmp_path: Path, conf):
+    (tmp_path / "sharded.py").write_text(SHARDED)
+    life = live(tmp_path / "sharded.py", conf["model"]["path"])
+    assert life.returncode == 0, life.stderr
+    assert life.stdout.endswith(" sharded True\n"), life.stdout
 
 
 def test_a_fault_in_a_stage_brings_back_what_trains():
