@@ -18,6 +18,7 @@ import elasticrl
 from elasticrl.ppo import given, guarantee, models, prompts, rewards, sinks
 from elasticrl.ppo.advice import Adviser, Seen, Slowness
 from elasticrl.ppo.elastic import ElasticRun, collective
+from elasticrl.ppo.frozen import Frozen
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.preferences import PreferenceTrainer
 from elasticrl.ppo.report import Comm, Report, Reporter
@@ -91,9 +92,11 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
     run = ElasticRun(base, parts=parts_of(ppo, lanes))
     device = base.context.device
-    built = {name: given_as(strategy_of(tree, name), make, device) for name, make in makers.items()}
-    base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
     frozen = Frozen(tree, device)
+    built = {
+        name: given_as(strategy_of(tree, name), frozen.within(name, make), device) for name, make in makers.items()
+    }
+    base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
     sampling = sampling_of(tree, tokenizer)
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
@@ -111,6 +114,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     scorer = rewards.of(
         tree.reward,
         deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
+        check=lambda: base.check("reward"),
+        waits=lambda: base.waits(alone=True),
         load=lambda name: rewards.RewardModel(
             model=nn.Module()
             if reward_away
@@ -149,6 +154,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         if isinstance(scorer, rewards.RewardModel):
             model = frozen.here("reward", base)
             trainer.scorer = replace(scorer, model=model) if model is not None else scorer
+        frozen.compare(base)
         trainer.idle = idle_of(tree, trainer)
         if isinstance(engine, TorchEngine):
             engine.model = body(trainer.roles.actor)
@@ -170,13 +176,14 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
     run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
     device = base.context.device
-    actor = given_as(strategy_of(tree, "actor"), make, device)
     frozen = Frozen(tree, device)
+    actor = given_as(strategy_of(tree, "actor"), frozen.within("actor", make), device)
     base.train(actor=(actor, rule_of(tree, "actor")))
     answer_tokens = tree.rollout.max_tokens
     data = given.load(
-        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, keep=kept_tokens(base)
-    )
+        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=models.ends(path, tokenizer),
+        keep=kept_tokens(base),
+    )  # fmt: skip
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(
@@ -197,6 +204,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
     def refresh() -> None:
         trainer.roles = replace(trainer.roles, actor=base.role("actor").model, ref=frozen.here("ref", base))
+        frozen.compare(base)
         trainer.idle = idle_of(tree, trainer)
 
     return trainer, refresh
@@ -285,40 +293,6 @@ def at_first(given: nn.Module | Build) -> nn.Module:
     return given if isinstance(given, nn.Module) else nn.Module()
 
 
-class Frozen:
-    """Models that only compute: whole on each worker, or with layers that are sharded, and then built anew for each gang."""
-
-    def __init__(self, tree: Tree, device: str) -> None:
-        self._device = device
-        frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
-        self._sharded = {role for role, placement in frozen.items() if placement.strategy == "fsdp"}
-        self._make: dict[str, Callable[[], nn.Module | None]] = {}
-        self._whole: dict[str, nn.Module | None] = {}
-
-    def model(self, role: str, make: Callable[[], nn.Module | None]) -> nn.Module | None:
-        """It, if it is whole; else how it will be made is remembered."""
-        if role in self._sharded:
-            self._make[role] = make
-            return None
-        made = make()
-        self._whole[role] = made.to(self._device) if made is not None else None
-        return self._whole[role]
-
-    def here(self, role: str, base: Run) -> nn.Module | None:
-        """It, in this generation."""
-        return layered(self._make[role](), base.mesh) if role in self._make else self._whole.get(role)
-
-
-def layered(model: nn.Module | None, mesh: DeviceMesh) -> nn.Module | None:
-    """Its layers sharded. What is around them stays whole: a reward model is asked for its parts, not as one."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layers in (module for module in (model.modules() if model else ()) if isinstance(module, nn.ModuleList)):
-        for layer in layers:
-            fully_shard(layer, mesh=mesh)
-    return model.to(mesh.device_type) if model is not None else None
-
-
 def idle_of(tree: Tree, trainer: Trainer) -> Idle:
     """The roles that are put away while they have nothing to do. DeepSpeed puts away its own."""
     placement, roles = tree.placement, trainer.roles
@@ -340,6 +314,7 @@ def idle_of(tree: Tree, trainer: Trainer) -> Idle:
         },
         frozen=("ref", "reward"),
         stands_for={"ref": "actor"} if roles.ref is None and roles.judge is None else {},
+        copies=trainer.idle.copies,
     )
 
 

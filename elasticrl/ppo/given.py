@@ -6,9 +6,10 @@ a prompt that is too long. Which record comes when is the cursor's affair, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.preferences import Given
@@ -69,15 +70,28 @@ class Feed:
         return found
 
 
-def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int, keep: Path | None = None) -> Answers:
-    """What `data` of the configuration names, for dpo or kto; each answer ends with the end-of-sequence token, which is what
-    the policy should say there. Tokens are kept in the folder `keep`, for the next process that wants them.
+def load(
+    data: Data,
+    tokenizer: Any,
+    *,
+    algorithm: str,
+    answer_tokens: int,
+    ends: Sequence[int] = (),
+    keep: Path | None = None,
+) -> Answers:
+    """What `data` of the configuration names, for dpo or kto; each answer ends with one of the tokens that end one (`ends`, the
+    tokenizer's if empty), which is what the policy should say there. Tokens are kept in the folder `keep`, for the next process
+    that wants them.
     """
+    ends = tuple(ends) or (tokenizer.eos_token_id,)
     found = records(data)
     read = {"dpo": _pair, "kto": _single}[algorithm]
-    work = partial(_told, data=data, tokenizer=tokenizer, read=read, answer_tokens=answer_tokens)
+    work = partial(
+        _told, data=data, tokenizer=tokenizer, read=read, answer_tokens=answer_tokens,
+        ends=ends, turn=turn_end(tokenizer, ends),
+    )  # fmt: skip
     fields = (data.prompt, data.chosen, data.rejected, data.completion, data.label)
-    settings = (algorithm, answer_tokens, *fields, data.chat_template, data.max_prompt)
+    settings = (algorithm, answer_tokens, ends, *fields, data.chat_template, data.max_prompt)
     rows = table(found, work, data, keep=keep, name=name_of(found, tokenizer, *settings))
     if not len(rows):
         raise DataError(
@@ -85,6 +99,21 @@ def load(data: Data, tokenizer: Any, *, algorithm: str, answer_tokens: int, keep
             f"{answer_tokens} ({rows.left_out} were left out); raise data.max_prompt or rollout.max_tokens"
         )
     return Answers(rows, algorithm)
+
+
+def turn_end(tokenizer: Any, ends: Sequence[int]) -> int:
+    """Which of `ends` the chat template puts after an assistant's answer; the tokenizer's if it puts none."""
+    if len(ends) > 1 and tokenizer.chat_template is not None:
+        one, other = (
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": "0"}, {"role": "assistant", "content": answer}], tokenize=True
+            )["input_ids"]
+            for answer in "01"
+        )
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
+        after = [token for token, _ in alike if token in ends]  # from the last on
+        return int(after[-1] if after else tokenizer.eos_token_id)
+    return int(tokenizer.eos_token_id)
 
 
 def _told(
@@ -95,10 +124,15 @@ def _told(
     tokenizer: Any,
     read: Callable[[Record, int, Data], tuple[tuple[str, ...], Row]],
     answer_tokens: int,
+    ends: Sequence[int],
+    turn: int,
 ) -> Row | None:
-    prompt = encode(_field(record, data.prompt, "prompt", place, data), tokenizer, chat=data.chat_template)
+    asked = _field(record, data.prompt, "prompt", place, data)
+    prompt = encode(asked, tokenizer, chat=data.chat_template)
     texts, more = read(record, place, data)
-    answers = tuple((*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id) for text in texts)
+    end = tokenizer.eos_token_id if isinstance(asked, str) and not data.chat_template else turn
+    tokens = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    answers = tuple(answer if answer and answer[-1] in ends else (*answer, end) for answer in tokens)
     if not 0 < len(prompt) <= data.max_prompt or max(map(len, answers)) > answer_tokens:
         return None
     return (prompt, *answers, *more)

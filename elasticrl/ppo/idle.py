@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
     """One storage on the device, and its bytes on the host."""
 
     storage: torch.UntypedStorage
@@ -36,12 +36,19 @@ class Idle:
         *,
         frozen: Collection[str] = (),
         stands_for: Mapping[str, str] | None = None,
+        copies: Mapping[nn.Module, list[Waiting]] | None = None,
+        host: str = "cpu",
     ) -> None:
-        """`stands_for`: which role's model is used for one that has none of its own."""
-        self._models, self._frozen = models, frozen
+        """`stands_for`: which role's model is used for one that has none of its own. `copies`: those of the generation before,
+        whose frozen models may be away, and then have nothing else. `host`: the kind of device that nothing is moved from.
+        """
+        self._models, self._frozen, self._host = models, frozen, host
         self._stands_for = {"rollout": "actor", **(stands_for or {})}
-        self._copies: dict[str, list[_Waiting]] = {}  # of frozen roles, for good
-        self._away: dict[str, list[_Waiting]] = {}
+        here = {model: role for role, model in models.items()}
+        self.copies = {model: its for model, its in (copies or {}).items() if model in here}  # of frozen ones, for good
+        self._away = {
+            here[model]: its for model, its in self.copies.items() if any(not one.storage.nbytes() for one in its)
+        }
         self.moves: dict[str, int] = dict.fromkeys(models, 0)  # how often each was put away
 
     @contextmanager
@@ -63,9 +70,10 @@ class Idle:
 
     def _put(self, role: str) -> None:
         self.moves[role] += 1
-        copies = self._copies.get(role) or [_copy(storage) for storage in _storages(self._models[role])]
+        model = self._models[role]
+        copies = self.copies.get(model) or [_copy(storage) for storage in _storages(model, self._host)]
         if role in self._frozen:
-            self._copies[role] = copies
+            self.copies[model] = copies
         for storage, _ in copies:
             storage.resize_(0)
         self._away[role] = copies
@@ -76,19 +84,19 @@ class Idle:
             _bytes(storage).copy_(host)
 
 
-def _storages(model: nn.Module) -> list[torch.UntypedStorage]:
-    """What a model keeps on a device, each once."""
+def _storages(model: nn.Module, host: str) -> list[torch.UntypedStorage]:
+    """What a model keeps on devices of another kind than `host`, each once."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         storage = local.detach().untyped_storage()
-        if storage.device.type != "cpu" and storage.nbytes():
+        if storage.device.type != host and storage.nbytes():
             found[storage.data_ptr()] = storage
     return list(found.values())
 
 
-def _copy(storage: torch.UntypedStorage) -> _Waiting:
-    return _Waiting(storage=storage, host=_bytes(storage).to("cpu", copy=True))
+def _copy(storage: torch.UntypedStorage) -> Waiting:
+    return Waiting(storage=storage, host=_bytes(storage).to("cpu", copy=True))
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elasticrl.config.training import Lora, Model
 
 HEAD_FILE = "value_head.safetensors"
+GENERATION_FILE = "generation_config.json"
 
 
 class ModelError(ValueError):
@@ -59,6 +60,17 @@ def tokenizer(path: str) -> Any:
     if found.pad_token_id is None:
         found.pad_token = found.eos_token
     return found
+
+
+def ends(path: str, tokens: Any) -> tuple[int, ...]:
+    """The tokens that end an answer: the tokenizer's, and those of the model's GenerationConfig; a chat's turn may end with
+    another one (Gemma, Phi-3).
+    """
+    # Asked for by itself: a hub that is not reached must be an error, and not a model without such a file.
+    file = transformers.utils.hub.cached_file(path, GENERATION_FILE, _raise_exceptions_for_missing_entries=False)
+    named = transformers.GenerationConfig.from_pretrained(path).eos_token_id if file is not None else None
+    more = [named] if isinstance(named, int) else named or ()
+    return tuple(dict.fromkeys((tokens.eos_token_id, *more)))
 
 
 def actor(model: Model, path: str, *, seed: int) -> nn.Module:

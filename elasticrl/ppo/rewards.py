@@ -11,11 +11,13 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 
 MAX_REPLY = 64 << 20
+TURN_S = 0.05  # between looks whether somebody wants us elsewhere
+SIGN_S = 0.5  # between signs that this worker waits: two are well within `timeouts.floor`
 Score = float | list[float]
 Judge = Callable[[str, Sequence[Rows]], list[torch.Tensor]]  # a role elsewhere, asked about blocks
 
@@ -154,45 +158,85 @@ class RewardModel:
 class Endpoint:
     """An HTTP endpoint: POST {"answers": [...]}, answered with {"scores": [...]}.
 
-    One request has `timeout_s`; all tries together `deadline_s`. What may heal (no connection, a timeout, 429, 5xx) is tried
-    again; what will not (4xx, a wrong number of scores) is an error at once.
+    One request has `timeout_s`; all tries of all that is asked since `begin` together `deadline_s`. What may heal (no
+    connection, a timeout, 429, 5xx) is tried again; what will not (4xx, a wrong number of scores) is an error at once. It is
+    asked in a thread of its own: the training thread turns on `check`, which raises if somebody wants us elsewhere, and says
+    with `waits` that it waits and does not hang.
     """
 
     url: str
     timeout_s: float = 10.0
     retries: int = 3
     deadline_s: float = 60.0
+    check: Callable[[], None] = lambda: None
+    waits: Callable[[], None] = lambda: None
+    ends: float | None = None  # on the monotonic clock; None: `deadline_s` from when it is asked
+
+    def begin(self) -> Endpoint:
+        """The same for a stage, whose deadline begins now: lanes are asked about one after the other."""
+        return replace(self, ends=time.monotonic() + self.deadline_s)
 
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         """What the endpoint says. Call it once for a sample, and keep the answer."""
         if not answers:
             return []
         start = time.monotonic()
+        ends = self.ends or start + self.deadline_s
         asked = [asdict(answer) for answer in answers]
         body = json.dumps({"answers": asked}, default=str).encode()  # a record may have dates and the like
-        ask = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_heal),
-            stop=tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(self.deadline_s),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-            reraise=True,
-        )
-        try:
-            reply = ask(self._post, body, start)
-        except OSError as error:
-            spent = f"{ask.statistics['attempt_number']} tries in {time.monotonic() - start:.1f} s"
-            raise RewardError(
-                f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, or raise reward.timeout"
-            ) from error
+        reply = self._turning(lambda gone: self._ask(body, start, ends, gone))
         if not isinstance(reply, dict) or "scores" not in reply:
             raise RewardError(f'reward endpoint {self.url} must answer {{"scores": [...]}}, not {str(reply)[:200]}')
         return checked(f"reward endpoint {self.url}", reply["scores"], answers)
 
-    def _post(self, body: bytes, start: float) -> Any:
-        left = max(self.deadline_s - (time.monotonic() - start), 0.001)
+    def _turning(self, work: Callable[[threading.Event], Any]) -> Any:
+        """What `work` returns or raises; its waits have deadlines of their own. It is told when nobody waits for it."""
+        found: Future[Any] = Future()
+        gone = threading.Event()
+
+        def working() -> None:
+            try:
+                found.set_result(work(gone))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                found.set_exception(error)
+
+        threading.Thread(target=working, name="reward", daemon=True).start()
+        sign = time.monotonic() + SIGN_S
+        try:
+            while not wait([found], TURN_S).done:
+                self.check()
+                if time.monotonic() > sign:
+                    sign += SIGN_S
+                    self.waits()
+            return found.result()
+        finally:
+            gone.set()
+
+    def _ask(self, body: bytes, start: float, ends: float, gone: threading.Event) -> Any:
+        """Again and again, until it answers or it is time to end."""
+        enough = tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(ends - start)
+        ask = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_heal),
+            stop=enough | tenacity.stop_when_event_set(gone),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+            sleep=tenacity.sleep_using_event(gone),
+            reraise=True,
+        )
+        try:
+            return ask(self._post, body, start, ends)
+        except OSError as error:
+            spent = f"{ask.statistics['attempt_number']} tries in {time.monotonic() - start:.1f} s"
+            raise RewardError(
+                f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, or raise reward.timeout, "
+                "reward.retries or timeouts.phase.reward, which all lanes of a worker have together"
+            ) from error
+
+    def _post(self, body: bytes, start: float, ends: float) -> Any:
+        left = max(ends - time.monotonic(), 0.001)
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked by config
         try:
             with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
-                text = self._read(reply, start)
+                text = self._read(reply, start, ends)
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection, and would for as long as somebody remembers the error
             raise
@@ -205,13 +249,13 @@ class Endpoint:
                 f"reward endpoint {self.url} answered something that is not JSON: {text[:200]!r}"
             ) from error
 
-    def _read(self, reply: Any, start: float) -> bytes:
+    def _read(self, reply: Any, start: float, ends: float) -> bytes:
         """Piece by piece: a timeout is per read, and an endpoint may drip for ever."""
         text, length = b"", reply.length  # None if it was not told
         while part := reply.read1(1 << 16):
             text += part
-            spent = time.monotonic() - start
-            if spent > self.deadline_s or len(text) > MAX_REPLY:
+            spent = (now := time.monotonic()) - start
+            if now > ends or len(text) > MAX_REPLY:
                 raise RewardError(f"reward endpoint {self.url} sent {len(text)} bytes in {spent:.1f} s and no end")
         if length is not None and len(text) < length:
             raise ConnectionError(f"its reply was cut short after {len(text)} of {length} bytes")
@@ -224,12 +268,21 @@ def _may_heal(error: BaseException) -> bool:
     return isinstance(error, OSError)  # URLError, timeouts, resets
 
 
-def of(reward: Reward, *, deadline_s: float, load: Callable[[str], RewardModel]) -> Scorer:
+def of(
+    reward: Reward,
+    *,
+    deadline_s: float,
+    load: Callable[[str], RewardModel],
+    check: Callable[[], None] = lambda: None,
+    waits: Callable[[], None] = lambda: None,
+) -> Scorer:
     """The one that the configuration names. `load` makes a reward model from a path."""
     if reward.function is not None:
         return Function.named(reward.function)
     if reward.url is not None:
-        return Endpoint(url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s)
+        return Endpoint(
+            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, check=check, waits=waits
+        )  # fmt: skip
     if reward.model is not None:
         return load(reward.model)
     raise RewardError("nothing scores the samples; set one of reward.function, reward.model and reward.url")

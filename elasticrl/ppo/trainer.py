@@ -19,7 +19,7 @@ from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, Function, RewardModel, Scorer, placed
+from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.runtime.scalars import Tally
@@ -90,6 +90,7 @@ class Trainer:
         assert self.scorer is not None
         todo = self._todo(stage)
         shared = isinstance(self.scorer, RewardModel) and self.scorer.collective
+        scorer = self.scorer.begin() if isinstance(self.scorer, Endpoint) else self.scorer
         for lane in todo if shared else dict.fromkeys(todo):
             rows = self.run.buffer.rows[lane]
             prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
@@ -97,7 +98,7 @@ class Trainer:
                 self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
                 for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
             ]
-            self.run.buffer.put(lane, scores=placed(self.scorer.score(answers), rows["mask"]))
+            self.run.buffer.put(lane, scores=placed(scorer.score(answers), rows["mask"]))
 
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.

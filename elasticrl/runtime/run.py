@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -89,7 +90,13 @@ class Emptied(Protocol):
 
 
 class Diverged(RuntimeError):
-    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
+    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption, or frozen ones
+    that were read from other files.
+    """
+
+
+class NotFinite(RuntimeError):
+    """A gradient that would have made every parameter NaN. No rank has applied anything of its update."""
 
 
 class Step(int):
@@ -989,7 +996,10 @@ class Run:
         last = list(self._roles)[-1]
         for name, role in self._roles.items():
             found[name] = role.live.reduce(said if name == last else ())
-        self._notes_heard(found[last].notes)
+        if not self._notes_heard(
+            found[last].notes
+        ):  # else a gradient of corrupted parameters is no doing of the script's
+            self._check_finite(found)
         for role in self._roles.values():
             role.live.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         for role in self._roles.values():
@@ -1016,8 +1026,8 @@ class Run:
             digests=self._digest,
         )
 
-    def _notes_heard(self, rows: Sequence[Sequence[float]]) -> None:
-        """The gang has voted, so everybody had waited for copies: what was kept is sealed."""
+    def _notes_heard(self, rows: Sequence[Sequence[float]]) -> Sequence[int]:
+        """The gang has voted, so everybody had waited for copies: what was kept is sealed. Returns the ranks that diverged."""
         rows = self._hold().hear(rows)
         heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
@@ -1033,6 +1043,18 @@ class Run:
             self._first, self._begun = None, True
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
             self._tell_sealed(kept.steps, heard.digest)
+        return heard.odd
+
+    def _check_finite(self, found: Mapping[str, Reduced]) -> None:
+        """The sum's norm, which all ranks know alike: each raises, so the failure is the program's and no single node's."""
+        odd = [f"{name} is {reduced.norm}" for name, reduced in found.items() if not isfinite(reduced.norm)]
+        if odd:
+            raise NotFinite(
+                f"The norm of the gradient of {', of '.join(odd)} in update {self.progress.update} of step "
+                f"{self.progress.step}: nothing of it was applied, and the state before it is kept. Look at what this update's "
+                "loss is made of (a division by zero, a logarithm of 0, an overflow in half precision, a reward that is out of "
+                "range), and at the steps before for a norm that grows: then lower the learning rate or clip (max_norm)."
+            )
 
     def _check_replicas(self, odd: Sequence[int]) -> None:
         if not odd:

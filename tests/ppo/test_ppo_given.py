@@ -99,6 +99,20 @@ def test_records_become_answers_that_end(conf, tmp_path):
     assert (found[0].answers, found[0].good) == (((2, 1, 11),), (False,))
 
 
+def test_answers_in_a_chat_end_as_a_turn_of_it_does_and_none_ends_twice(conf, tmp_path):
+    tokenizer = models.tokenizer(conf["model"]["path"])
+    tokenizer.chat_template = (  # a turn ends with <user>, as Gemma's with <end_of_turn>
+        "{% for m in messages %}{{ m['content'] }}<user>{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    asked = [{"role": "user", "content": "12"}]
+    record = {"prompt": asked, "chosen": "21", "rejected": "1<eos>"}
+    data, how = written(tmp_path, record, {**record, "prompt": "12"}), {"algorithm": "dpo", "answer_tokens": 4}
+    found = given.load(data, tokenizer, ends=(11, 12), **how)
+    assert found[0] == given.Told(prompt=(1, 2, 12, 13), answers=((2, 1, 12), (1, 11)), good=(True, False))
+    found = given.load(data.model_copy(update={"chat_template": False}), tokenizer, ends=(11, 12), **how)
+    assert [found[i].answers for i in (0, 1)] == [((2, 1, 12), (1, 11)), ((2, 1, 11), (1, 11))]
+
+
 @pytest.mark.parametrize(
     ("record", "algorithm", "said"),
     [

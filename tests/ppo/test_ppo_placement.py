@@ -2,18 +2,24 @@
 
 import json
 import random
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+from alone import live
 from gang_kit import Nodes
 
-from elasticrl.ppo import tiny
+from elasticrl.config.training import Lora, Model
+from elasticrl.ppo import models, tiny
+from elasticrl.ppo.frozen import Word, checksum, odd
 from elasticrl.ppo.idle import Idle
 from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
@@ -75,6 +81,53 @@ def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plai
     assert found == plain[0]
 
 
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_a_node_that_reads_another_reference_is_named_and_left_out(tmp_path: Path, conf, plain, strategy: str):
+    ref = tmp_path / "ref"
+    shutil.copytree(conf["model"]["path"], ref)
+    conf = {**conf, "model": {**conf["model"], "ref_path": str(ref)}, "placement": {"ref": {"strategy": strategy}}}
+    with Nodes(tmp_path, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=1) as gang:
+        gang.plan("n0", "n1")
+        gang.until_sealed(1)
+        gang.kill_worker("n1")
+        tiny.write(ref, hidden=32, layers=2, seed=1)  # as a hub whose model was changed
+        gang.plan("n0", "n1")
+        who = "rank 1 (n1)" if strategy == "replicated" else "rank 0 (n0), rank 1 (n1)"  # where all read it again
+        said = f"of ref, read from {ref}, are not alike on all ranks: others than the job has computed with on {who}."
+        for worker in (gang.workers["n0"], gang.workers["n1"]):
+            gang.until(lambda worker=worker: said in worker.text, said, 60.0)
+        gang.workers["n1"].process.join(60)
+        if strategy == "fsdp":
+            assert "Misuse: The frozen weights" in gang.workers["n1"].text
+            return
+        assert "Diverged: The frozen weights" in gang.workers["n1"].text
+        gang.lose("n1")
+        gang.plan("n0")
+        gang.until_done()
+        assert dict(read(gang.run_dir).steps) == plain[0]
+
+
+def test_the_base_under_adapters_is_compared_and_what_trains_is_not(conf):
+    path, config = conf["model"]["path"], Model(lora=Lora(rank=2))
+    sums = [checksum(models.actor(config, path, seed=seed)) for seed in (0, 1)]
+    assert sums[0] == sums[1] is not None
+    other = models.actor(config, path, seed=0)
+    next(p for p in other.parameters() if not p.requires_grad).data.view(-1)[5] += 1e-3
+    assert checksum(other) != sums[0]
+    assert checksum(models.actor(Model(), path, seed=0)) is None
+
+
+def test_whose_frozen_weights_are_odd_is_said_by_who_has_computed_else_by_most():
+    a, b, c = (Word(node="n", here={"ref": number}, proven={}) for number in (5, 6, 7))
+    old = replace(b, proven={"ref": 6})
+    assert odd([a, a, a]) == {}
+    assert odd([a, a, b]) == {"ref": (2,)}
+    assert odd([a, b]) == {"ref": (0, 1)}
+    assert odd([a, a, old]) == {"ref": (0, 1)}
+    assert odd([replace(a, proven={"ref": 6}), old, c]) == {"ref": (0, 2)}
+    assert odd([replace(a, here={}), b]) == {"ref": (0, 1)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "away"), [(1, {}), (2, AWAY), (3, AWAY)])
 def test_an_actor_under_deepspeed_beside_an_exact_critic_is_close(tmp_path: Path, conf, plain, stage: int, away):
@@ -92,6 +145,48 @@ def test_what_no_stage_needs_is_away_and_what_trains_is_back_after_each_stage():
         with idle.but(role):
             pass
     assert idle.moves == {"ref": 2, "actor": 2}  # frozen ones stay away until they are needed
+
+
+def test_a_frozen_model_that_is_away_comes_back_in_the_next_generation():
+    ref, reward, anew = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    whole = {model: [p.detach().clone() for p in model.parameters()] for model in (ref, reward, anew)}
+    elsewhere = {"frozen": ("ref", "reward"), "host": "nowhere"}  # so that what is on the CPU is moved, as from a GPU
+    first = Idle({"ref": ref, "reward": reward}, **elsewhere)
+    with first.but("ref"), first.but("actor"):
+        assert not any(p.untyped_storage().nbytes() for model in (ref, reward) for p in model.parameters())
+    second = Idle({"ref": ref, "reward": anew}, copies=first.copies, **elsewhere)  # the reward model was sharded
+    with second.but("actor"):
+        assert second.moves == {"ref": 0, "reward": 1}
+    third = Idle({"ref": ref, "reward": anew}, copies=second.copies, **elsewhere)
+    with third.but("ref+reward"):
+        for model in (ref, anew):
+            assert all(map(torch.equal, model.parameters(), whole[model]))
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from elasticrl.config.training import Model
+from elasticrl.ppo import models
+from elasticrl.ppo.frozen import layered
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = layered(models.reference(Model(), sys.argv[1]), DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+with torch.no_grad():
+    model(input_ids=torch.tensor([[1, 2, 3]]))
+kinds = [isinstance(param, DTensor) for layer in model.model.layers for param in layer.parameters()]
+print(len(kinds), "sharded", all(kinds), flush=True)
+"""
+
+
+def test_a_frozen_model_s_layers_are_sharded_again_after_they_have_computed(tmp_path: Path, conf):
+    (tmp_path / "sharded.py").write_text(SHARDED)
+    life = live(tmp_path / "sharded.py", conf["model"]["path"])
+    assert life.returncode == 0, life.stderr
+    assert life.stdout.endswith(" sharded True\n"), life.stdout
 
 
 def test_a_fault_in_a_stage_brings_back_what_trains():

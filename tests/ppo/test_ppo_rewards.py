@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -10,9 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
+from elasticrl.agent.beats import Beat, Page
+from elasticrl.agent.gather import Beating, stall_of
 from elasticrl.config.training import Model, Reward
+from elasticrl.core.model import OUTSIDE
+from elasticrl.core.suspect import Budgets, Timeouts
 from elasticrl.ppo import models, rewards
 from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardError, RewardModel
+from elasticrl.runtime.group import GangError
 
 
 def answer(i, prompt="3141", response="1413"):
@@ -143,6 +149,64 @@ def test_an_endpoint_that_hangs_is_given_up_in_time_with_a_sentence(endpoint):
     assert len(asked) == 2
     with pytest.raises(RewardError, match="did not answer"):
         Endpoint(url="http://127.0.0.1:1/", retries=100, timeout_s=1, deadline_s=0.5).score([answer(0)])
+
+
+def test_a_worker_whose_endpoint_is_away_for_longer_than_a_learned_budget_is_no_hang(endpoint, tmp_path):
+    url, replies, _ = endpoint
+    replies += [("hang", None)] * 3
+    budgets = Budgets(settings=Timeouts())
+    for _ in range(20):
+        budgets = budgets.learn("reward", 0.1).learn(OUTSIDE, 0.1)
+    beat, page = Beat(tmp_path / "beat"), Page(tmp_path / "beat")
+    beat.joining(1, 1, 0)
+    beat.training()
+    beat.phase("reward")
+    scorer = Endpoint(url=url, retries=3, timeout_s=0.8, deadline_s=20, waits=lambda: beat.still(OUTSIDE))
+    stalls, over = [], threading.Event()
+
+    def watch():  # as the agent does
+        while not over.wait(0.02):
+            stalls.append(stall_of(Beating(slot=0, beat=page.read()), budgets, time.monotonic()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert scorer.score([answer(0)]) == [4.0]
+        time.sleep(0.05)
+    finally:
+        over.set()
+        watcher.join(10)
+    assert len(stalls) > 50
+    assert not any(stalls)
+
+
+def test_who_is_wanted_elsewhere_leaves_an_endpoint_that_hangs_and_asks_it_nothing_more(endpoint):
+    url, replies, asked = endpoint
+    replies += [("hang", None)] * 3
+    begun = time.monotonic()
+
+    def check():
+        if asked:
+            raise GangError("the plan changed")
+
+    with pytest.raises(GangError):
+        Endpoint(url=url, retries=3, timeout_s=1.5, deadline_s=20, check=check).score([answer(0)])
+    assert time.monotonic() - begun < 1.4
+    for thread in threading.enumerate():  # the one that is left behind sees its request time out
+        if thread.name == "reward":
+            thread.join(10)
+    assert len(asked) == 1
+
+
+def test_all_that_is_asked_in_a_stage_has_one_deadline(endpoint):
+    url, replies, _ = endpoint
+    replies += [("hang", None)] * 100
+    scorer = Endpoint(url=url, retries=100, timeout_s=0.3, deadline_s=1.5).begin()
+    for within_s in (5.0, 1.2):
+        begun = time.monotonic()
+        with pytest.raises(RewardError, match=r"timeouts\.phase\.reward"):
+            scorer.score([answer(0)])
+        assert time.monotonic() - begun < within_s
 
 
 def test_scores_reach_the_rewards_as_numbers():

@@ -1,5 +1,7 @@
 """The torch engine: what is sampled depends on the request and the weights, and on nothing else."""
 
+import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -7,10 +9,12 @@ import pytest
 import torch
 
 from elasticrl.config.training import Model
+from elasticrl.config.tree import Tree
 from elasticrl.ppo import models
 from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine, draw
+from elasticrl.ppo.rollout.made import sampling_of
 
 GAP = 1e-5  # nats, float32: between the cached forward passes of generation and the trainer's whole one (1e-7 to 1e-6 seen)
 EOS, PAD = 11, 10
@@ -49,6 +53,22 @@ def test_a_sample_is_bitwise_the_same_alone_and_in_any_batch(actor):
         few = engine.generate([*requests(3, 20), *requests(1, i), *requests(7, 5)], version=0)
         for other in (alone, few, backwards):
             assert same(row(whole, str(i)), row(other, str(i))), i
+
+
+def test_each_token_that_the_model_itself_ends_with_ends_an_answer(folders, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["qwen2"], folder)
+    path, tokenizer = str(folder), models.tokenizer(folders["qwen2"])
+    (folder / models.GENERATION_FILE).write_text(json.dumps({"eos_token_id": [3, EOS]}))
+    tree = Tree.model_validate({"job": {"name": "j"}, "model": {"path": path}, "rollout": {"max_tokens": 6}})
+    sampling = sampling_of(tree, tokenizer)
+    assert sampling.eos == (EOS, 3)
+    engine = TorchEngine(models.actor(Model(), path, seed=0), replace(sampling, prompt_tokens=7, rows=16))
+    samples = engine.generate(requests(40), version=0)
+    last = samples.tokens[torch.arange(40), 7 + samples.mask.sum(1) - 1]
+    assert {3, EOS} <= set(last[samples.ended].tolist())
+    (folder / models.GENERATION_FILE).unlink()
+    assert sampling_of(tree, tokenizer).eos == (EOS,)
 
 
 def test_a_request_s_seed_makes_its_sample_and_another_seed_another(actor):

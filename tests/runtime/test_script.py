@@ -154,6 +154,33 @@ def test_lanes_that_tally_under_other_names_are_refused(tmp_path: Path):
     assert "Lane 1 tallied loss, and lane 0 aux, loss: tally the same names in every lane" in life.stderr
 
 
+NAN = """
+with elasticrl.runtime.join("job.yaml") as run:
+    good, bad = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    run.train(actor=(good, SGD(lr=0.1)), critic=(bad, SGD(lr=0.1)))
+    try:
+        for step in run.steps(3):
+            before = [param.clone() for model in (good, bad) for param in model.parameters()]
+            with step:
+                for role, model in (("actor", good), ("critic", bad)):
+                    for lane in run.passes(role):
+                        loss = model(torch.ones(2)).sum()
+                        (loss * float("nan") if step == 2 and role == "critic" else loss).backward()
+                        lane.done()
+                run.update_all(max_norm=1.0)
+    finally:
+        after = [param for model in (good, bad) for param in model.parameters()]
+        print("unchanged", all(map(torch.equal, before, after)), "after", run.progress.count, flush=True)
+"""
+
+
+def test_a_gradient_that_is_not_finite_is_refused_before_anything_is_applied(tmp_path: Path):
+    life = start(tmp_path, NAN)
+    assert life.returncode == 1
+    assert "NotFinite: The norm of the gradient of critic is nan in update 0 of step 2: nothing of it" in life.stderr
+    assert "unchanged True after 2" in life.stdout
+
+
 STREAM = """
 import sys
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticrl.ppo import models
 from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.ppo.rollout.away import ROLL, Away, Roll
 from elasticrl.ppo.rollout.engine import Sampling
@@ -30,7 +31,7 @@ def sampling_of(tree: Tree, tokenizer: Any) -> Sampling:
     at_once = -(-tree.ppo.batch // tree.lanes.count // (1 + tree.rollout.overlap))  # half, if half was generated ahead
     return Sampling(
         prompt_tokens=tree.data.max_prompt, max_tokens=tree.rollout.max_tokens, rows=at_once,
-        eos=(tokenizer.eos_token_id,), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
+        eos=models.ends(str(tree.model.path), tokenizer), pad=tokenizer.pad_token_id, temperature=tree.rollout.temperature,
         top_p=tree.rollout.top_p, top_k=tree.rollout.top_k,
     )  # fmt: skip
 

@@ -1,0 +1,151 @@
+"""Models that only compute: where they are, and whether all ranks have the same ones.
+
+The idea: nobody sends these weights to anybody, each rank reads them by itself. So a folder or a hub's name that holds others
+by now gives a replaced node another reference, and no digest of what is trained would tell it from a healthy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from zlib_ng.zlib_ng import crc32
+
+from elasticrl.runtime.digest import outliers
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.run import Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from elasticrl.config import Tree
+    from elasticrl.runtime.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a rank tells of its frozen weights, by role. `proven` are those that the job has computed with, if it has seen that.
+
+    Example: Word(node="n2", here={"ref": 0x3f0a91c4}, proven={})
+    """
+
+    node: str
+    here: Mapping[str, int]
+    proven: Mapping[str, int]
+
+
+class Frozen:
+    """Whole on each worker, or with layers that are sharded, and then built anew for each gang."""
+
+    def __init__(self, tree: Tree, device: str) -> None:
+        self._device = device
+        frozen = {"ref": tree.placement.ref, "reward": tree.placement.reward}
+        self._sharded = {role for role, placement in frozen.items() if placement.strategy == "fsdp"}
+        self._make: dict[str, Callable[[], nn.Module | None]] = {}
+        self._whole: dict[str, nn.Module | None] = {}
+        self._here: dict[str, int] = {}
+        self._proven: dict[str, int] = {}
+        model = tree.model
+        self._paths = {
+            "actor": model.path, "critic": model.critic_path or model.path, "ref": model.ref_path or model.path,
+            "reward": tree.reward.model,
+        }  # fmt: skip
+
+    def model(self, role: str, make: Callable[[], nn.Module | None]) -> nn.Module | None:
+        """It, if it is whole; else how it will be made is remembered."""
+        if role in self._sharded:
+            self._make[role] = make
+            return None
+        made = make()
+        self._note(role, made)
+        self._whole[role] = made.to(self._device) if made is not None else None
+        return self._whole[role]
+
+    def here(self, role: str, base: Run) -> nn.Module | None:
+        """It, in this generation."""
+        if role not in self._make:
+            return self._whole.get(role)
+        made = self._make[role]()
+        self._note(role, made)
+        return layered(made, base.mesh)
+
+    def within(self, role: str, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        """The same maker of a model that trains; what of it does not (the base under adapters) is told of too."""
+
+        def noting() -> nn.Module:
+            made = make()
+            self._note(role, made)
+            return made
+
+        return noting
+
+    def compare(self, base: Run) -> None:
+        """Once in each generation. Diverged on a rank that has other weights than the rest, or than the job until now; Misuse
+        on all where nobody can say whose are right. Collective.
+        """
+        mine = Word(node=base.context.node, here=self._here, proven=self._proven)
+        told = [Word(**words) for words in base.tell(asdict(mine))]
+        for role, ranks in odd(told).items():
+            known = any(role in word.proven for word in told)
+            than = "the job has computed with" if known else "most have" if len(ranks) < len(told) else "each other"
+            sentence = (
+                f"The frozen weights of {role}, read from {self._paths[role]}, are not alike on all ranks: "
+                f"others than {than} on {', '.join(f'rank {rank} ({told[rank].node})' for rank in ranks)}. The folder, or what "
+                "the hub has under that name, is another there: give every node the same files, best in a folder."
+            )
+            if len(ranks) == len(told):
+                raise Misuse(sentence)
+            if base.rank in ranks:
+                raise Diverged(sentence)
+            print(sentence, flush=True)
+        self._proven = dict(self._here)
+
+    def _note(self, role: str, made: nn.Module | None) -> None:
+        """Summed while it is on the host, once for each time that it is read."""
+        found = checksum(made) if made is not None else None
+        if found is not None:
+            self._here[role] = found
+
+
+def odd(told: Sequence[Word]) -> dict[str, tuple[int, ...]]:
+    """The ranks whose weights are not those that the job has computed with; where nobody has seen it compute, not most others'.
+
+    >>> fresh, old = Word(node="b", here={"ref": 7}, proven={}), Word(node="a", here={"ref": 5}, proven={"ref": 5})
+    >>> odd([fresh, old]), odd([old, old]), odd([fresh, fresh, Word(node="c", here={"ref": 6}, proven={})])
+    ({'ref': (0,)}, {}, {'ref': (2,)})
+    """
+    found = {}
+    for role in sorted({role for word in told for role in word.here}):
+        values = [word.here.get(role, 0) for word in told]
+        proven = {word.proven[role] for word in told if role in word.proven}
+        strange = tuple(rank for rank, value in enumerate(values) if value not in proven)
+        if ranks := strange if len(proven) == 1 else outliers(values):
+            found[role] = ranks
+    return found
+
+
+def checksum(model: nn.Module) -> int | None:
+    """Of all that is not trained; None if everything is. 10 GB/s and more: quicker than it was read."""
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    held = {name: tensor for name, tensor in model.state_dict().items() if name not in trained}
+    total = 0
+    for name, tensor in sorted(held.items()):
+        total = crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
+        total = crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), total)
+    return total if held else None
+
+
+def layered(model: nn.Module | None, mesh: DeviceMesh) -> nn.Module | None:
+    """Its layers sharded. What is around them stays whole: a reward model is asked for its parts, not as one."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layers in (module for module in (model.modules() if model else ()) if isinstance(module, nn.ModuleList)):
+        for layer in layers:
+            # By itself: each layer is a root to FSDP2, which leaves roots whole after they have computed.
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return model.to(mesh.device_type) if model is not None else None
