@@ -43,7 +43,7 @@ from elasticrl.ppo.rollout.attend import LOOK_S
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
-from elasticrl.ppo.rollout.service import Unfit
+from elasticrl.ppo.rollout.service import LOADS, Unfit
 from elasticrl.ppo.rollout.vllm_process import fit
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Frame, Inbox, Lost, Refused, Talk
 
@@ -265,6 +265,55 @@ def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, act
             "it reads the weights that lie there by itself"
         )
     trainer.attendant.close()
+
+
+def slow_to_read(home, actor, version):
+    """Weights of that version, whose file is a pipe: an engine that takes them reads until somebody has written all of it."""
+    tag = weights.Tag(life="1 here", version=version)
+    weights.write(home, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+    content = (home / weights.FILE).read_bytes()
+    (home / weights.FILE).unlink()
+    os.mkfifo(home / weights.FILE)
+    return tag, content
+
+
+def test_an_engine_that_takes_weights_is_not_ended_by_the_worker_that_is_idle(trainer, home, folders, actor):
+    pid = trainer.ready()
+    tag, content = slow_to_read(home, actor, 21)
+    idle = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.1, health_s=1.5))
+    try:
+        idle.ready()
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk.send("load", tag=asdict(tag))
+            time.sleep(4.0)  # it took 3.2 s to look, to look again and to kill
+            assert not gone(pid)
+            (home / weights.FILE).write_bytes(content)
+            assert talk.receive().says["op"] == "loaded"
+        until(lambda: idle.attendant.up and not (home / LOADS).exists(), "an engine that works")
+        assert pid_of(home) == pid
+        assert [sentence for sentence in idle.said if "adopted" not in sentence] == []
+    finally:
+        weights.forget(home)
+        idle.attendant.close()
+
+
+def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, home, folders, actor):
+    pid = trainer.ready()
+    tag, _ = slow_to_read(home, actor, 22)
+    limits = replace(LIMITS, health_every_s=0.1, health_s=1.5, sync_s=0.5)
+    idle = Trainer(home, service(folders["qwen2"]), limits=limits)
+    try:
+        idle.ready()
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk.send("load", tag=asdict(tag))
+            with pytest.raises(Lost):
+                talk.receive()
+        until(lambda: gone(pid), "its end")
+        weights.forget(home)  # the next one would have to read them
+        assert "rollout engine: it said nothing for 1.5 s; it is killed" in idle.said
+        assert idle.ready() != pid
+    finally:
+        idle.attendant.close()
 
 
 def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folders, actor):

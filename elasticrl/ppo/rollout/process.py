@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from elasticrl.core.address import split
 from elasticrl.core.model import REFUSED
-from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service, Unfit
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service, Unfit
 from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
 from elasticrl.runtime.vault.channel import keep_alive, load_key
 from elasticrl.runtime.vault.errors import VaultError
@@ -327,7 +327,13 @@ class Server:
     def _load(self, tag: Tag) -> None:
         self.tag = None  # half of two sets, until all of it is here
         start = time.monotonic()
-        self.program.load(self.home, tag)
+        fresh = self.home / f"{LOADS}.new"
+        fresh.write_text(f"{start}", encoding="ascii")
+        fresh.rename(self.home / LOADS)
+        try:
+            self.program.load(self.home, tag)
+        finally:
+            (self.home / LOADS).unlink(missing_ok=True)
         self.tag = tag
         print(f"weights of version {tag.version} in {time.monotonic() - start:.3f} s", flush=True)
 
