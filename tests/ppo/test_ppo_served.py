@@ -204,6 +204,25 @@ def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders
         trainer.attendant.end()
 
 
+def test_who_waits_for_an_engine_that_takes_weights_says_so_too(home, folders, actor):
+    trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, sync_s=3.0))
+    trainer.enter(actor)
+    pid = trainer.ready()
+    trainer.engine.publish(31)
+    assert trainer.waited == [], "it took them at once"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        trainer.engine.publish(32)
+        took = time.monotonic() - begun
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        trainer.attendant.close()
+    assert took > 3.0, "it was not waited for"
+    signs = [begun, *trainer.waited, begun + took]
+    assert max(after - before for before, after in pairwise(signs)) < SIGN_S + 1.0
+
+
 def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(trainer, actor):
     trainer.engine.publish(6)
 

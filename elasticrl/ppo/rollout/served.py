@@ -41,7 +41,8 @@ class Served(Outside):
     def _bring(self, tag: weights.Tag, buckets: Iterable[weights.Bucket]) -> None:
         """Puts them where the engine finds them, and has it take them if it is up; else it will when it comes."""
         start, limit_s = time.monotonic(), self.attendant.limits.sync_s
-        nbytes = weights.write(self.attendant.home, tag, buckets, within_s=limit_s, check=self.check)
+        self._signed = start  # an engine that is well is through before the first sign
+        nbytes = weights.write(self.attendant.home, tag, buckets, within_s=limit_s, check=self._sync_turn)
         written = time.monotonic() - start
         self._hand_over(tag)
         total = time.monotonic() - start
@@ -82,6 +83,11 @@ class Served(Outside):
         if self._missed:
             self._sign()
 
+    def _sync_turn(self) -> None:
+        """Once in every turn of waiting in the phase `sync`."""
+        self.check()
+        self._sign()
+
     def _await_orders(self) -> None:
         """The engine may have another life's weights already, from a worker of this node that was told of it before we were:
         then our own orders are on their way, and `check` raises.
@@ -97,7 +103,7 @@ class Served(Outside):
         if not self.attendant.up:
             return
         try:
-            with self.attendant.talk(self.check) as talk:
+            with self.attendant.talk(self._sync_turn) as talk:
                 talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
         except Lost as lost:
             self.attendant.lost(str(lost))
