@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -269,6 +270,19 @@ def test_who_is_overtaken_by_another_life_waits_for_its_own_orders(trainer, home
     late.join()
     assert same(second.engine.generate(requests(8), version=6), inline(actor, requests(8)))
     second.attendant.close()
+
+
+def test_who_missed_its_orders_asks_no_further_once_another_life_has_begun(trainer, actor):
+    trainer.engine.publish(6)
+    with ThreadPoolExecutor(1) as ahead:
+        flight = ahead.submit(trainer.engine.generate, requests(400), version=6)
+        until(lambda: len(trainer.engine.found) > 0, "the first sample")
+        trainer.enter(actor, life="2 after a reform")
+        with pytest.raises(StaleWeights, match="another life of the gang has begun"):
+            flight.result(60.0)
+    assert 0 < len(trainer.engine.found) < 400
+    trainer.engine.publish(6)
+    assert same(trainer.engine.generate(requests(400), version=6), inline(actor, requests(400)))
 
 
 def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, actor):

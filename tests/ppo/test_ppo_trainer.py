@@ -416,6 +416,32 @@ def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_t
     assert trainer.engine.log == [(0, 32), (0, 16), (4, 16), (4, 16), (8, 16)], "by which weights, how many"
 
 
+def test_who_waits_for_what_is_still_in_the_air_hears_its_orders(folders, overlapped):
+    class Called(Beside):
+        called = False
+
+        def wait(self, done):
+            if self.called:
+                raise Killed
+            super().wait(done)
+
+    def kill(name):
+        if name == "advantage" and run.streams.step == 1 and not trainer.engine.called:
+            trainer.engine.called = True
+            raise Killed
+
+    trainer, run = job(folders["qwen2"], overlap=True, engine=Called, steps=3, on_phase=kill)
+    trainer.step(0)
+    with pytest.raises(Killed):
+        trainer.step(1)
+    with pytest.raises(Killed):
+        trainer.generator.rollout()
+    trainer.engine.wait = super(Called, trainer.engine).wait
+    trainer.step(1)
+    trainer.step(2)
+    assert run.digest() == overlapped[0]
+
+
 def joined(parts):
     names = ("tokens", "attention", "mask", "logprobs", "ended")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}

@@ -53,9 +53,14 @@ class Served(Outside):
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         barren, self._missed = 0, False  # engines in a row that finished nothing
+
+        def turn() -> None:
+            self._turn()
+            self._wanted(tag)
+
         while missing := self._missing(requests):
             try:
-                with self.attendant.talk(self._turn) as talk:
+                with self.attendant.talk(turn) as talk:
                     self._agree(talk, tag)
                     collect(talk, tag, missing, self.found)
             except Lost as lost:
@@ -114,7 +119,7 @@ class Served(Outside):
         """The engine has these weights, or takes them now, or Refused."""
         deadline = time.monotonic() + self.attendant.limits.sync_s
         while not self._writes and weights.tag_of(self.attendant.home) != tag:
-            self.check()
+            talk.check()
             if time.monotonic() > deadline:
                 raise StaleWeights(
                     f"the worker of this node that hands weights over has not handed over version {tag.version} within "
