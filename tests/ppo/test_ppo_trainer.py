@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import threading
 from collections import Counter
 from copy import deepcopy
@@ -60,6 +61,18 @@ def _rank(rank, path, folder, carried, out):
         out.put((rank, finish(trainer, run), run.ledger))
     finally:
         dist.destroy_process_group()
+
+
+def test_a_reward_function_that_draws_draws_the_same_whoever_carries_a_lane(folders):
+    def scores(answers):
+        return [random.random() + torch.rand(()).item() for _ in answers]
+
+    found = []
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        trainer, run = job(folders["qwen2"], carried=(order,))
+        trainer.scorer = Function("scores", scores)
+        found.append(finish(trainer, run, steps=1))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("carried", [((0, 1, 2), (3,))])
