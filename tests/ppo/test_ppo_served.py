@@ -6,6 +6,7 @@ All with the program `torch`, which needs no more than the worker does. tests/vl
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,10 @@ from elasticrl.ppo.rollout.attend import LOOK_S
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
+from elasticrl.ppo.rollout.process import Server
 from elasticrl.ppo.rollout.service import LOADS, Unfit
-from elasticrl.ppo.rollout.vllm_process import fit
+from elasticrl.ppo.rollout.torch_process import TorchProgram
+from elasticrl.ppo.rollout.vllm_process import Extension, fit, taken
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Frame, Inbox, Lost, Refused, Talk
 
 
@@ -349,6 +352,99 @@ def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, h
         idle.attendant.close()
 
 
+def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
+    """Of a vLLM that computes, the cache of prefixes by older weights stays."""
+    trainer.engine.publish(23)
+    pid = trainer.ready()
+    later = weights.Tag(life="1 here", version=24)
+    weights.write(home, later, trainer.engine._source(), within_s=5.0)
+    both = [{"op": "check"}, {"op": "load", "tag": asdict(later)}]
+    with Talk(home / SOCKET, within_s=20.0) as talk:
+        talk._sock.sendall(b"".join(Frame(says={"v": PROTOCOL, **says}).pack() for says in both))
+        assert [frame.says["op"] for frame in (talk.receive(), talk.receive())] == ["sample", "loaded"]
+    assert trainer.ready() == pid
+
+
+def test_weights_that_do_not_fit_cost_the_engine_that_meets_them_alone(tmp_path, folders, actor):
+    most = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))[:-1]
+    trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, starts=2))
+    try:
+        pid = trainer.ready()
+        weights.write(tmp_path, weights.Tag(life="1 here", version=1), most, within_s=5.0)
+        os.killpg(pid, signal.SIGKILL)
+        trainer.attendant.lost("killed by the test")
+        trainer.enter(actor)
+        trainer.ready()
+        [said] = [sentence for sentence in trainer.said if "came to nothing" in sentence]
+        assert "start 1 of 2 came to nothing: it ended with exit code 1: " in said
+        assert re.search(r"\d+ weights were not sent \(.*, ...\)$", said)
+        assert "Traceback" not in said
+        trainer.engine.publish(2)
+        assert same(trainer.engine.generate(requests(4), version=2), inline(actor, requests(4)))
+    finally:
+        trainer.attendant.end()
+
+
+class Beaten(TorchProgram):
+    """Somebody writes the weights anew just as it would take them."""
+
+    def load(self, home, tag):
+        with (home / weights.LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            super().load(home, tag)
+
+
+def test_an_engine_that_starts_beside_who_writes_weights_starts_without_them(tmp_path, folders, actor, capsys):
+    tag = weights.Tag(life="1 here", version=1)
+    weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+    page = service(folders["qwen2"])
+    server = Server(Beaten(page), page, tmp_path)
+    server.prove()
+    assert server.tag is None
+    assert "stayed in use for 1 s" in capsys.readouterr().out
+
+
+class Runner:
+    """As much of vLLM's as takes weights: it puts the old ones away, and then reads."""
+
+    def __init__(self, model):
+        self.model, self.began = model, 0
+
+    def get_model(self):
+        self.model.load_weights = lambda given: {name for name, _ in given}
+        return self.model
+
+    def reload_weights(self, weights_iterator):
+        self.began += 1
+        self.model.load_weights(weights_iterator)
+
+
+def test_a_worker_of_vllm_says_why_it_has_not_the_weights_and_touches_none_while_they_are_in_use(tmp_path, actor):
+    tag = weights.Tag(life="1 here", version=1)
+    worker = Extension()
+    worker.model_runner = Runner(actor)
+    load = lambda: worker.elasticrl_load(str(tmp_path), tag.life, tag.version, 0.1)  # noqa: E731
+    whole = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))
+    weights.write(tmp_path, tag, whole, within_s=5.0)
+    assert load() is None
+    with (tmp_path / weights.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as who writes holds it
+        held = load()
+    assert held == ("lost", f"the weights in {tmp_path} stayed in use for 0.1 s")
+    assert worker.model_runner.began == 1
+    weights.write(tmp_path, tag, whole[:-1], within_s=5.0)
+    how, why = load()
+    assert how == "torn"
+    assert "weights of the model were not sent" in why
+    taken([None, None])
+    with pytest.raises(Lost, match="stayed in use"):
+        taken([held, held])
+    with pytest.raises(weights.Torn, match="stayed in use"):  # half of two sets
+        taken([None, held])
+    with pytest.raises(weights.Torn, match="not sent"):
+        taken([held, (how, why)])
+
+
 def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folders, actor):
     first = trainer.ready()
     trainer.attendant.close()
@@ -647,6 +743,24 @@ def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer,
                 talk.receive()
     with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 2, not 7"):
         talk.ask("hello", v=7)
+    assert trainer.ready() == pid
+
+
+@pytest.mark.parametrize(
+    ("amiss", "why"),
+    [
+        ({"prompt": (3, 1 << 20)}, "token 1048576 of its prompt is none of the model's 14"),
+        ({"prompt": (-1,)}, "token -1 of its prompt is none of the model's 14"),
+        ({"prompt": tuple(range(8))}, "its prompt has 8 tokens, where 1 to 7 fit"),
+        ({"prompt": ()}, "its prompt has 0 tokens, where 1 to 7 fit"),
+        ({"seed": -1}, "its seed -1 is no whole number of 63 bits"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_and_the_engine_stays(trainer, amiss, why):
+    trainer.engine.publish(0)
+    pid = trainer.ready()
+    with pytest.raises(EngineFailed, match=f"sample '1' cannot be generated: {why}"):
+        trainer.engine.generate([*requests(1), replace(requests(1)[0], **amiss)], version=0)
     assert trainer.ready() == pid
 
 

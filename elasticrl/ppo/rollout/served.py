@@ -71,6 +71,8 @@ class Served(Outside):
                         f"{barren} rollout engines in a row finished none of {len(missing)} samples, the last because: {lost}"
                     ) from lost
             except Refused as refused:
+                if refused.kind == "other":
+                    raise EngineFailed(f"the rollout engine will not do what it is asked: {refused}") from refused
                 self._await_orders()
                 raise StaleWeights(str(refused)) from refused
 
