@@ -615,6 +615,25 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set engine: served for the same bits from an engine elsewhere, or nodes: 0.",
     ),
     Relation(
+        keys=(
+            "rollout.engine",
+            "model.value_head",
+            "model.strategy",
+            "placement.actor.strategy",
+            "ppo.algorithm",
+            "job.program",
+        ),
+        rule="must be served or vllm with a tied value head under fsdp: torch would generate past the head's gathering",
+        broken=lambda t: (
+            _generates(t)
+            and t.rollout.engine == "torch"
+            and t.model.value_head == "tied"
+            and (t.placement.actor.strategy or t.model.strategy) == "fsdp"
+        ),
+        values="it is torch, with value_head: tied, and fsdp shards the actor",
+        remedy="Set engine: served for the same bits from a process of its own, or value_head: separate.",
+    ),
+    Relation(
         keys=("rollout.sync_transport", "rollout.nodes"),
         rule="must be auto or ipc beside the workers, and with rollout.nodes anything but ipc",
         broken=lambda t: (

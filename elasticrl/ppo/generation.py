@@ -90,9 +90,7 @@ class Generator:
                 self._take(self._generate({lane: self._half(step, lane) for lane in lanes}))
             return
         assert self._flight is not None, "begin comes first"
-        flight = self._flight
-        assert isinstance(self.engine, Apart)
-        self.engine.wait(lambda: bool(wait([flight], TURN_S).done))
+        flight = self._over(self._flight)
         self._flight = None
         self._take(flight.result())  # raises what the engine raised; its waits have deadlines of their own
 
@@ -109,8 +107,14 @@ class Generator:
     def _land(self) -> None:
         """A step that was cut short may have left something in the air: an engine is asked one thing at a time."""
         if self._flight is not None:
-            flight, self._flight = self._flight, None
-            flight.exception()  # waits; the gang it was for is gone, and with it whatever it brings or raises
+            self._over(self._flight)
+            self._flight = None  # the gang it was for is gone, and with it whatever it brought or raised
+
+    def _over(self, flight: Future[dict[int, Samples]]) -> Future[dict[int, Samples]]:
+        """It, once it has ended. Raises if somebody wants us elsewhere."""
+        assert isinstance(self.engine, Apart)
+        self.engine.wait(lambda: bool(wait([flight], TURN_S).done))
+        return flight
 
     def _take(self, found: dict[int, Samples]) -> None:
         for lane, samples in ((lane, samples) for lane, samples in found.items() if samples.ids):

@@ -98,7 +98,9 @@ class Trainer:
                 self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
                 for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
             ]
-            self.run.buffer.put(lane, scores=placed(scorer.score(answers), rows["mask"]))
+            with self.run.streams.at(update=0, lane=lane).ambient("reward"):  # a function may draw
+                scores = scorer.score(answers)
+            self.run.buffer.put(lane, scores=placed(scores, rows["mask"]))
 
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.

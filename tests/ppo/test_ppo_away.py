@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
@@ -243,6 +244,17 @@ def test_an_engine_s_death_costs_what_it_had_not_finished_and_it_comes_back_fed(
     assert any(sentence.startswith("rollout engine of r1 at") for sentence in trainer.said)
     tag = nodes[1].hello()["tag"]  # it is back; its weights lay in its own memory
     assert tag == {"life": "1 here", "version": 2}
+
+
+def test_who_missed_its_orders_asks_no_further_once_another_life_has_begun(trainer):
+    trainer.engine.publish(6)
+    with ThreadPoolExecutor(1) as ahead:
+        flight = ahead.submit(trainer.engine.generate, requests(600), version=6)
+        until(lambda: len(trainer.engine.found) > 0, "the first sample")
+        trainer.enter(life="2 after a reform")
+        with pytest.raises(StaleWeights, match="another life of the gang has begun"):
+            flight.result(60.0)
+    assert 0 < len(trainer.engine.found) < 600
 
 
 def test_an_engine_that_answers_again_has_not_failed_in_a_row(trainer, nodes):

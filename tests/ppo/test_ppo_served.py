@@ -6,11 +6,13 @@ All with the program `torch`, which needs no more than the worker does. tests/vl
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -43,8 +45,10 @@ from elasticrl.ppo.rollout.attend import LOOK_S
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
-from elasticrl.ppo.rollout.service import Unfit
-from elasticrl.ppo.rollout.vllm_process import fit
+from elasticrl.ppo.rollout.process import Server
+from elasticrl.ppo.rollout.service import LOADS, Unfit
+from elasticrl.ppo.rollout.torch_process import TorchProgram
+from elasticrl.ppo.rollout.vllm_process import Extension, fit, taken
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, STRANGERS, Frame, Inbox, Lost, Refused, Talk
 
 
@@ -204,6 +208,25 @@ def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders
         trainer.attendant.end()
 
 
+def test_who_waits_for_an_engine_that_takes_weights_says_so_too(home, folders, actor):
+    trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, sync_s=3.0))
+    trainer.enter(actor)
+    pid = trainer.ready()
+    trainer.engine.publish(31)
+    assert trainer.waited == [], "it took them at once"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        trainer.engine.publish(32)
+        took = time.monotonic() - begun
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        trainer.attendant.close()
+    assert took > 3.0, "it was not waited for"
+    signs = [begun, *trainer.waited, begun + took]
+    assert max(after - before for before, after in pairwise(signs)) < SIGN_S + 1.0
+
+
 def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(trainer, actor):
     trainer.engine.publish(6)
 
@@ -252,6 +275,19 @@ def test_who_is_overtaken_by_another_life_waits_for_its_own_orders(trainer, home
     second.attendant.close()
 
 
+def test_who_missed_its_orders_asks_no_further_once_another_life_has_begun(trainer, actor):
+    trainer.engine.publish(6)
+    with ThreadPoolExecutor(1) as ahead:
+        flight = ahead.submit(trainer.engine.generate, requests(400), version=6)
+        until(lambda: len(trainer.engine.found) > 0, "the first sample")
+        trainer.enter(actor, life="2 after a reform")
+        with pytest.raises(StaleWeights, match="another life of the gang has begun"):
+            flight.result(60.0)
+    assert 0 < len(trainer.engine.found) < 400
+    trainer.engine.publish(6)
+    assert same(trainer.engine.generate(requests(400), version=6), inline(actor, requests(400)))
+
+
 def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, actor):
     trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.2))
     trainer.enter(actor)
@@ -265,6 +301,148 @@ def test_an_idle_engine_that_dies_is_back_before_anybody_asks(home, folders, act
             "it reads the weights that lie there by itself"
         )
     trainer.attendant.close()
+
+
+def slow_to_read(home, actor, version):
+    """Weights of that version, whose file is a pipe: an engine that takes them reads until somebody has written all of it."""
+    tag = weights.Tag(life="1 here", version=version)
+    weights.write(home, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+    content = (home / weights.FILE).read_bytes()
+    (home / weights.FILE).unlink()
+    os.mkfifo(home / weights.FILE)
+    return tag, content
+
+
+def test_an_engine_that_takes_weights_is_not_ended_by_the_worker_that_is_idle(trainer, home, folders, actor):
+    pid = trainer.ready()
+    tag, content = slow_to_read(home, actor, 21)
+    idle = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.1, health_s=1.5))
+    try:
+        idle.ready()
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk.send("load", tag=asdict(tag))
+            time.sleep(4.0)  # it took 3.2 s to look, to look again and to kill
+            assert not gone(pid)
+            (home / weights.FILE).write_bytes(content)
+            assert talk.receive().says["op"] == "loaded"
+        until(lambda: idle.attendant.up and not (home / LOADS).exists(), "an engine that works")
+        assert pid_of(home) == pid
+        assert [sentence for sentence in idle.said if "adopted" not in sentence] == []
+    finally:
+        weights.forget(home)
+        idle.attendant.close()
+
+
+def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, home, folders, actor):
+    pid = trainer.ready()
+    tag, _ = slow_to_read(home, actor, 22)
+    limits = replace(LIMITS, health_every_s=0.1, health_s=1.5, sync_s=0.5)
+    idle = Trainer(home, service(folders["qwen2"]), limits=limits)
+    try:
+        idle.ready()
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk.send("load", tag=asdict(tag))
+            with pytest.raises(Lost):
+                talk.receive()
+        until(lambda: gone(pid), "its end")
+        weights.forget(home)  # the next one would have to read them
+        assert "rollout engine: it said nothing for 1.5 s; it is killed" in idle.said
+        assert idle.ready() != pid
+    finally:
+        idle.attendant.close()
+
+
+def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
+    """Of a vLLM that computes, the cache of prefixes by older weights stays."""
+    trainer.engine.publish(23)
+    pid = trainer.ready()
+    later = weights.Tag(life="1 here", version=24)
+    weights.write(home, later, trainer.engine._source(), within_s=5.0)
+    both = [{"op": "check"}, {"op": "load", "tag": asdict(later)}]
+    with Talk(home / SOCKET, within_s=20.0) as talk:
+        talk._sock.sendall(b"".join(Frame(says={"v": PROTOCOL, **says}).pack() for says in both))
+        assert [frame.says["op"] for frame in (talk.receive(), talk.receive())] == ["sample", "loaded"]
+    assert trainer.ready() == pid
+
+
+def test_weights_that_do_not_fit_cost_the_engine_that_meets_them_alone(tmp_path, folders, actor):
+    most = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))[:-1]
+    trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, starts=2))
+    try:
+        pid = trainer.ready()
+        weights.write(tmp_path, weights.Tag(life="1 here", version=1), most, within_s=5.0)
+        os.killpg(pid, signal.SIGKILL)
+        trainer.attendant.lost("killed by the test")
+        trainer.enter(actor)
+        trainer.ready()
+        [said] = [sentence for sentence in trainer.said if "came to nothing" in sentence]
+        assert "start 1 of 2 came to nothing: it ended with exit code 1: " in said
+        assert re.search(r"\d+ weights were not sent \(.*, ...\)$", said)
+        assert "Traceback" not in said
+        trainer.engine.publish(2)
+        assert same(trainer.engine.generate(requests(4), version=2), inline(actor, requests(4)))
+    finally:
+        trainer.attendant.end()
+
+
+class Beaten(TorchProgram):
+    """Somebody writes the weights anew just as it would take them."""
+
+    def load(self, home, tag):
+        with (home / weights.LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            super().load(home, tag)
+
+
+def test_an_engine_that_starts_beside_who_writes_weights_starts_without_them(tmp_path, folders, actor, capsys):
+    tag = weights.Tag(life="1 here", version=1)
+    weights.write(tmp_path, tag, weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32), within_s=5.0)
+    page = service(folders["qwen2"])
+    server = Server(Beaten(page), page, tmp_path)
+    server.prove()
+    assert server.tag is None
+    assert "stayed in use for 1 s" in capsys.readouterr().out
+
+
+class Runner:
+    """As much of vLLM's as takes weights: it puts the old ones away, and then reads."""
+
+    def __init__(self, model):
+        self.model, self.began = model, 0
+
+    def get_model(self):
+        self.model.load_weights = lambda given: {name for name, _ in given}
+        return self.model
+
+    def reload_weights(self, weights_iterator):
+        self.began += 1
+        self.model.load_weights(weights_iterator)
+
+
+def test_a_worker_of_vllm_says_why_it_has_not_the_weights_and_touches_none_while_they_are_in_use(tmp_path, actor):
+    tag = weights.Tag(life="1 here", version=1)
+    worker = Extension()
+    worker.model_runner = Runner(actor)
+    load = lambda: worker.elasticrl_load(str(tmp_path), tag.life, tag.version, 0.1)  # noqa: E731
+    whole = list(weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32))
+    weights.write(tmp_path, tag, whole, within_s=5.0)
+    assert load() is None
+    with (tmp_path / weights.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as who writes holds it
+        held = load()
+    assert held == ("lost", f"the weights in {tmp_path} stayed in use for 0.1 s")
+    assert worker.model_runner.began == 1
+    weights.write(tmp_path, tag, whole[:-1], within_s=5.0)
+    how, why = load()
+    assert how == "torn"
+    assert "weights of the model were not sent" in why
+    taken([None, None])
+    with pytest.raises(Lost, match="stayed in use"):
+        taken([held, held])
+    with pytest.raises(weights.Torn, match="stayed in use"):  # half of two sets
+        taken([None, held])
+    with pytest.raises(weights.Torn, match="not sent"):
+        taken([held, (how, why)])
 
 
 def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folders, actor):
@@ -565,6 +743,24 @@ def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer,
                 talk.receive()
     with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 2, not 7"):
         talk.ask("hello", v=7)
+    assert trainer.ready() == pid
+
+
+@pytest.mark.parametrize(
+    ("amiss", "why"),
+    [
+        ({"prompt": (3, 1 << 20)}, "token 1048576 of its prompt is none of the model's 14"),
+        ({"prompt": (-1,)}, "token -1 of its prompt is none of the model's 14"),
+        ({"prompt": tuple(range(8))}, "its prompt has 8 tokens, where 1 to 7 fit"),
+        ({"prompt": ()}, "its prompt has 0 tokens, where 1 to 7 fit"),
+        ({"seed": -1}, "its seed -1 is no whole number of 63 bits"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_and_the_engine_stays(trainer, amiss, why):
+    trainer.engine.publish(0)
+    pid = trainer.ready()
+    with pytest.raises(EngineFailed, match=f"sample '1' cannot be generated: {why}"):
+        trainer.engine.generate([*requests(1), replace(requests(1)[0], **amiss)], version=0)
     assert trainer.ready() == pid
 
 

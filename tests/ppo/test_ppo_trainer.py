@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import threading
 from collections import Counter
 from copy import deepcopy
@@ -60,6 +61,18 @@ def _rank(rank, path, folder, carried, out):
         out.put((rank, finish(trainer, run), run.ledger))
     finally:
         dist.destroy_process_group()
+
+
+def test_a_reward_function_that_draws_draws_the_same_whoever_carries_a_lane(folders):
+    def scores(answers):
+        return [random.random() + torch.rand(()).item() for _ in answers]
+
+    found = []
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+        trainer, run = job(folders["qwen2"], carried=(order,))
+        trainer.scorer = Function("scores", scores)
+        found.append(finish(trainer, run, steps=1))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("carried", [((0, 1, 2), (3,))])
@@ -434,6 +447,32 @@ def test_an_engine_beside_the_worker_is_busy_until_after_the_updates_and_gives_t
     assert [stage.name for stage in trainer.flow.order[-3:]] == ["update", "ahead", "sync"]
     assert finish(trainer, run, steps=3)[0] == overlapped[0]
     assert trainer.engine.log == [(0, 32), (0, 16), (4, 16), (4, 16), (8, 16)], "by which weights, how many"
+
+
+def test_who_waits_for_what_is_still_in_the_air_hears_its_orders(folders, overlapped):
+    class Called(Beside):
+        called = False
+
+        def wait(self, done):
+            if self.called:
+                raise Killed
+            super().wait(done)
+
+    def kill(name):
+        if name == "advantage" and run.streams.step == 1 and not trainer.engine.called:
+            trainer.engine.called = True
+            raise Killed
+
+    trainer, run = job(folders["qwen2"], overlap=True, engine=Called, steps=3, on_phase=kill)
+    trainer.step(0)
+    with pytest.raises(Killed):
+        trainer.step(1)
+    with pytest.raises(Killed):
+        trainer.generator.rollout()
+    trainer.engine.wait = super(Called, trainer.engine).wait
+    trainer.step(1)
+    trainer.step(2)
+    assert run.digest() == overlapped[0]
 
 
 def joined(parts):

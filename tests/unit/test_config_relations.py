@@ -444,6 +444,14 @@ CASES = [
         "Set engine: served",
     ),
     Case(
+        "rollout.engine",
+        "with a tied value head under fsdp",
+        ["model.value_head=tied", "placement.actor.strategy=fsdp"],
+        "it is torch, with value_head: tied, and fsdp shards the actor",
+        ["rollout.engine=served"],
+        "Set engine: served",
+    ),
+    Case(
         "rollout.sync_transport",
         "auto or ipc beside the workers",
         ["rollout.sync_transport=nccl"],

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
-from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk
 
 if TYPE_CHECKING:
@@ -181,6 +181,10 @@ class Attendant:
                     self._prove(talk)
                 self._up.set()
             except (Lost, Refused) as error:
+                if self._loads():  # for another worker of this node, perhaps
+                    self._stirred.set()
+                    self._closing.wait(LOOK_S)
+                    continue
                 self.say(f"rollout engine: {self._suspect or error}; another is started")
                 self._suspect = ""
                 return
@@ -215,6 +219,7 @@ class Attendant:
             talk = Talk(self.home / SOCKET, within_s=self.limits.health_s)
         except Lost:
             return None
+        loads = self._loads()
         with talk:
             try:
                 hello = talk.ask("hello")
@@ -224,6 +229,8 @@ class Attendant:
                     return None
                 self._prove(talk)
             except (Lost, Refused) as error:
+                if loads or self._loads():  # perhaps it is through just now: it is asked again
+                    return None
                 self.say(f"rollout engine: {error}; it is killed")
                 self._kill()
                 return None
@@ -247,6 +254,7 @@ class Attendant:
         env = {name: value for name, value in os.environ.items() if not name.startswith(KEPT_OUT)}
         with (self.home / ENGINE_LOCK).open("ab") as lock, (self.home / LOG).open("ab") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.home / LOADS).unlink(missing_ok=True)
             os.ftruncate(lock.fileno(), 0)  # or it would name the last one, whose number may be somebody else's by now
             self._child = subprocess.Popen(
                 [self.python, "-m", "elasticrl.ppo.rollout.process", "--home", str(self.home), "--lock", str(lock.fileno())],
@@ -262,6 +270,14 @@ class Attendant:
             except BlockingIOError:
                 return True
         return False
+
+    def _loads(self) -> bool:
+        """Whether it takes weights, for which it may be silent longer than else."""
+        try:
+            since = float((self.home / LOADS).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return False
+        return 0.0 <= time.monotonic() - since < self.limits.sync_s and self._there()
 
     def _kill(self) -> None:
         """It and its children, whoever started it."""

@@ -162,6 +162,8 @@ class Away(Outside):
         heard, barren, why = time.monotonic(), 0, "none was there"
         while missing := [one for one in wanted if one not in question.found]:
             self._turn()
+            if question.tag is not None:
+                self._wanted(question.tag)
             for node, ask in [(node, ask) for node, ask in asks.items() if not ask.is_alive()]:
                 del asks[node]
                 if ask.failure is None:

@@ -95,6 +95,15 @@ class Outside(ABC):
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         """All of these into `found`."""
 
+    def _wanted(self, tag: weights.Tag) -> None:
+        """Once in every turn of waiting for samples. StaleWeights: another life of the gang has begun, and this thread has
+        missed the `check` that would have told it so.
+        """
+        if tag.life != self._life:
+            raise StaleWeights(
+                f"another life of the gang has begun: nobody waits for version {tag.version} of {tag.life!r}"
+            )
+
     def _sign(self) -> None:
         """Once in every turn of waiting."""
         now = time.monotonic()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from elasticrl.core.address import split
 from elasticrl.core.model import REFUSED
-from elasticrl.ppo.rollout.service import ENGINE_LOCK, SPEC, Service, Unfit
+from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service, Unfit
 from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, STRANGERS, Door, Frame, Inbox, Lost
 from elasticrl.runtime.vault.channel import keep_alive, load_key
 from elasticrl.runtime.vault.errors import VaultError
@@ -58,6 +58,10 @@ class Program(Protocol):
     @property
     def versions(self) -> Mapping[str, str]:
         """Of the libraries that compute."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows, from 0 on: any other would end whatever computes it, and the process with it."""
 
     def load(self, home: Path, tag: Tag) -> None:
         """These weights, and nothing kept of the old ones. Torn if they cannot be had."""
@@ -120,15 +124,26 @@ class Server:
         self._intake = intake(home)  # of weights that somebody brings along
 
     def prove(self) -> None:
-        """A real generation, before anybody is answered; and the weights that lie there, if they are whole."""
+        """A real generation, before anybody is answered; and the weights that lie there, if they are whole. Torn if they do not
+        fit this model.
+        """
         from elasticrl.ppo.rollout import weights
 
-        self._add_check(Visitor(socket.socket(), 0))
-        while self._visitors:
-            self._step()
+        with socket.socket() as nobody:
+            self._add_check(Visitor(nobody, 0))
+            while self._visitors:
+                self._step()
         found = weights.tag_of(self.home)
-        if found is not None and weights.good(self.home, found):
+        if found is None or not weights.good(self.home, found):
+            return
+        try:
             self._load(found)
+        except Lost as error:  # a trainer writes others, and will have them taken
+            print(f"without weights: {error}", flush=True)
+        except weights.Torn:
+            if weights.tag_of(self.home) == found:
+                weights.forget(self.home)  # or the next engine would end by them too
+            raise
 
     def run(self) -> str:
         """Why it ended."""
@@ -297,6 +312,10 @@ class Server:
                     del self._visitors[key]
                 other.waits.clear()
                 other.tell("no", kind="stale", why=f"weights of version {tag.version} came in the middle of this")
+            while (
+                self._visitors
+            ):  # checks alone, of one token each: of what computes, something by the old weights would stay
+                self._go_on()
             if weights.tag_of(self.home) != tag:
                 visitor.tell(
                     "no", kind="torn", why=f"there are no whole weights of version {tag.version} in {self.home}"
@@ -327,7 +346,13 @@ class Server:
     def _load(self, tag: Tag) -> None:
         self.tag = None  # half of two sets, until all of it is here
         start = time.monotonic()
-        self.program.load(self.home, tag)
+        fresh = self.home / f"{LOADS}.new"
+        fresh.write_text(f"{start}", encoding="ascii")
+        fresh.rename(self.home / LOADS)
+        try:
+            self.program.load(self.home, tag)
+        finally:
+            (self.home / LOADS).unlink(missing_ok=True)
         self.tag = tag
         print(f"weights of version {tag.version} in {time.monotonic() - start:.3f} s", flush=True)
 
@@ -343,14 +368,20 @@ class Server:
                 "no", kind="stale", why=f"version {asked.version} of life {asked.life!r} was asked, it has {have}"
             )
             return
-        at = 0
+        at, requests = 0, list[Request]()
         for name, seed, length in zip(says["ids"], says["seeds"], says["lengths"], strict=True):
             prompt = struct.unpack_from(f"<{length}i", frame.raw, 4 * at)
             at += length
-            key = f"{visitor.number}/{name}"
-            visitor.waits[key] = name
+            requests.append(Request(id=name, prompt=prompt, seed=seed))
+        for request in requests:
+            if why := amiss(request, fits=self.service.sampling.prompt_tokens, vocabulary=self.program.vocabulary):
+                visitor.tell("no", kind="other", why=f"sample {request.id!r} cannot be generated: {why}")
+                return
+        for request in requests:
+            key = f"{visitor.number}/{request.id}"
+            visitor.waits[key] = request.id
             self._visitors[key] = visitor
-            self.program.add(key, Request(id=name, prompt=prompt, seed=seed))
+            self.program.add(key, request)
 
     def _add_check(self, visitor: Visitor) -> None:
         from elasticrl.ppo.rollout.engine import Request
@@ -400,6 +431,24 @@ class Server:
                     del visitor.out[: visitor.sock.send(visitor.out)]
 
 
+def amiss(request: Request, *, fits: int, vocabulary: int) -> str:
+    """Why a request cannot be generated; "" if it can.
+
+    >>> from elasticrl.ppo.rollout.engine import Request
+    >>> amiss(Request(id="0/17", prompt=(3, 1, 16), seed=5), fits=7, vocabulary=16)
+    "token 16 of its prompt is none of the model's 16: is the tokenizer that model's own?"
+    """
+    if not 0 < len(request.prompt) <= fits:
+        return f"its prompt has {len(request.prompt)} tokens, where 1 to {fits} fit"
+    if strange := [token for token in request.prompt if not 0 <= token < vocabulary]:
+        return (
+            f"token {strange[0]} of its prompt is none of the model's {vocabulary}: is the tokenizer that model's own?"
+        )
+    if type(request.seed) is not int or not 0 <= request.seed < 1 << 63:
+        return f"its seed {request.seed!r} is no whole number of 63 bits"
+    return ""
+
+
 @contextmanager
 def away(listen: str) -> Iterator[socket.socket]:
     """A TCP socket bound to that address."""
@@ -421,17 +470,21 @@ def main() -> int:
     assert (given.home / ENGINE_LOCK).stat().st_ino == os.fstat(given.lock).st_ino
     service = Service.loads((given.home / SPEC).read_text(encoding="utf-8"))
     start = time.monotonic()
+    from elasticrl.ppo.rollout import weights
+
     try:
         server = Server(program_of(service), service, given.home, judges_of(service))
     except Unfit as error:
         print(error, flush=True)
         return REFUSED
-    server.prove()
+    try:
+        server.prove()
+    except weights.Torn as error:
+        print(error, flush=True)
+        return 1
     print(json.dumps({"ready_s": round(time.monotonic() - start, 2), **server.program.versions}), flush=True)
     why = server.run()
     print(f"ends: {why}", flush=True)
-    from elasticrl.ppo.rollout import weights
-
     weights.forget(given.home)
     return 0
 

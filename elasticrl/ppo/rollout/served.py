@@ -41,7 +41,8 @@ class Served(Outside):
     def _bring(self, tag: weights.Tag, buckets: Iterable[weights.Bucket]) -> None:
         """Puts them where the engine finds them, and has it take them if it is up; else it will when it comes."""
         start, limit_s = time.monotonic(), self.attendant.limits.sync_s
-        nbytes = weights.write(self.attendant.home, tag, buckets, within_s=limit_s, check=self.check)
+        self._signed = start  # an engine that is well is through before the first sign
+        nbytes = weights.write(self.attendant.home, tag, buckets, within_s=limit_s, check=self._sync_turn)
         written = time.monotonic() - start
         self._hand_over(tag)
         total = time.monotonic() - start
@@ -52,9 +53,14 @@ class Served(Outside):
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         barren, self._missed = 0, False  # engines in a row that finished nothing
+
+        def turn() -> None:
+            self._turn()
+            self._wanted(tag)
+
         while missing := self._missing(requests):
             try:
-                with self.attendant.talk(self._turn) as talk:
+                with self.attendant.talk(turn) as talk:
                     self._agree(talk, tag)
                     collect(talk, tag, missing, self.found)
             except Lost as lost:
@@ -65,6 +71,8 @@ class Served(Outside):
                         f"{barren} rollout engines in a row finished none of {len(missing)} samples, the last because: {lost}"
                     ) from lost
             except Refused as refused:
+                if refused.kind == "other":
+                    raise EngineFailed(f"the rollout engine will not do what it is asked: {refused}") from refused
                 self._await_orders()
                 raise StaleWeights(str(refused)) from refused
 
@@ -82,6 +90,11 @@ class Served(Outside):
         if self._missed:
             self._sign()
 
+    def _sync_turn(self) -> None:
+        """Once in every turn of waiting in the phase `sync`."""
+        self.check()
+        self._sign()
+
     def _await_orders(self) -> None:
         """The engine may have another life's weights already, from a worker of this node that was told of it before we were:
         then our own orders are on their way, and `check` raises.
@@ -97,7 +110,7 @@ class Served(Outside):
         if not self.attendant.up:
             return
         try:
-            with self.attendant.talk(self.check) as talk:
+            with self.attendant.talk(self._sync_turn) as talk:
                 talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
         except Lost as lost:
             self.attendant.lost(str(lost))
@@ -108,7 +121,7 @@ class Served(Outside):
         """The engine has these weights, or takes them now, or Refused."""
         deadline = time.monotonic() + self.attendant.limits.sync_s
         while not self._writes and weights.tag_of(self.attendant.home) != tag:
-            self.check()
+            talk.check()
             if time.monotonic() > deadline:
                 raise StaleWeights(
                     f"the worker of this node that hands weights over has not handed over version {tag.version} within "

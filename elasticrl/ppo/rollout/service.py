@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SPEC: Final = "engine.json"
 ENGINE_LOCK: Final = "engine.lock"  # held by the engine for its whole life
+LOADS: Final = "engine.loads"  # there while the engine takes weights, and hears nobody: since when
 
 
 class Unfit(RuntimeError):

@@ -39,6 +39,8 @@ class TorchProgram:
         self._alive: Callable[[], None] = lambda: None
         self._model.register_forward_hook(lambda *_: self._alive())
         self.versions = {"torch": torch.__version__}
+        embeddings: Any = self._model.get_input_embeddings()  # type: ignore[operator] # transformers', or peft's around it
+        self.vocabulary = int(embeddings.num_embeddings)
 
     def load(self, home: Path, tag: weights.Tag) -> None:
         """As Program's."""

