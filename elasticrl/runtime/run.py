@@ -997,7 +997,8 @@ class Run:
         self._settle_votes()
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
             with self._phase("save"):
-                keeper.save_last(keeper.kept, self._check)
+                keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
+                self._beat.phase("save")  # through with the disk: others may be what we wait for
                 self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
                 keeper.written(keeper.kept)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
+from elasticrl.core.model import OUTSIDE
 from elasticrl.diagnose.process import life
 
 
@@ -52,7 +53,7 @@ def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_com
     beat.training()
     assert not waits()
     with beat.waiting():
-        beat.still("engine")  # that is waited for alone: others would wait for this one
+        beat.still(OUTSIDE)  # that is waited for alone: others would wait for this one
         assert not waits()
     beat.phase("update")
     assert not waits()
