@@ -303,7 +303,9 @@ class Run:
         return None if found is None else found[next(iter(self._roles))]
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """What is inside is this phase: for beats, and for the budget after which a hang is one."""
+        """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
+        other inside, all enter it: who waits in another phase is measured by that one's budget.
+        """
         return self._phase(name)
 
     @property

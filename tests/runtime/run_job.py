@@ -47,6 +47,7 @@ def main() -> None:
     options.add_argument("--save", default="")  # taken from the configuration here
     options.add_argument("--torch", action="store_true", help="torch's own optimizer and scheduler")
     options.add_argument("--unlike", choices=("model", "data"), help="each process has another one")
+    options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
@@ -79,6 +80,8 @@ def main() -> None:
                     loss.backward()
                 lane.tally.add(loss=loss.item())
                 lane.done()
+            if args.long and run.rank == 0 and step == args.long[0]:
+                time.sleep(args.long[1])  # each time it comes to it, as an evaluation does
             misbehave(args.faults, step, run, "update")
             run.update(max_norm=0.5, lr_factor=schedule.factor)
             if stepped is not None:
