@@ -228,11 +228,15 @@ def test_a_last_save_takes_as_long_as_the_disk_does_and_is_no_hang(tmp_path: Pat
         slow, other = (nodes.workers[node] for node in ("n0", "n1"))
         nodes.until(lambda: any(writers(nodes, "n0")), "its writer", 30.0)
         os.kill(disk := writer(nodes, "n0"), signal.SIGSTOP)
-        nodes.until(lambda: slow.beat.phase == OUTSIDE, "that it says so", 30.0)
-        since = slow.beat.since
-        nodes.until(lambda: (other.beat.phase, other.beat.waiting) == ("save", True), "the other to wait for it", 30.0)
-        nodes.until(lambda: slow.beat.since > since + 0.3, "that it says so again", 10.0)
-        os.kill(disk, signal.SIGCONT)
+        try:
+            nodes.until(lambda: slow.beat.phase == OUTSIDE, "that it says so", 30.0)
+            since = slow.beat.since
+            nodes.until(
+                lambda: (other.beat.phase, other.beat.waiting) == ("save", True), "the other to wait for it", 30.0
+            )
+            nodes.until(lambda: slow.beat.since > since + 0.3, "that it says so again", 10.0)
+        finally:
+            os.kill(disk, signal.SIGCONT)  # or it outlives the test
         nodes.until_done()
         assert nodes.resume == 4
 
