@@ -129,13 +129,14 @@ class Beat:
         self._spent: dict[str, float] = {}
         self._worked = time.monotonic()  # up to then its work is in `_spent`
         self._formed: float | None = None  # since when its state is put back
+        self._depth = 0  # of `waiting`: more than 0 while others are waited for, whatever collectives come through
         self._told = (self.now.state, self.now.saved)
         self._write()
 
     def phase(self, name: str) -> None:
         """What begins now: rollout, reward, update, sync, save, ..."""
         self._account()
-        self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=False)
+        self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=self._depth > 0)
         self._write()
 
     def still(self, phase: str = "") -> None:
@@ -143,8 +144,8 @@ class Beat:
         that wait for this worker are excused as long as it is in `phase` OUTSIDE, which lasts until the next one begins.
         """
         if phase and phase != self.now.phase:
-            self.phase(phase)
-            return
+            self._account()
+            self.now = replace(self.now, phase=phase, waiting=False)
         self.now = replace(self.now, since=time.monotonic())
         self._write()
 
@@ -178,18 +179,20 @@ class Beat:
     def arrived(self) -> None:
         """The collective is through."""
         self._account()
-        self.now = replace(self.now, waiting=False)
+        self.now = replace(self.now, waiting=self._depth > 0)
         self._write()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, it is others who are waited for, as when a group is formed."""
+        """Inside, it is others who are waited for, as when a group is formed: also after a collective there is through."""
         self._account()
+        self._depth += 1
         self.now = replace(self.now, waiting=True)
         self._write()
         try:
             yield
         finally:
+            self._depth -= 1
             self.arrived()
 
     def joining(self, generation: int, born: int, resume: int) -> None:

@@ -4,7 +4,7 @@ The idea: what a worker says of itself only counts for the generation it says it
 has not taken it yet is joining, whatever its page says.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
@@ -99,24 +99,34 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long phases take here: budgets, and the phase each worker was last seen in."""
+    """How long phases take here: budgets, the phase each worker was last seen in, and the stall it then was in."""
 
     budgets: Budgets
     seen: Mapping[int, Snapshot] = field(default_factory=dict)
+    stalls: Mapping[int, Stall] = field(default_factory=dict)
 
-    def learn(self, workers: Iterable[Beating]) -> "Pace":
+    def learn(self, workers: Sequence[Beating], now: float) -> "Pace":
         """A phase that was left between two looks took about as long as from its beginning to the next one's.
 
         One that a broken gang ended says how long the fault took, and what is left of a reform after its first collective
-        nothing of how long a reform takes: nothing is learned of either.
+        nothing of how long a reform takes: nothing is learned of either, but that it may be as long at the same step. That is
+        learned of those who waited too, or they would be taken for stalled before the one that is slow.
         """
-        budgets, seen = self.budgets, dict(self.seen)
+        budgets, seen, stalls = self.budgets, dict(self.seen), dict(self.stalls)
         for worker in workers:
             before, beat = seen.get(worker.slot), worker.beat
+            stall = stalls.pop(worker.slot, None)
             if before and before.since < beat.since and before.phase != "reform" and _trained_on(before, beat):
                 budgets = budgets.learn(before.phase, beat.since - before.since)
+            elif before and stall and not _trained_on(before, beat):
+                budgets = budgets.end(stall)
             seen[worker.slot] = beat
-        return Pace(budgets=budgets, seen=seen)
+        for worker in workers:
+            stall = stall_of(worker, budgets, now)
+            at_work = worker.beat.state is State.TRAINING and not (worker.finished or worker.stopped)
+            if stall and at_work:
+                stalls[worker.slot] = stall
+        return Pace(budgets=budgets, seen=seen, stalls=stalls)
 
 
 def _trained_on(before: Snapshot, after: Snapshot) -> bool:

@@ -591,7 +591,7 @@ class Hand(LocalElasticAgent):
             alive = life(process.pid) if quiet and not process.finished else None
             stopped = alive is not None and alive.stopped
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
-        self._pace = self._pace.learn(beating)
+        self._pace = self._pace.learn(beating, now)
         self._stride = self._stride.after(beating, now, REPORT_S)
         return look(beating, self._generation, self._pace.budgets, now)
 

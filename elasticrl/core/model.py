@@ -245,9 +245,9 @@ class Lap:
     bytes: int
 
 
-#: The phase of a worker that waits for something outside of the gang (an engine that is being started), under a deadline of its
-#: own: it does not hang, and who waits for it in a collective is no victim.
-OUTSIDE: Final = "engine"
+#: The phase of a worker that waits for something outside of the gang (an engine that is being started, the disk at the end of
+#: a job), under a deadline of its own: it does not hang, and who waits for it in a collective is no victim.
+OUTSIDE: Final = "outside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

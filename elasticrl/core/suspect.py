@@ -296,26 +296,39 @@ class Budgets:
     """How long each phase may take: learned from what is usual, never under the floor, never over the cap.
 
     A rare slow one counts twice, not tenfold. Found live: an update that waited 6 s for a vault hid a hang for 62 s.
+    Nor is what was ended for standing still ended so for ever: at the step at which it was, its phase has twice as long.
     """
 
     settings: Timeouts
     took: Mapping[str, Took] = field(default_factory=dict)
+    ended: Mapping[str, Stall] = field(default_factory=dict)  # by phase: the newest stall that ended with its gang
 
     def learn(self, phase: str, took_s: float) -> "Budgets":
         """A phase was left after `took_s`."""
         return replace(self, took={**self.took, phase: self.took.get(phase, Took()).and_then(took_s)})
 
-    def budget(self, phase: str) -> float:
-        """Seconds without progress after which a worker in this phase is stalled."""
+    def end(self, stall: Stall) -> "Budgets":
+        """The gang broke up over this stall, which may come again: an evaluation every so many steps is no hang. Found by
+        reading: one of 8 s among steps of 50 ms was killed at its step for ever. What it teaches ends with the step, or each
+        real hang would delay how the next one is found.
+        """
+        before = self.ended.get(stall.phase)
+        if before is not None and stall.step <= _last(before) and stall.for_s < before.for_s:
+            return self
+        return replace(self, ended={**self.ended, stall.phase: stall})
+
+    def budget(self, phase: str, step: int | None = None) -> float:
+        """Seconds without progress after which a worker in this phase, at this step, is stalled."""
         cap = self.settings.phase_s.get(phase, self.settings.default_phase_s)
-        seen = self.took.get(phase)
+        seen, ended = self.took.get(phase), self.ended.get(phase)
         if seen is None:
             return cap
-        return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest))
+        again_s = TWICE * ended.for_s if ended is not None and step is not None and step <= _last(ended) else 0.0
+        return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest, again_s))
 
     def stalled(self, progress: Progress, now: float) -> Stall | None:
         """The stall that this worker is in, if it is."""
-        budget = self.budget(progress.phase)
+        budget = self.budget(progress.phase, progress.step)
         if progress.stopped:  # the kernel says so: no phase explains it, and its peers must not be suspected first
             budget = min(budget, self.settings.confirm_s)
         for_s = now - progress.since
@@ -326,6 +339,11 @@ class Budgets:
             waiting=progress.waiting, stopped=progress.stopped, op=progress.op if progress.waiting else "",
             collective=progress.collective if progress.waiting else 0,
         )  # fmt: skip
+
+
+def _last(stall: Stall) -> int:
+    """The last step that may be sealed where it comes again: its worker had made one more than it knew to be sealed."""
+    return stall.step + 1
 
 
 def somebody_left(view: View) -> bool:

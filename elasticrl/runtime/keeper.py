@@ -330,10 +330,19 @@ class Keeper:
         self._saver.facts = self._facts
         return self._saver
 
-    def save_last(self, kept: Kept, check: Callable[[], None]) -> None:
-        """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk."""
+    def save_last(self, kept: Kept, check: Callable[[], None], waits: Callable[[], None] = lambda: None) -> None:
+        """Saves what a job ends with, or is interrupted at: waits for it, and tries again until it is on the disk. Up to
+        `checkpoint.timeout` it is the disk that is waited for, as `waits` is told in each turn; after that it hangs.
+        """
         if self.saved == self.name(kept) or (self._own and self._written == self.name(kept)):
             return
+        limit = time.monotonic() + self.context.tree.checkpoint.timeout_s
+
+        def turn() -> None:
+            check()
+            if time.monotonic() < limit:
+                waits()
+
         if not kept.asked:  # twice at once, and the two would clear each other's files away
             self.save(kept)
         while True:
@@ -344,10 +353,10 @@ class Keeper:
             if mine or self._saver is None or not self._saver.busy_s:
                 pause = time.monotonic() + RETRY_S
                 while time.monotonic() < pause:
-                    check()
+                    turn()
                     time.sleep(SLICE_S)
                 self.save(kept)
-            check()
+            turn()
             time.sleep(0.005)
 
     def poll(self) -> tuple[Outcome, ...]:

@@ -327,7 +327,9 @@ class Run:
         return None if found is None else found[next(iter(self._roles))]
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """What is inside is this phase: for beats, and for the budget after which a hang is one."""
+        """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
+        other inside, all enter it: who waits in another phase is measured by that one's budget.
+        """
         return self._phase(name)
 
     @property
@@ -1086,7 +1088,8 @@ class Run:
         self._settle_votes()
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
             with self._phase("save"):
-                keeper.save_last(keeper.kept, self._check)
+                keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
+                self._beat.phase("save")  # through with the disk: others may be what we wait for
                 self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
                 keeper.written(keeper.kept)

@@ -114,6 +114,23 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
 
 
 @pytest.mark.slow
+def test_a_step_that_is_rarely_long_is_not_ended_as_a_hang_for_ever(tmp_path: Path):
+    # Found by reading: an evaluation of 8 s every 500 steps of 50 ms was killed at its step for ever.
+    conf = {
+        "job": {"program": str(PROGRAM), "seed": 7},
+        "timeouts": {"floor": "1s", "confirm": "500ms"},
+        "lanes": {"digest": "full"},
+    }
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", "--long", "100", "9")) as job:
+        job.start("n0", "n1")
+        job.until(lambda: max((line.step for line in job.sealed()), default=0) > 110, 120.0, "that step is made")
+        ends = [end["cause"] for node in NODES[:2] for end in job.events(node, "worker.exited")]
+        assert 1 <= len(ends) <= 3, f"what is killed teaches: {ends}"
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path)
+
+
+@pytest.mark.slow
 def test_after_a_loss_of_power_nodes_with_own_disks_wait_for_the_last_one_and_end_with_the_same_bits(tmp_path: Path):
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
@@ -285,3 +285,16 @@ class Nodes:
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
             self.workers[node].channel.sendall(news(self.committed))
+
+
+def writer(nodes: Nodes, node: str) -> int:
+    """The process that writes this node's checkpoints."""
+    (found,) = writers(nodes, node)
+    return found
+
+
+def writers(nodes: Nodes, node: str) -> Iterator[int]:
+    for children in Path(f"/proc/{nodes.workers[node].process.pid}/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            if Path(f"/proc/{pid}/comm").read_text() == "writer\n":
+                yield pid

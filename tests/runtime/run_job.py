@@ -56,6 +56,7 @@ def main() -> None:
         "--noise", action="store_true", help="each step draws from the generators that belong to no lane"
     )
     options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
+    options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
         lanes = run.tree.lanes.count
@@ -94,6 +95,8 @@ def main() -> None:
                     loss = loss.detach()  # its graph holds the model
                     lane.tally.add(loss=loss.item())
                     lane.done()
+                if args.long and run.rank == 0 and step == args.long[0]:
+                    time.sleep(args.long[1])  # each time it comes to it, as an evaluation does
                 misbehave(args.faults, step, run, "further" if number else "update")
                 print("update", number, flush=True)
                 run.update(max_norm=0.5, lr_factor=noise * schedule.factor)

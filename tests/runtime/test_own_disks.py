@@ -5,11 +5,10 @@ bring the job back, bit for bit; what they cannot bring is said.
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes
+from gang_kit import Nodes, writer, writers
 
 from elasticrl.agent.beats import State
 from elasticrl.runtime.checkpoint.place import place
@@ -68,19 +67,6 @@ def newest(nodes: Nodes) -> str:
 
 def said(nodes: Nodes, node: str, words: str) -> None:
     nodes.until(lambda: words in nodes.workers[node].text, f"{node} to say: {words}", 60.0)
-
-
-def writer(nodes: Nodes, node: str) -> int:
-    """The process that writes this node's checkpoints."""
-    (found,) = writers(nodes, node)
-    return found
-
-
-def writers(nodes: Nodes, node: str) -> Iterator[int]:
-    for children in Path(f"/proc/{nodes.workers[node].process.pid}/task").glob("*/children"):
-        for pid in map(int, children.read_text().split()):
-            if Path(f"/proc/{pid}/comm").read_text() == "writer\n":
-                yield pid
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """`runtime.join` as a script sees it: the same bits alone, in any gang and through any faults; every sample exactly once."""
 
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes
+from gang_kit import Nodes, writer, writers
 
 from elasticrl.agent.beats import State
+from elasticrl.core.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.chronicle import compare, read
@@ -239,6 +242,26 @@ def test_a_last_save_that_was_due_anyway_is_made_once_and_is_good(tmp_path: Path
         (newest, *_) = listing(shelf)
         assert newest.name == f"step-{STEPS:08d}-g1"
         assert not verify(shelf, newest.name)
+
+
+def test_a_last_save_takes_as_long_as_the_disk_does_and_is_no_hang(tmp_path: Path):
+    # Found by reading: one that took longer than timeouts.phase.save was killed, and so was each further one.
+    with Nodes(tmp_path, steps=4, copies=0) as nodes:
+        nodes.plan("n0", "n1")
+        slow, other = (nodes.workers[node] for node in ("n0", "n1"))
+        nodes.until(lambda: any(writers(nodes, "n0")), "its writer", 30.0)
+        os.kill(disk := writer(nodes, "n0"), signal.SIGSTOP)
+        try:
+            nodes.until(lambda: slow.beat.phase == OUTSIDE, "that it says so", 30.0)
+            since = slow.beat.since
+            nodes.until(
+                lambda: (other.beat.phase, other.beat.waiting) == ("save", True), "the other to wait for it", 30.0
+            )
+            nodes.until(lambda: slow.beat.since > since + 0.3, "that it says so again", 10.0)
+        finally:
+            os.kill(disk, signal.SIGCONT)  # or it outlives the test
+        nodes.until_done()
+        assert nodes.resume == 4
 
 
 def test_snapshots_now_and_then_lose_steps_to_a_fault_but_no_bits(tmp_path: Path, undisturbed):

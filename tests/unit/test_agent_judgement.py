@@ -1,13 +1,14 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, last_line
-from elasticrl.agent.gather import Beating, Pace, look
+from elasticrl.agent.gather import Beating, Pace, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
 from elasticrl.core.model import OUTSIDE, Work
@@ -159,22 +160,64 @@ def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> Non
 
 
 def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)]).learn([beating(since=90.6, phase="rollout")])
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)], 90.1).learn([beating(since=90.6, phase="rollout")], 90.7)
     assert pace.budgets.took["update"].lately == (pytest.approx(0.6),)
-    other = pace.learn([beating(since=99.0, pid=8)])  # another process: nothing can be said
+    other = pace.learn([beating(since=99.0, pid=8)], 99.1)  # another process: nothing can be said
     assert other.budgets == pace.budgets
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.JOINING])
 def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
     # Else each hang made the next one's victims wait ten times as long.
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)])
-    assert pace.learn([beating(since=105.0, phase="parked", state=state)]).budgets == BUDGETS
-    assert pace.learn([beating(since=105.0, phase="reform", state=State.TRAINING, generation=15)]).budgets == BUDGETS
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)], 95.0)
+    parked, formed = (
+        beating(since=105.0, phase="parked", state=state),
+        beating(since=105.0, phase="reform", generation=15),
+    )
+    assert pace.learn([parked], 105.1).budgets == BUDGETS
+    assert pace.learn([formed], 105.1).budgets == BUDGETS
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_what_was_ended_as_a_hang_has_twice_as_long_at_its_step_and_no_other(*, waiting: bool):
+    # Found by reading: an evaluation of 8 s every 500 steps of 50 ms was killed at its step for ever.
+    settings = Timeouts(default_phase_s=60.0, floor_s=2.0)
+    usual = Pace(budgets=reduce(lambda known, _: known.learn("update", 0.05), range(20), Budgets(settings=settings)))
+    assert usual.budgets.budget("update") == 2.0
+    slow, pace, tries = beating(since=90.0, step=499, waiting=waiting), usual, 1
+    while tries < 10:
+        now = slow.beat.since
+        while now < slow.beat.since + 8.0 and not (stall := look([slow], 14, pace.budgets, now).stall):
+            now += 0.05
+            pace = pace.learn([slow], now)
+        if not stall:
+            break
+        pace = pace.learn(
+            [slow], now + 1.0
+        )  # it is ended, and a fresh one comes to the step that was made and not sealed
+        tries += 1
+        slow = beating(since=now + 5.0, step=500, waiting=waiting, pid=7 + tries, generation=14 + tries)
+        pace = pace.learn([slow], now + 5.0)
+    assert tries == 3
+    assert (pace.budgets.budget("update", 500), pace.budgets.budget("update", 502)) == (
+        pytest.approx(14.3, abs=0.2),
+        2.0,
+    )
+    through = pace.learn([replace(slow, beat=replace(slow.beat, since=slow.beat.since + 8.0, step=501))], 200.0)
+    assert through.budgets.budget("update", 1000) == pytest.approx(16.0), "what was seen to pass may come again"
+    for _ in range(10):
+        pace = replace(pace, budgets=pace.budgets.end(replace(stall_of(slow, BUDGETS, 1000.0), for_s=50.0)))
+    assert pace.budgets.budget("update", 500) == 60.0, "its cap"
+
+
+def test_a_stopped_process_is_not_slow_and_teaches_nothing():
+    pace = Pace(budgets=Budgets(settings=Timeouts()).learn("update", 0.05))
+    pace = pace.learn([beating(since=90.0, stopped=True)], 95.0).learn([beating(since=96.0, pid=8)], 96.0)
+    assert pace.budgets.budget("update", 100) == 2.0
 
 
 def test_the_moment_between_a_reform_and_the_first_step_is_not_how_long_a_reform_takes() -> None:
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0, phase="reform")]).learn([beating(since=90.01)])
+    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0, phase="reform")], 90.0).learn([beating(since=90.01)], 90.02)
     assert pace.budgets.budget("reform") == BUDGETS.budget("reform")
 
 

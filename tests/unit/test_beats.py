@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import FIRST, HALF, Beat, Page, Snapshot, State, pack, unpack
+from elasticrl.core.model import OUTSIDE
 from elasticrl.diagnose.process import life
 
 
@@ -26,6 +27,36 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
     seen = page.read()
     assert seen is not None
     assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, State.TRAINING, 5000)
+
+
+def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_comes_through_meanwhile(
+    tmp_path: Path,
+) -> None:
+    # Found by reading: who hashed a large checkpoint after the first collective of its generation was killed as one that hangs.
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
+
+    def waits() -> bool:
+        seen = page.read()
+        assert seen is not None
+        return seen.waiting
+
+    beat.joining(generation=2, born=1, resume=7)
+    with beat.waiting():
+        beat.collective(1, "allgather")
+        beat.arrived()
+        assert waits()
+        beat.phase("disks")
+        beat.phase("reform")
+        with beat.waiting():
+            pass
+        assert waits()
+    beat.training()
+    assert not waits()
+    with beat.waiting():
+        beat.still(OUTSIDE)  # that is waited for alone: others would wait for this one
+        assert not waits()
+    beat.phase("update")
+    assert not waits()
 
 
 def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
