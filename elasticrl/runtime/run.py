@@ -125,7 +125,9 @@ class Lane:
 
     @contextmanager
     def rng(self, purpose: str) -> Iterator[None]:
-        """Inside, the ambient generators are this lane's stream of that name."""
+        """Inside, the ambient generators are this lane's stream of that name. What uses a result (loss.item()) belongs inside
+        too: a pass that a fault cuts short (of fsdp, whose passes have collectives) ends here, without one.
+        """
         try:
             with self.streams.ambient(purpose):
                 yield
