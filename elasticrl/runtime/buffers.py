@@ -88,7 +88,7 @@ class Buffers:
             raise Misuse(
                 f"The buffer {name} of {self._role} has changed since the model was built. Buffers are neither kept nor "
                 "restored, so the bits would depend on faults. Either switch that off (eval() of its module, or a layer "
-                "without running statistics), or register the module that owns it (run.register(norm=model.norm)) and change "
+                "without running statistics), or register the module that owns it (run.register(norm=...)) and change "
                 "it outside of the lanes, on all ranks alike."
             )
         self._seen[name] = now
