@@ -272,7 +272,7 @@ def test_a_stream_that_hangs_is_named_within_the_deadline():
 
 
 def test_the_program_on_the_page_loads_ahead_and_uses_each_sample_once(tmp_path: Path):
-    (program,) = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "loads.py").write_text(program)
     done = subprocess.run([sys.executable, "loads.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
