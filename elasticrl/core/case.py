@@ -7,7 +7,7 @@ claims against somebody who is seen at work, is no cause.
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import Evidence, Kind, Sign, mistaken
 from elasticrl.core.meanings import (
     DISKS,
     EXPLAINS,
@@ -93,12 +93,13 @@ class Case:
 
     def fits(self, fact: Evidence) -> bool:
         """Whether it can explain what was seen to befall its node. A disk that is full stops no dataloader, and nothing that a
-        program prints silences its node.
+        program prints silences its node. No machine makes a program raise what only a mistake of its own does.
         """
         here = self.befell.get(self.home(fact), ())
         if fact.kind not in HARD and fact.rank is None and fact.sign in EXPLAINS:
             saving = fact.sign in DISKS
-            fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.detail.startswith(SAVING)) for f in here)
+            told = (f for f in here if not mistaken(f))
+            fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.detail.startswith(SAVING)) for f in told)
             return not self.befell or any(fitting)
         claimed = not witnessed(fact) and MEANINGS[fact.sign].soft and fact.sign is not Sign.HOST_MEMORY
         return not (claimed and here) or any(f.sign not in OUTSIDE for f in here)

@@ -230,6 +230,13 @@ NOT_ITS_OWN = frozenset({
     "ConnectionAbortedError", "EOFError", "ChildFailedError", "SignalException", "CollectiveAborted",
 })  # fmt: skip
 
+#: Exceptions that no state of a machine brings about: whoever raises one has a mistake in the program or its data.
+MISTAKES = frozenset({
+    "ValueError", "KeyError", "TypeError", "IndexError", "AttributeError", "AssertionError", "NameError", "SyntaxError",
+    "ZeroDivisionError", "NotImplementedError", "UnboundLocalError", "RecursionError", "OverflowError", "ValidationError",
+    "ConfigAttributeError", "IndentationError", "CompilationError",
+})  # fmt: skip
+
 #: Exceptions of the runtime's own, which are not the program's.
 OURS: Mapping[str, Sign] = {"Diverged": Sign.DIVERGED, "VaultError": Sign.UNKEPT}
 
@@ -244,14 +251,28 @@ def _sign_of_exit(ended: "Exit") -> Sign:
     for said, sign in SAID.items():
         if ended.cause.startswith(said):
             return sign
-    words = ended.cause.replace("(", " ").replace(":", " ").split()
+    words = _words(ended.cause)
     if "signal" in words:
         number = words[words.index("signal") + 1 :][:1]
         if number and number[0].isdigit():
             # Whom the agent asks to go has not failed: here a SIGTERM came from elsewhere.
             sign = SIGNALS.get(int(number[0]), Sign.KILLED)
             return Sign.KILLED if sign is Sign.TOLD else sign
-    names = {word.rsplit(".", 1)[-1] for word in words}
+    names = _names(ended.cause)
     if not ended.own or names & NOT_ITS_OWN:
         return Sign.PEER_GONE
     return next((sign for name, sign in OURS.items() if name in names), Sign.PROGRAM)
+
+
+def mistaken(fact: Evidence) -> bool:
+    """Whether it is an end by an exception that only the program or its data can have brought about."""
+    return fact.kind is Kind.EXIT and fact.sign is Sign.PROGRAM and bool(_names(fact.detail) & MISTAKES)
+
+
+def _words(cause: str) -> list[str]:
+    return cause.replace("(", " ").replace(":", " ").split()
+
+
+def _names(cause: str) -> set[str]:
+    """What may be the name of an exception in it, without its module."""
+    return {word.rsplit(".", 1)[-1] for word in _words(cause)}

@@ -11,7 +11,7 @@ import re
 from dataclasses import field
 from functools import cached_property
 
-from elasticrl.core.evidence import Kind, Sign
+from elasticrl.core.evidence import MISTAKES, Kind, Sign
 from elasticrl.core.value import dataclass
 
 
@@ -288,13 +288,10 @@ EXCEPTION = re.compile(
 )
 
 #: Exceptions that only the program itself can cause.
-PROGRAMS_OWN = frozenset({
-    "ValueError", "KeyError", "TypeError", "IndexError", "AttributeError", "AssertionError", "ImportError", "NameError",
-    "ModuleNotFoundError", "FileNotFoundError", "ZeroDivisionError", "UnicodeDecodeError", "JSONDecodeError", "SyntaxError",
-    "NotImplementedError", "UnboundLocalError", "RecursionError", "OverflowError", "UnpicklingError", "NotADirectoryError",
-    "IsADirectoryError", "ValidationError", "DatasetGenerationError", "ConfigAttributeError", "IndentationError", "PermissionError",
-    "CompilationError",
-})  # fmt: skip
+PROGRAMS_OWN = MISTAKES | {
+    "ImportError", "ModuleNotFoundError", "FileNotFoundError", "UnicodeDecodeError", "JSONDecodeError", "UnpicklingError",
+    "NotADirectoryError", "IsADirectoryError", "DatasetGenerationError", "PermissionError",
+}  # fmt: skip
 
 #: Exceptions that say nothing of who is at fault: torn-down peers, agents that report, people who pressed ^C.
 SECOND_HAND = frozenset({

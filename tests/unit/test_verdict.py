@@ -313,6 +313,19 @@ def test_a_full_disk_explains_no_hang_but_one_in_a_save() -> None:
     assert judge([full, *seen], EIGHT).fault is Fault.DISK, "nothing was seen to befall anybody"
 
 
+def test_a_full_disk_explains_no_mistake_of_the_program() -> None:
+    """Found live: a bad prompt, seconds after a disk had been full, was blamed on the disk."""
+    full = Evidence(kind=Kind.DISK, sign=Sign.DISK_FULL, node="n03", detail="checkpoint.space", source="health")
+    bad = ended(6, "exit code 1: ValueError: bad prompt 3", own=True)
+    verdict = judge([full, bad], EIGHT)
+    assert (verdict.fault, verdict.ranks) == (Fault.USER_ERROR, (6,))
+    assert "bad prompt 3" in verdict.cause
+    for torn in ("OSError: [Errno 28]", "FileNotFoundError: x", "sqlite3.OperationalError: disk I/O error"):
+        assert judge([full, ended(6, f"exit code 1: {torn}", own=True)], EIGHT).fault is Fault.DISK, torn
+    memory = replace(full, sign=Sign.HOST_MEMORY, kind=Kind.OOM, detail="memory")
+    assert judge([memory, bad], EIGHT).fault is Fault.USER_ERROR
+
+
 def test_nothing_that_a_program_prints_silences_its_node_or_stops_it() -> None:
     """Found live: a cable was out of a node whose rank had complained before."""
     noise = [replace(fact, line_no=9, node="n00") for fact in (*NOISE, logged(Sign.DISK_FULL, 1, kind=Kind.DISK))]
