@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ppo
-from bench.report import Watch, dump, end_cleanly, interval, show, summary
+from bench.report import Watch, dump, end_cleanly, interval, show, some_of, summary
 
 PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
@@ -262,14 +262,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--turn", type=float, default=1.2)
     parser.add_argument("--swaps", type=int, default=8)
-    parser.add_argument("--sides", default="daemon,plain")
+    parser.add_argument("--sides", default="daemon,plain", type=some_of(CHOICE))
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
-    names = options.sides.split(",")
-    if len(names) != 2 or not set(names) <= set(CHOICE):
-        raise SystemExit(f"--sides wants two of {', '.join(CHOICE)}")
+    names = options.sides
+    if len(names) != 2:
+        parser.error(f"--sides wants two of {', '.join(CHOICE)}")
     if options.beside and len(os.sched_getaffinity(0)) < len(names):
         raise SystemExit("--beside wants a processor for each side")
     watch = Watch()

@@ -47,7 +47,7 @@ from bench.race.race import unfit
 from bench.race.sides import SIDES as RACERS
 from bench.race.sides import Peer
 from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, spares
-from bench.report import Watch, dump, end_cleanly, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.local import Job, Late, Sealed
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
@@ -386,14 +386,14 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=60.0, help="seconds of the undisturbed job, before and after")
     parser.add_argument("--mixed", action="store_true", help="faults of all kinds; for elasticrl alone")
     parser.add_argument("--seed", type=int, default=0, help="which nodes are struck")
-    parser.add_argument("--sides", default="elasticrl")
+    parser.add_argument("--sides", default="elasticrl", type=some_of(SIDES))
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
-    sides = options.sides.split(",")
+    sides = options.sides
     if options.mixed and sides != ["elasticrl"]:
         parser.error("the others do not notice a stopped or hung worker, or a silent node, within minutes")
-    if problems := [f"{side}: {why}" for side in sides if (why := unfit(side) if side in SIDES else "there is none")]:
+    if problems := [f"{side}: {why}" for side in sides if (why := unfit(side))]:
         parser.error("; ".join(problems))
     kinds, watch = MIXED if options.mixed else PLAIN, Watch()
     struck, paces = {}, {}

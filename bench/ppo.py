@@ -39,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, end_cleanly, interval, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, interval, seconds, show, some_of, summary
 
 ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
@@ -210,12 +210,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--worlds", default="1,2")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join(SIDES), type=some_of(SIDES))
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv-trl")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args(arguments)
-    sides, worlds = options.sides.split(","), [int(word) for word in options.worlds.split(",")]
+    sides, worlds = options.sides, [int(word) for word in options.worlds.split(",")]
     watch = Watch()
     found = {(side, world): Found() for side in sides for world in worlds}
     with tempfile.TemporaryDirectory(prefix="bench-ppo-") as base:

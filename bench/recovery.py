@@ -48,7 +48,7 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, end_cleanly, seconds, show, summary
+from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.local import Job, Late, Sealed, parse
 from elasticrl.daemon.client import Unanswered
 
@@ -360,13 +360,18 @@ KNOWN = ("worker", "stop", "hang", "node", "join", "cut", "leader")
 def trial(side: str, faults: list[str]) -> dict[str, Cost]:
     """One fresh job, each fault once. What does not come back in time is missing, and ends the trial."""
     found: dict[str, Cost] = {}
+    away = False  # whether a node was taken away: only `join` brings it back
     with SIDES[side]() as job:
         for fault in faults:
             if not hasattr(job, fault):
                 continue  # torchrun does not notice a stopped or hung worker, or a silent node, within minutes
             try:
+                if away and fault != "join":
+                    job.join()
+                    job.ready()
                 found[fault] = getattr(job, fault)()
-                if fault != "node":
+                away = fault == "node"
+                if not away:
                     job.ready()
             except (Late, OSError, IndexError) as error:
                 print(f"  {side}: {fault}: {error}"[:600], file=sys.stderr)
@@ -377,12 +382,12 @@ def trial(side: str, faults: list[str]) -> dict[str, Cost]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--sides", default="elasticrl,torchrun-best")
-    parser.add_argument("--faults", default=",".join(KNOWN))
+    parser.add_argument("--sides", default="elasticrl,torchrun-best", type=some_of(SIDES))
+    parser.add_argument("--faults", default=",".join(KNOWN), type=some_of(KNOWN))
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
-    sides, faults = options.sides.split(","), options.faults.split(",")
+    sides, faults = options.sides, options.faults
     watch = Watch()
     found: dict[str, dict[str, list[Cost]]] = {side: {fault: [] for fault in faults} for side in sides}
     tried = dict.fromkeys(sides, 0)

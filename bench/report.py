@@ -4,6 +4,7 @@ The one idea about noise: a bench loads the machine as others do, so others are 
 before it, between its trials, and after it.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from math import comb
@@ -76,6 +77,18 @@ def commit() -> str:
 def end_cleanly() -> None:
     """SIGTERM unwinds, as Ctrl-C does, so that what a bench has started ends with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+def some_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """The type of an option that names some of these, with commas between. It refuses all that it does not know at once."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        return names
+
+    return read
 
 
 def noisy(looks: Sequence[float], stolen: float = 0.0) -> str:

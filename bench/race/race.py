@@ -40,7 +40,7 @@ from bench.race.judge import Outcome, progress, same_bits, steps_lost
 from bench.race.results import figures, noise, show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
 from bench.recovery import NODES
-from bench.report import Watch, commit, cpu, dump, end_cleanly
+from bench.report import Watch, commit, cpu, dump, end_cleanly, some_of
 from chaos.live.local import Late
 
 FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store", "join", "power")
@@ -142,8 +142,8 @@ def recorded(path: Path) -> list[Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", default=",".join(SIDES))
-    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--sides", default=",".join(SIDES), type=some_of(SIDES))
+    parser.add_argument("--faults", default=",".join(FAULTS), type=some_of(FAULTS))
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=inf, help="begin no trial after that")
     parser.add_argument("--record", type=Path, default=RECORD)
@@ -158,8 +158,7 @@ def main() -> int:
     record, until, watch = options.record, time.monotonic() + 60 * options.minutes, Watch()
     here = f"{os.cpu_count()} cores, {cpu()}"
     if not options.report:
-        sides, faults = options.sides.split(","), options.faults.split(",")
-        for number, fault, side in schedule(sides, faults, options.trials, recorded(record)):
+        for number, fault, side in schedule(options.sides, options.faults, options.trials, recorded(record)):
             if time.monotonic() > until:
                 break
             try:

@@ -1,6 +1,7 @@
 """What benches say of their figures: how sure a median is, who is faster, whether the machine was theirs. None is run."""
 
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 from statistics import median
 
@@ -10,7 +11,7 @@ from bench.ppo import Found, beside_trl, pairs
 from bench.race.judge import Outcome
 from bench.race.race import recorded
 from bench.race.results import figures, noise
-from bench.report import BLIPS, LOOK_S, QUIET, STOLEN, Ticks, Watch, interval, noisy, summary
+from bench.report import BLIPS, LOOK_S, QUIET, STOLEN, Ticks, Watch, interval, noisy, some_of, summary
 
 FEW, ENOUGH = 5, 6  # rounds: the range of five holds the median with 94 %
 
@@ -136,3 +137,10 @@ def test_a_race_tells_medians_ranges_and_counts_and_whether_others_ran_beside_it
     assert told["survivors_s"] == summary([1.0, 2.0]) == {"median": 1.5, "min": 1.0, "max": 2.0, "count": 2}
     assert told["full_s"]["count"] == 1
     assert "up to 90 % of the processors at 1 of 2 looks" in noise(trials)
+
+
+def test_an_option_that_names_some_refuses_all_that_it_does_not_know_at_once() -> None:
+    read = some_of(("worker", "node"))
+    assert read("node,worker") == ["node", "worker"]
+    with pytest.raises(ArgumentTypeError, match=r"unknown: 'kill', ''; known: worker, node"):
+        read("kill,node,")
