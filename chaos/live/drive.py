@@ -384,13 +384,17 @@ class Drive:
         self.eye.note(Healed(at=healed))
         if self.over:
             self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
-            return ""
+            return self._unasked(scenario)
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
         self.until(lambda: self.over or self.well(healed), scenario.liveness_s, "all nodes train again")
         return self._unasked(scenario)
 
     def _unasked(self, scenario: Scenario) -> str:
-        return "the job is over, though nobody asked for that" if self.over and not wanted_end(scenario) else ""
+        """A program that fails by its own doing as often as the limit says is stopped; else somebody has to have asked."""
+        own = sum(fault.kind in ITSELF for fault in scenario.faults)
+        if not self.over or wanted_end(scenario) or own >= self.settings.recovery.no_progress_limit:
+            return ""
+        return "the job is over, though nobody asked for that"
 
     def _going_on(self) -> bool:
         """Is there anything to wait for before healing? Faults that last for good may need to be healed first."""

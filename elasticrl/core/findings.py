@@ -7,6 +7,7 @@ rule will ask for it.
 from dataclasses import replace
 
 from elasticrl.core import dossier, straggler
+from elasticrl.core.events import Workers
 from elasticrl.core.evidence import Evidence, bounded, of_exit
 from elasticrl.core.fallback import too_slow
 from elasticrl.core.judge import judge
@@ -17,11 +18,10 @@ from elasticrl.core.state import Finding, Lead
 from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 
 
-def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:
-    """File what is new, judge it, and know what would be done about it."""
+def investigate(scene: Scene, lead: Lead, own: dossier.Facts, workers: Workers) -> Lead:
+    """File what is new, judge it, and know what would be done about it. `own`: this node's evidence; `workers`: its own."""
     records, now = scene.records, scene.now
-    if records is not lead.read:
-        lead = _gone_on(scene, lead)
+    lead = _gone_on(scene, lead, workers)
     fresh: list[Evidence] = [*own, *_derived(scene)]
     if records is not lead.read:
         changed = (record for node, record in records.items() if record is not lead.read.get(node))
@@ -32,18 +32,21 @@ def investigate(scene: Scene, lead: Lead, own: dossier.Facts) -> Lead:
     return replace(_paced(scene, lead), read=records) if records is not lead.read else lead
 
 
-def _gone_on(scene: Scene, lead: Lead) -> Lead:
+def _gone_on(scene: Scene, lead: Lead, workers: Workers) -> Lead:
     """Whether all ranks have made a step together that none had begun when they were looked at the last time but one: so old
-    may be what their records say.
+    may be what their records say. One that has made it says so for all, and of this node's own workers it is known at once.
+
+    Found live: records tell the step every few seconds, and for so long a hang was blamed on a disk that had been full before.
     """
     plan, training = scene.plan, scene.doing[Work.TRAINING]
     if plan is None or plan.phase is not Phase.TRAIN or len(training) < len(plan.seats) or not training:
         return lead
-    steps = [record.step for record in training]
-    if lead.marks and min(steps) <= lead.marks[-1][1] + 1:
+    ours = [workers.step] if workers.generation == plan.generation and workers.work is Work.TRAINING else []
+    newest = max((*(record.step for record in training), *ours))
+    if lead.marks and newest <= lead.marks[-1][1] + 1:
         return lead
     passed = {**lead.passed, plan.generation: lead.marks[0][0]} if len(lead.marks) > 1 else lead.passed
-    return replace(lead, marks=(*lead.marks[-1:], (scene.now, max(steps))), passed=passed)
+    return replace(lead, marks=(*lead.marks[-1:], (scene.now, newest)), passed=passed)
 
 
 def _derived(scene: Scene) -> tuple[Evidence, ...]:

@@ -14,7 +14,7 @@ from elasticrl.core import dossier
 from elasticrl.core.events import Action, Confine, Inspect, Propose
 from elasticrl.core.fallback import measured
 from elasticrl.core.findings import brief, investigate
-from elasticrl.core.follow import plan_of
+from elasticrl.core.follow import plan_of, workers_of
 from elasticrl.core.growth import ease, form, grow, moved
 from elasticrl.core.intents import asked_to_pause, asked_to_stop, finished, over
 from elasticrl.core.invariants import check_plan
@@ -56,7 +56,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
         return state, Wish(reason="leading; waiting to see all records")
     scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now)
     memory = remember(scene, deaf=deaf(state, now))
-    memory = investigate(scene, memory, state.evidence)
+    memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)
     move = next((move for rule in RULES if (move := rule(scene)) is not None), Move())
     release, wake_at = guard(scene)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Keeper:
         self.marked: str | None = None  # that whose commit this worker writes down on its disk, once it is made
         self._say = say
         self.late = False  # the newest copies did not arrive in time
-        self._said = ""
+        self._said: dict[str, str] = {}  # of what, what was complained of last
         self._noticed: set[str] = set()  # what the vault's server was said not to hear, since it last heard
         self._released = False
         self._saver: Saver | None = None
@@ -95,6 +96,9 @@ class Keeper:
         self._published: Published | None = None  # then: who has published what of this generation
         self._written = ""  # the newest checkpoint that this worker's writer has done its part of
         self._soon = False  # the next whole step is to be saved
+        self._lost: deque[int] = (
+            deque()
+        )  # steps of this generation of which our shard will not be written, and nobody knows
         self._lineage: Lineage = ()
         self._copies = 0  # that this gang can have of each shard
         self.full: Version | None = None  # the newest state of this generation that lies on no other
@@ -126,6 +130,7 @@ class Keeper:
         self._scarce = len(os.sched_getaffinity(0)) < 2 * threads
         self.cost_s, self._begun, self._stalled_s = 0.0, time.monotonic(), 0.0
         self.kept, self.full, self._released, self._whole = None, None, False, None
+        self._lost.clear()
         with self._softly():
             self.ledger.begin(generation=generation, lineage=lineage, segments=segments, lanes=lanes)
 
@@ -243,12 +248,12 @@ class Keeper:
                 if came != moved or not path:
                     nearer, moved = time.monotonic(), came
                 if time.monotonic() > min(deadline, nearer + NO_NEARER * tree.timeouts.floor_s):
-                    self._complain(f"step {kept.version} has too few copies: {error}")
+                    self._complain("copies", f"step {kept.version} has too few copies: {error}")
                     self.late = True
                     return
                 time.sleep(SLICE_S / 5)  # a vault that is down refuses at once
             else:
-                self._complain("")
+                self._complain("copies", "")
                 self.late = False
                 return
 
@@ -288,7 +293,7 @@ class Keeper:
         """The state after so many steps came to this digest, here and now."""
         if self._rank == 0 and digest:
             self.chronicle.add(step=steps, generation=self._generation, digest=digest)
-            self._complain(self.chronicle.problem)
+            self._complain("chronicle", self.chronicle.problem)
 
     def save(self, kept: Kept) -> None:
         """Begins to write a sealed snapshot to disk, in the background. A disk that is ill is said to be, and costs no step."""
@@ -301,10 +306,11 @@ class Keeper:
                 finish=self._publishes,
                 own=self._own,
                 parent=self._committed or None,
-                flush=[self.ledger.fileno()],
+                flush=self.ledger.files,
             )
         except (StateError, OSError) as error:
-            self._complain(str(error))
+            self._complain("saves", str(error))
+            self._lost.append(kept.version.step)
 
     def _prepare(self, steps: int) -> None:
         """Has a writer started in good time. Found in the race: of a job's first second of steps nothing was on the disk."""
@@ -364,8 +370,11 @@ class Keeper:
         outcomes = self._saver.poll() if self._saver is not None else ()
         for outcome in outcomes:
             if not outcome.ok:
-                self._complain(outcome.why)
+                self._complain("saves", outcome.why)
+                if outcome.generation == self._generation:
+                    self._lost.append(outcome.version.step)
                 continue
+            self._complain("saves", "")
             self._written = name_of(outcome.version, outcome.generation)
             if not outcome.manifest:
                 continue
@@ -388,17 +397,35 @@ class Keeper:
             self.whole(self.name(kept))
 
     def say(self) -> tuple[float, ...]:
-        """What this worker adds to its notes: where each node has a disk of its own, a step that is on this one."""
-        return (self._published.say(),) if self._published else ()
+        """What this worker adds to its notes: a step of which its shard will not be written, 0 if there is none; and where each
+        node has a disk of its own, a step that is on this one.
+
+        Found live: a node's disk had turned read-only, so not even that its shard would not come could be written there; rank
+        0's writer waited for it until `checkpoint.timeout`, and nothing was saved meanwhile.
+        """
+        lost = float(self._lost.popleft() if self._lost else 0)
+        return (lost, self._published.say()) if self._published else (lost,)
 
     def hear(self, rows: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
         """All ranks' notes, in rank order, without what each has added."""
-        if self._published is None:
-            return rows
-        step = self._published.hear([row[-1] for row in rows])
-        if step is not None:
-            self.whole(name_of(Version(step), self._generation))
+        if self._published is not None:
+            step = self._published.hear([row[-1] for row in rows])
+            if step is not None:
+                self.whole(name_of(Version(step), self._generation))
+            rows = [row[:-1] for row in rows]
+        for rank, row in enumerate(rows):
+            if row[-1]:
+                self._hear_lost(rank, Version(int(row[-1])))
         return [row[:-1] for row in rows]
+
+    def _hear_lost(self, rank: int, version: Version) -> None:
+        mine = self._own.shards if self._own else range(self._world)
+        if self._saver is None or not self._publishes or rank == self._rank or rank not in mine:
+            return
+        try:
+            self._saver.lost(version, generation=self._generation, shard=rank)
+        except (StateError, OSError) as error:
+            self._complain("saves", str(error))
 
     def shelf(self) -> tuple[Entry, ...]:
         """The checkpoints that are there."""
@@ -422,7 +449,7 @@ class Keeper:
                 retention = Retention(keep_last=conf.keep_last, keep_every=conf.keep_every)
                 self._writer().committed(manifest, retention, generation=generation)
         except (StateError, OSError) as error:
-            self._complain(str(error))
+            self._complain("saves", str(error))
 
     def void_after(self, version: Version, generation: int) -> None:
         """What lies in this worker's part of the vault beyond that has no future."""
@@ -448,7 +475,9 @@ class Keeper:
         try:
             yield
         except DataError as error:
-            self._complain(str(error))
+            self._complain("ledger", str(error))
+        else:
+            self._complain("ledger", "")
 
     def _notice(self) -> None:
         """Says why this node's vault server does not hear of snapshots: each reason once, until it hears of one again."""
@@ -459,11 +488,11 @@ class Keeper:
             self._noticed.add(notice)
             self._say(notice)
 
-    def _complain(self, problem: str) -> None:
+    def _complain(self, of: str, problem: str) -> None:
         """Once for each change: a disk that stays full says so once."""
-        if problem and problem != self._said:
+        if problem and problem != self._said.get(of):
             self._say(problem)
-        self._said = problem
+        self._said[of] = problem
 
 
 def what_computes() -> str:

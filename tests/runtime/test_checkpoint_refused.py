@@ -10,6 +10,7 @@ from vault_nodes import in_own_mounts, until
 
 from elasticrl.runtime.checkpoint.saver import Saver
 from elasticrl.runtime.vault.client import Ticket, Vault
+from elasticrl.runtime.vault.errors import CheckpointError
 from elasticrl.runtime.vault.version import Version
 
 
@@ -47,6 +48,33 @@ def test_a_shard_that_met_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypa
         saver.close(60.0)
     for vault in vaults:
         vault.close()
+
+
+def test_a_shard_of_which_its_disk_cannot_even_say_that_it_fails_is_not_waited_for(tmp_path: Path):
+    """Found live: one node's disk had turned read-only, and nothing was saved until `checkpoint.timeout`."""
+    torch.set_num_threads(1)
+    vault = Vault(tmp_path / "n0", job="job", node="n0")
+    job = Job(seed=1).train(2)
+    saver = Saver(str(tmp_path / "ck"), facts=FACTS)
+
+    def save(step: int) -> None:
+        job.parts.part("rollout").__init__(0, 2)  # type: ignore[misc]
+        ticket = vault.snapshot(job.parts.capture(0, 2), version=Version(step), generation=1, shard=0, world=2)
+        ticket.wait_sealed(10)
+        saver.save(ticket, finish=True)
+
+    save(10)
+    save(20)  # waits behind it
+    saver.lost(Version(20), generation=1, shard=1)
+    saver.lost(Version(30), generation=1, shard=1)  # nobody waits for that
+    with pytest.raises(CheckpointError, match="still under way"):
+        saver.wait(3)
+    saver.lost(Version(10), generation=1, shard=1)
+    found = saver.wait(60)
+    assert [(outcome.version.step, outcome.ok) for outcome in found] == [(10, False), (20, False)]
+    assert all("(missing: 1; the writing of 1 failed)" in outcome.why for outcome in found)
+    saver.close(60.0)
+    vault.close()
 
 
 def test_what_the_others_wrote_of_a_failed_save_goes_when_the_next_one_begins(tmp_path: Path):
@@ -114,3 +142,40 @@ def test_a_save_that_filled_the_disk_gives_it_back(tmp_path: Path):
     assert "No space left on device" in why
     assert int(less) == 0
     assert manifest == "step-00000020-g1"
+
+
+def test_a_ledger_is_begun_when_its_disk_takes_files_again(tmp_path: Path):
+    """Found live: a worker that took a dead one's place where the disk had turned read-only died of it, and so the job."""
+    script = textwrap.dedent(
+        f"""
+        import subprocess
+        from pathlib import Path
+        from elasticrl.runtime.data.cursor import SampleId
+        from elasticrl.runtime.data.ledger import Ledger, decode
+        from elasticrl.runtime.vault.errors import DataError
+        from elasticrl.runtime.vault.version import Version
+        disk = Path({str(tmp_path)!r}) / "disk"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        ledger = Ledger(disk, writer="n0-w0")
+        print(ledger.files)
+        for act in (lambda: ledger.begin(generation=2, lineage=(), segments=(), lanes=[0]),
+                    lambda: ledger.record(Version(3), 0, [SampleId(0, 7)])):
+            try:
+                act()
+            except DataError as error:
+                print(error)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        ledger.catch_up()
+        print(len(ledger.files))
+        ledger.close()
+        (path,) = (disk / "ledger").iterdir()
+        print(len([decode(line) for line in path.read_bytes().splitlines(keepends=True)]))
+        """
+    )
+    files, begun, recorded, after, lines = in_own_mounts(script)
+    assert files == "()"
+    assert "Read-only file system" in begun
+    assert "Read-only file system" in recorded
+    assert (after, lines) == ("1", "2"), "the generation and the record"

@@ -134,9 +134,9 @@ def test_writers_that_are_killed_and_replaced_before_anybody_asks_hide_no_outcom
 def test_a_writer_that_refuses_a_torn_snapshot_keeps_no_file_open(tmp_path: Path):
     (tmp_path / "torn").write_bytes(bytes(9000))
     files = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("torn", "ledger")]
-    asked = {"step": 3, "update": 0, "generation": 1, "path": str(tmp_path / "torn")}
+    asked = {"op": "save", "step": 3, "update": 0, "generation": 1, "path": str(tmp_path / "torn")}
     with socket.socket() as unused:
-        answer = save(asked, files[0], files[1:], Hope(Inbox(unused), 1, 1.0))
+        answer = save(asked, files[0], files[1:], Hope(Inbox(unused), asked, 1.0))
     assert not answer["ok"]
     assert "the snapshot is " in answer["why"]
     for file in files:
@@ -244,13 +244,13 @@ def test_the_ledger_is_flushed_by_the_writer_and_a_disk_that_refuses_it_costs_th
     trace = tmp_path / "trace"
     job = Job(seed=1)
     saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT_TRACE": str(trace)})
-    saver.save(snapshot(vault, job, 1), finish=True, flush=[ledger.fileno()])
+    saver.save(snapshot(vault, job, 1), finish=True, flush=ledger.files)
     assert saver.wait(60)[0].ok
     points = [line.split("\t")[0] for line in trace.read_text().splitlines()]
     assert points.index("ledger.fsync") < points.index("checkpoint.begin"), "its disk has the ledger before the shard"
     saver.close()
     saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT": "ledger.fsync:full"})
-    saver.save(snapshot(vault, job, 2), finish=True, flush=[ledger.fileno()])
+    saver.save(snapshot(vault, job, 2), finish=True, flush=ledger.files)
     (outcome,) = saver.wait(60)
     assert not outcome.ok
     assert "The ledger cannot be flushed to its disk (No space left on device)" in outcome.why

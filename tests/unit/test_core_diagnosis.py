@@ -253,6 +253,25 @@ def test_what_a_rank_had_printed_before_its_gang_went_on_explains_nothing_later(
     assert judged(6.0, 18, again, well) is Fault.OOM_GPU, "it is said anew"
 
 
+def test_what_a_log_said_is_outlived_as_soon_as_the_leaders_own_workers_have_gone_on() -> None:
+    """Found live: others' records tell the step every few seconds, and a hang was blamed on a disk that had been full."""
+    life = leader()
+    claim = fact(Sign.DISK_FULL, 1, kind=Kind.DISK, line_no=7, source="rank_1.log")
+
+    def judged(now: float, step: int) -> Fault | None:
+        life.at(
+            now, Workers(now=0, warm=True, work=Work.TRAINING, generation=1, born=1, step=step, endpoint="n00:29500")
+        )
+        finding = life.state.lead.finding if life.state.lead else None
+        return finding.verdict.fault if finding else None
+
+    life.told(2.0, *noisy(4, claim))
+    assert judged(2.1, 5) is Fault.DISK
+    assert judged(2.3, 7) is Fault.DISK
+    assert judged(2.5, 9) is Fault.DISK
+    assert judged(2.7, 11) is None, "nobody's record has been written since"
+
+
 def test_what_came_before_a_gang_was_planned_is_not_why_it_broke() -> None:
     kernel = fact(Sign.OOM_KILLED, None, None, node="n01", kind=Kind.OOM_KILLER, line_no=3, source="news")
     xid = fact(Sign.GPU_BROKEN, None, None, node="n01", kind=Kind.XID, line_no=4, source="news")

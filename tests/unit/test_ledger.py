@@ -336,12 +336,12 @@ def test_lines_that_a_full_disk_did_not_take_are_written_when_there_is_room_agai
     gang = Gang(tmp_path, 1)
     gang.step(0)
     (ledger,) = gang.ledgers
-    disk = os.dup(ledger.fileno())
+    disk = os.dup(ledger.files[0])
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, ledger.fileno())
+    os.dup2(full, ledger.files[0])
     with pytest.raises(DataError, match="takes no more lines"):
         ledger.record(Version(1), 0, gang.cursor.ids(1, 0, 0))
-    os.dup2(disk, ledger.fileno())
+    os.dup2(disk, ledger.files[0])
     for lane in (1, 2, 3):
         ledger.record(Version(1), lane, gang.cursor.ids(1, 0, lane))
     found = audit(tmp_path)
@@ -358,13 +358,13 @@ class Full:
         self._ledger = ledger
 
     def __enter__(self) -> None:
-        self._disk = os.dup(self._ledger.fileno())
+        self._disk = os.dup(self._ledger.files[0])
         full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, self._ledger.fileno())
+        os.dup2(full, self._ledger.files[0])
         os.close(full)
 
     def __exit__(self, *_: object) -> None:
-        os.dup2(self._disk, self._ledger.fileno())
+        os.dup2(self._disk, self._ledger.files[0])
         os.close(self._disk)
 
 

@@ -111,7 +111,7 @@ def withdraw(place: Place, stamp: Stamp) -> None:
 
 
 def refuse(place: Place, stamp: Stamp) -> None:
-    """This shard will not come; whoever waits for it need not. On a disk that takes not even that they wait for the timeout.
+    """This shard will not come; whoever waits for it need not. On a disk that takes not even that they hear it with a vote.
 
     Found live: after a moment of a full disk no checkpoint was written for `checkpoint.timeout`, as rank 0 waited for a shard
     whose writer had failed long ago.

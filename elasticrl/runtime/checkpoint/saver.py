@@ -145,6 +145,19 @@ class Saver:
             os.close(held)
         self._pending[stamp.version, stamp.generation] = time.monotonic()
 
+    def lost(self, version: Version, *, generation: int, shard: int) -> None:
+        """Others say that this shard will not come. A save of ours that waits for it ends."""
+        if (version, generation) in self._pending:
+            self._send(
+                {
+                    "op": "lost",
+                    "step": version.step,
+                    "update": version.update,
+                    "generation": generation,
+                    "shard": shard,
+                }
+            )
+
     def committed(self, manifest: str, retention: Retention, *, generation: int) -> None:
         """The store names this checkpoint: mark it, and remove old ones, in the background."""
         self._send({"op": "committed", "where": self.where, "manifest": manifest, "generation": generation})

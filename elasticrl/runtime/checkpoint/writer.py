@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,25 +70,28 @@ class Inbox:
 
 
 class Hope:
-    """Why the other shards of a save will not come: their gang broke up before all had begun, and a later one is saving; or
-    our worker has gone, and nobody is left to ask.
+    """Why the other shards of a save will not come: their writing failed; their gang broke up before all had begun, and a later
+    one is saving; or our worker has gone, and nobody is left to ask.
 
     Those who had begun finish even if their workers die, so they are given some time: at least `orphan_s`, and longer where
     our own shard took long. The time is one for all that our worker had asked for: what the others had begun of a later save
     they have written meanwhile. A writer that waited on would keep its shard's memory from the machine.
     """
 
-    def __init__(self, inbox: Inbox, generation: int, orphan_s: float) -> None:
+    def __init__(self, inbox: Inbox, asked: Mapping[str, Any], orphan_s: float) -> None:
         self.own_s = 0.0  # what writing our shard took
-        self._inbox, self._generation, self._orphan_s = inbox, generation, orphan_s
+        self._inbox, self._asked, self._orphan_s = inbox, asked, orphan_s
         self._later_since: float | None = None
 
     def __call__(self) -> str:
         """The sentence; empty as long as there is hope."""
         self._inbox.look()
-        now = time.monotonic()
-        later = max((int(request.body.get("generation", 0)) for request in self._inbox.ahead), default=0)
-        if later > self._generation:
+        now, ahead = time.monotonic(), [request.body for request in self._inbox.ahead]
+        failed = {int(body["shard"]) for body in ahead if body["op"] == "lost" and self._of_this(body)}
+        if failed:
+            return f"the writing of {', '.join(map(str, sorted(failed)))} failed"
+        later = max((int(body.get("generation", 0)) for body in ahead), default=0)
+        if later > self._asked["generation"]:
             self._later_since = self._later_since or now
             if now - self._later_since > GRACE_S:
                 return f"generation {later} saves already, and this one's gang broke up"
@@ -97,6 +100,9 @@ class Hope:
             if now - self._inbox.gone_since > patience:
                 return f"our worker has gone, and they did not come within {patience:.0f} s"
         return ""
+
+    def _of_this(self, body: Mapping[str, Any]) -> bool:
+        return all(body[key] == self._asked[key] for key in ("step", "update", "generation"))
 
 
 def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> dict[str, Any]:
@@ -169,9 +175,11 @@ def serve(fd: int, orphan_s: float) -> None:
         while (asked := inbox.next()) is not None:
             request = asked.body
             if request["op"] == "save":
-                answer = save(request, asked.fds[0], asked.fds[1:], Hope(inbox, request["generation"], orphan_s))
+                answer = save(request, asked.fds[0], asked.fds[1:], Hope(inbox, request, orphan_s))
                 with suppress(OSError):  # a worker that has died asks for no answer
                     sock.send(json.dumps(answer).encode())
+            elif request["op"] == "lost":
+                pass  # `Hope` saw it while its save waited
             elif request["op"] == "committed":
                 with suppress(StateError, OSError):  # a disk that is ill is complained of at the next save
                     mark_committed(place(request["where"]), request["manifest"])

@@ -27,6 +27,8 @@ from elasticrl.runtime.vault.version import Lineage, Version
 
 FOLDER = "ledger"
 SUFFIX = ".jsonl"
+#: What a disk says that is full, ill or away: its lines wait. Anything else is a mistake, which waiting does not mend.
+ILL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +65,22 @@ class Record:
 
 
 class Ledger:
-    """One worker process's ledger. Register it as a part of the run's state (it is a `Sharded` part without tensors)."""
+    """One worker process's ledger. Register it as a part of the run's state (it is a `Sharded` part without tensors).
+
+    OSError where no file can be made, but for a disk that is ill: there it is made as soon as it can be. Found live: the worker
+    that took a dead one's place on a node whose disk had turned read-only died of it, three times, and with it the job.
+    """
 
     def __init__(self, run_dir: Path, *, writer: str) -> None:
         self.directory = run_dir / FOLDER
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
         self.nodes: tuple[str, ...] = ()  # where each node has a ledger of its own: those of the generation that begins
-        self._file = os.open(
-            self.directory / f"{self.writer}{SUFFIX}",
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-            0o644,
-        )
+        self._file: int | None = None
+        try:
+            self._file = self._open()
+        except OSError as error:
+            if error.errno not in ILL:
+                raise
         self._count = 0
         self._unwritten: list[bytes] = []  # lines that the disk did not take; few, as a commit needs them on it
         self._generation = 0
@@ -118,9 +124,10 @@ class Ledger:
         self._tail[lane].append((version, text))
         self._append_text(f'{{"record":{text}}}')
 
-    def fileno(self) -> int:
-        """The file, for somebody else to flush: `Saver.save(flush=...)`."""
-        return self._file
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The file, for somebody else to flush: `Saver.save(flush=...)`. None as long as it could not be made."""
+        return () if self._file is None else (self._file,)
 
     def committed(self, version: Version) -> None:
         """What led to `version` is on disks, ledger included (`Saver.save(flush=...)`): it need not travel in the vault. But
@@ -133,7 +140,8 @@ class Ledger:
 
     def close(self) -> None:
         """The file is complete."""
-        os.close(self._file)
+        for file in self.files:
+            os.close(file)
 
     # -- state
 
@@ -175,11 +183,12 @@ class Ledger:
     def catch_up(self) -> None:
         """Every line is in the file; DataError if it takes no more."""
         try:
+            file = self._file = self._open() if self._file is None else self._file
             while self._unwritten:  # what found no room before comes first
-                before = os.fstat(self._file).st_size
-                if os.write(self._file, self._unwritten[0]) != len(self._unwritten[0]):
+                before = os.fstat(file).st_size
+                if os.write(file, self._unwritten[0]) != len(self._unwritten[0]):
                     with suppress(OSError):  # half a line is taken back, or the next one would be glued to it
-                        os.ftruncate(self._file, before)
+                        os.ftruncate(file, before)
                     raise OSError(errno.ENOSPC, "no space for a whole line")
                 self._unwritten.pop(0)
         except OSError as error:
@@ -187,6 +196,11 @@ class Ledger:
                 f"The ledger {self.directory} takes no more lines ({error.strerror}): free some space. "
                 "What was used since the last commit is still in the vault."
             ) from error
+
+    def _open(self) -> int:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"{self.writer}{SUFFIX}"
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
 def files_of(run_dir: Path, folder: str) -> tuple[Path, ...]:
