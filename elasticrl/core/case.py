@@ -102,6 +102,8 @@ class Case:
             fitting = (f.sign in EXPLAINS[fact.sign] or (saving and f.detail.startswith(SAVING)) for f in told)
             return not self.befell or any(fitting)
         claimed = not witnessed(fact) and MEANINGS[fact.sign].soft and fact.sign is not Sign.HOST_MEMORY
+        if claimed and fact.sign in EXPLAINS and any(mistaken(f) for f in here if f.rank == fact.rank):
+            return False
         return not (claimed and here) or any(f.sign not in OUTSIDE for f in here)
 
     @cached_property

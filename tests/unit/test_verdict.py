@@ -322,6 +322,8 @@ def test_a_full_disk_explains_no_mistake_of_the_program() -> None:
     assert "bad prompt 3" in verdict.cause
     for torn in ("OSError: [Errno 28]", "FileNotFoundError: x", "sqlite3.OperationalError: disk I/O error"):
         assert judge([full, ended(6, f"exit code 1: {torn}", own=True)], EIGHT).fault is Fault.DISK, torn
+    said = logged(Sign.DISK_FULL, 6, kind=Kind.DISK, line_no=9, node="n03", detail="No space left on device")
+    assert judge([said, bad], EIGHT).fault is Fault.USER_ERROR, "a save had failed, and training had gone on"
     memory = replace(full, sign=Sign.HOST_MEMORY, kind=Kind.OOM, detail="memory")
     assert judge([memory, bad], EIGHT).fault is Fault.USER_ERROR
 
