@@ -108,7 +108,6 @@ def record_of(state: State, now: float) -> Record:
     record = Record(
         member=card.member,
         slots=card.slots,
-        role=card.role,
         beat=card.beat,
         bits=workers.bits or card.bits,
         versions=workers.versions,
