@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Final
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.pairs import Pair, Result
+from elasticrl.core.pairs import Result
+from elasticrl.core.reach import Pair
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 

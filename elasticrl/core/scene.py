@@ -11,7 +11,7 @@ from functools import cached_property
 from math import inf
 
 from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Rung, Seat, Strike, View, Work
-from elasticrl.core.pairs import Pair
+from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
 from elasticrl.core.suspect import Conviction, conviction
