@@ -333,6 +333,12 @@ class Verb(StrEnum):
     STOP = "stop"
 
 
+#: What is wanted of the job from then on, by what was asked.
+INTENTS: Final[Mapping[Verb, Intent]] = MappingProxyType(
+    {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What a node has seen of the store, at one revision. The `*_revision` fields fence what is written next.

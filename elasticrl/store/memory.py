@@ -1,4 +1,4 @@
-"""An etcd in this process: the same revisions, transactions, leases and watches, on a clock of your choice.
+"""An etcd in this process, for tests: the same revisions, transactions, leases and watches, on a clock of your choice.
 
 The one idea: the server is a few dictionaries and a list of what happened at each revision; a watch is a cursor into that
 list. So it can be down, lose answers or be compacted exactly when a test wants it, and the tests that run on a real etcd
