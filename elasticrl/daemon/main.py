@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
-from elasticrl.agent.spec import Spec
+from elasticrl.agent.spec import PRELOAD, Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
@@ -69,8 +69,6 @@ if TYPE_CHECKING:
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
-# What the fork server imports, so that its children need not; the trainer's own entry brings the rest.
-PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
