@@ -127,8 +127,9 @@ def news(committed: Committed) -> bytes:
 def read(plain: dict[str, Any]) -> Order:
     """The order again; fields that an agent of another version has are passed over."""
     kind = ORDERS[plain["is"]]
-    known = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
-    order: Order = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+    names = {field.name for field in fields(kind)}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key in names}
+    order: Order = kind(**plain)
     return order
 
 
