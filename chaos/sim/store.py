@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
 from elasticrl.core import events
-from elasticrl.core.model import Commit, Intent, Member, Quarantine, Record, Verb, View
-
-INTENTS = {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
+from elasticrl.core.model import INTENTS, Commit, Intent, Member, Quarantine, Record, Verb, View
 
 
 class LeaseGone(Exception):

@@ -62,8 +62,8 @@ class Process:
         place = seat.Assignment(
             generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
             lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
-            endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), role=gang.role.value,
-            reason=gang.reason, backend=gang.backend, run=gang.run,
+            endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), reason=gang.reason,
+            backend=gang.backend, run=gang.run,
         )  # fmt: skip
         self.tell(place)
 

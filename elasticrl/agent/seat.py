@@ -63,7 +63,6 @@ class Assignment:
     prefix: str
     nodes: tuple[str, ...]  # each rank's node
     log: str = ""
-    role: str = "train"
     reason: str = ""
     backend: str = ""  # "gloo": in place of what is configured
     run: str = ""  # which run of the job this is, for logs
@@ -126,9 +125,11 @@ def news(committed: Committed) -> bytes:
 
 
 def read(plain: dict[str, Any]) -> Order:
-    """The order again."""
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
-    order: Order = ORDERS[plain.pop("is")](**plain)
+    """The order again; fields that an agent of another version has are passed over."""
+    kind = ORDERS[plain["is"]]
+    names = {field.name for field in fields(kind)}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key in names}
+    order: Order = kind(**plain)
     return order
 
 
@@ -141,7 +142,7 @@ def rank_env(place: Assignment) -> dict[str, str]:
         "LOCAL_RANK": str(place.slot),
         "GROUP_RANK": str(group_rank),
         "ROLE_RANK": str(place.rank),
-        "ROLE_NAME": place.role,
+        "ROLE_NAME": "train",
         "WORLD_SIZE": str(place.world),
         "LOCAL_WORLD_SIZE": str(place.slots),
         "GROUP_WORLD_SIZE": str(len(nodes)),

@@ -21,6 +21,9 @@ from elasticrl.core.value import dataclass
 # code that it has no use for; a worker's program may have.
 NO_PLUGINS: Final = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
+# What the fork server imports, so that its children need not; the trainer's own entry brings the rest.
+PRELOAD: Final = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+
 
 class BadSpec(ValueError):
     """The agent's spec cannot be used; the sentence says why."""
@@ -42,7 +45,7 @@ class Spec:
     log_dir: str
     host: str = "127.0.0.1"  # where other nodes reach this one's TCPStore
     interface: str = ""  # for gloo and NCCL; "": theirs to choose
-    preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+    preload: tuple[str, ...] = PRELOAD
     # A worker process computes what decides its bits, once for each agent; by name, as the agent knows nothing of what it runs.
     fingerprint: str = ""  # the module with `bits()` and `versions()`; "": nobody asks
     ahead: str = ""  # the module whose `fork()` each worker process calls while it has no threads; "": there is none

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from elasticrl.core import events
-from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Role, Rung, Seat, Stall, Work, deal
+from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Work, deal
 from elasticrl.core.value import dataclass
 
 VERSION: Final = 1
@@ -41,8 +41,7 @@ class Gang:
     resume: int
     rung: Rung
     endpoint: str
-    nodes: tuple[str, ...]  # each training rank's node
-    role: Role = Role.TRAIN
+    nodes: tuple[str, ...]  # each rank's node
     reason: str = ""
     backend: str = ""  # in place of what is configured
     run: str = ""  # which run of the job this is, for logs
@@ -54,7 +53,7 @@ class Gang:
 
     def lanes_of(self, rank: int) -> range:
         """The lanes a rank carries."""
-        return deal(self.lanes, self.world)[rank] if self.role is Role.TRAIN else range(0)
+        return deal(self.lanes, self.world)[rank]
 
 
 # ---- orders: daemon to agent
@@ -204,18 +203,12 @@ KINDS: Final[dict[str, Any]] = {
 def gang_of(plan: Plan, me: Member, run: str = "") -> Gang:
     """A member's part of a plan."""
     seat = plan.seat_of[me]
-    peers = [s for s in plan.seats if s.role is seat.role]
     return Gang(
-        generation=plan.generation, born=seat.born, rank=_before(peers, me), slots=seat.slots,
-        world=sum(s.slots for s in peers), lanes=plan.lanes, resume=plan.resume, rung=plan.rung,
-        endpoint=plan.endpoint, nodes=tuple(s.member.node for s in peers for _ in range(s.slots)), role=seat.role,
+        generation=plan.generation, born=seat.born, rank=plan.first_rank(me), slots=seat.slots, world=plan.world,
+        lanes=plan.lanes, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint,
+        nodes=tuple(s.member.node for s in plan.seats for _ in range(s.slots)),
         reason=plan.reason, backend=plan.backend, run=run,
     )  # fmt: skip
-
-
-def _before(peers: list[Seat], me: Member) -> int:
-    members = [seat.member for seat in peers]
-    return sum(seat.slots for seat in peers[: members.index(me)])
 
 
 def order_of(action: events.Action, me: Member, run: str = "") -> Order | None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,12 +205,7 @@ def stop_job(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, *,
         ask(find.daemon(run_dir, job), "stop", deadline_s=3.0)
     except (find.NotFound, Unanswered):
         return  # then each is asked by itself
-    deadline = time.monotonic() + within_s
-    for process in daemons:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
+    next(late(daemons, within_s), None)  # the first: then each is asked by itself
 
 
 def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:
@@ -218,13 +213,19 @@ def end(daemons: list[subprocess.Popen[bytes]], *, within_s: float) -> None:
     for process in daemons:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
+    for process in late(daemons, within_s):
+        process.kill()
+        process.wait()
+
+
+def late(daemons: list[subprocess.Popen[bytes]], within_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Wait for all of them, and give each that has not ended in time when that is known."""
     deadline = time.monotonic() + within_s
     for process in daemons:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield process
 
 
 async def end_vaults(vaults: list[Path]) -> None:
@@ -235,19 +236,13 @@ async def end_vaults(vaults: list[Path]) -> None:
         await dismiss(vault, within_s=VAULT_S)
 
 
-def _embedded(tree: Any) -> Any:
-    from elasticrl.store.embedded import Embedded
-
-    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
-    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=True)
-
-
 def start_store(tree: Any) -> Any:
     """An etcd for this run."""
+    from elasticrl.diagnose.reach import embedded
     from elasticrl.store import StoreError
 
     try:
-        return asyncio.run(_embedded(tree).ensure())
+        return asyncio.run(embedded(tree, dies_with_us=True).ensure())
     except (StoreError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
@@ -277,4 +272,6 @@ def lost(tree: Any, endpoints: tuple[str, ...], *, adopt: bool) -> str:
 
 def stop_store(tree: Any) -> None:
     """End it; its data stay, so that the job can go on later."""
-    asyncio.run(_embedded(tree).stop())
+    from elasticrl.diagnose.reach import embedded
+
+    asyncio.run(embedded(tree, dies_with_us=True).stop())

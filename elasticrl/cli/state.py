@@ -68,6 +68,7 @@ def verify(run: Run, other: Other = None, as_json: AsJson = False) -> None:
                 "generations": history.generations,
                 "rerun": history.rerun,
                 "digests": history.lines,
+                "torn": history.torn,
                 "kind": history.kind,
                 "findings": history.findings,
             }

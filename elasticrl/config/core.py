@@ -9,20 +9,6 @@ from elasticrl.core import settings
 
 _T = TypeVar("_T", settings.Membership, settings.Recovery, settings.Health)
 
-#: The fields of `core.settings` that come from a key of another name, or from all keys of a section.
-RENAMED = {
-    "job": "job.name",
-    "lanes": "lanes.count",
-    "steps": "job.steps",
-    "copies": "vault.copies",
-    "retry_s": "store.retry",
-    "exact": "lanes.exact",
-    "timeouts.phase_s": "timeouts.phase",
-    "fallback": "comm.fallback",
-    "fallback_limit": "comm.fallback_limit",
-    "policy": "policy",
-}
-
 
 def to_core(tree: Tree) -> settings.Settings:
     """The core's settings."""

@@ -9,7 +9,8 @@ from dataclasses import field
 
 from elasticrl.core.evidence import Evidence
 from elasticrl.core.model import Exit, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
-from elasticrl.core.pairs import Pair, Result
+from elasticrl.core.pairs import Result
+from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.value import dataclass
 

@@ -4,7 +4,6 @@ The idea: each rule compares what should be with what is and wishes for the diff
 asked before; a wish that came true no longer arises.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
@@ -28,7 +27,7 @@ from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
-from elasticrl.core.suspect import neighbours, probe_targets, probe_turns
+from elasticrl.core.suspect import neighbours, probe_turns
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
@@ -108,7 +107,6 @@ def record_of(state: State, now: float) -> Record:
     record = Record(
         member=card.member,
         slots=card.slots,
-        role=card.role,
         beat=card.beat,
         bits=workers.bits or card.bits,
         versions=workers.versions,
@@ -274,13 +272,9 @@ def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
     if state.probed and state.probed.generation == plan.generation:
         return ()
     me = state.me.node
-    if plan.pairs:
-        links = tuple(pair for pair in plan.pairs if me in pair)
-        others = {name for pair in links for name in pair} - {me}
-        targets: Mapping[str, str] = {s.member.node: s.beat for s in plan.ring if s.member.node in others}
-    else:
-        targets = probe_targets(plan, me)
-        links = probe_turns(plan, me)
+    links = tuple(pair for pair in plan.pairs if me in pair) if plan.pairs else probe_turns(plan, me)
+    others = {name for pair in links for name in pair} - {me}
+    targets = {seat.member.node: seat.beat for seat in plan.ring if seat.member.node in others}
     places = {seat.member.node: seat.probe for seat in plan.ring if seat.probe}
     known = {node: places[node] for node in (*targets, me) if node in places}
     own = tuple(pair for pair in links if set(pair) <= known.keys())

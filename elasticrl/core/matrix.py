@@ -10,8 +10,8 @@ from math import exp, log
 from statistics import median
 from typing import Final, TypeVar
 
-from elasticrl.core.pairs import Pair, Result
-from elasticrl.core.reach import Reach, single_out
+from elasticrl.core.pairs import Result
+from elasticrl.core.reach import Pair, Reach, single_out
 from elasticrl.core.value import dataclass
 
 LATE_TIMES: Final = (

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Final
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.pairs import Pair, Result
+from elasticrl.core.pairs import Result
+from elasticrl.core.reach import Pair
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 
@@ -51,13 +52,6 @@ class Rung(IntEnum):
     RELOAD = 4  # all workers come back in fresh processes, state from the newest good disk checkpoint
 
 
-class Role(StrEnum):
-    """What a seat's workers do."""
-
-    TRAIN = "train"
-    ROLLOUT = "rollout"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """A member's place in a plan: `slots` consecutive ranks.
@@ -71,7 +65,6 @@ class Seat:
     member: Member
     born: int
     slots: int = 1
-    role: Role = Role.TRAIN
     beat: str = ""  # where the daemon listens for neighbours' beats
     echo: str = ""  # where the agent answers them when the daemon is silent
     vault: str = ""  # host:port where this node's vault takes copies and gives them back; "": it has none
@@ -141,8 +134,8 @@ class Plan:
 
     @cached_property
     def world(self) -> int:
-        """The number of training ranks."""
-        return sum(seat.slots for seat in self.seats if seat.role is Role.TRAIN)
+        """The number of ranks."""
+        return sum(seat.slots for seat in self.seats)
 
     def first_rank(self, member: Member) -> int:
         """The rank of a seat's first slot."""
@@ -259,7 +252,6 @@ class Record:
 
     member: Member
     slots: int = 1
-    role: Role = Role.TRAIN
     beat: str = ""
     echo: str = ""
     vault: str = ""  # host:port where this node's vault takes copies and gives them back
@@ -339,6 +331,12 @@ class Verb(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     STOP = "stop"
+
+
+#: What is wanted of the job from then on, by what was asked.
+INTENTS: Final[Mapping[Verb, Intent]] = MappingProxyType(
+    {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,21 @@
 """Which nodes test each other, and what the tests of all pairs say together. Pure.
 
-The one idea: every node tests two others, and the tested pairs form one ring. One ring is enough to tell a bad node (both of
-its pairs fail) from a bad link (one pair fails) from a partition (the ring falls apart into pieces that work), with as many
-tests as there are nodes. The ring is dealt anew for each generation, so a second probe asks other partners.
+The one idea: both ends' views of a pair make one fact, and a few pairs of each node are enough to tell a bad node (all of its
+pairs fail) from a bad link (one pair fails) from a partition (the pairs that work fall into pieces). Under a PROBE plan these
+are the pairs of `suspect.probe_links`. `elasticrl doctor --nodes` tests all pairs of few nodes (`everyone`), and of many one
+ring (`schedule`). Where what works has fallen into pieces, `confirm` names a few pairs more.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from hashlib import blake2b
 from statistics import median
 from typing import Any, Final
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.reach import pieces
+from elasticrl.core.reach import Pair, pieces
 from elasticrl.core.value import dataclass
-
-Pair = tuple[str, str]
 
 LOSS = 0.05  # a share of lost packets from which TCP becomes useless for collectives
 LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time ...
@@ -26,20 +24,20 @@ SLOW_TIMES = 10.0  # ... unless all of them do: so it must also be this many tim
 BEGUN = "stalled after"  # how a probe says that a connection was made, and did not carry all in time
 
 
-def ring(nodes: Iterable[str], seed: str = "") -> tuple[str, ...]:
+def ring(nodes: Iterable[str]) -> tuple[str, ...]:
     """The nodes in the order of their ring: the same on every node, without talking.
 
-    Without a seed in the order of their names, since racks and switches hold nodes of like names: a switch that is cut off then
-    breaks two pairs, not all. With one, dealt anew, so that a second probe has other partners.
+    In the order of their names, since racks and switches hold nodes of like names: a switch that is cut off then breaks two
+    pairs, not all.
     """
     names = sorted(set(nodes), key=lambda node: [int(part) if part.isdigit() else part for part in _PARTS.split(node)])
-    return tuple(sorted(names, key=lambda node: blake2b(f"{seed}/{node}".encode()).digest())) if seed else tuple(names)
+    return tuple(names)
 
 
 _PARTS = re.compile(r"(\d+)")  # n2 before n10
 
 
-def schedule(nodes: Iterable[str], seed: str = "") -> tuple[tuple[Pair, ...], ...]:
+def schedule(nodes: Iterable[str]) -> tuple[tuple[Pair, ...], ...]:
     """Rounds of pairs in which each node is in one pair at most. Two rounds; an odd ring needs a third for its last pair.
 
     >>> schedule(["a", "b"])
@@ -47,7 +45,7 @@ def schedule(nodes: Iterable[str], seed: str = "") -> tuple[tuple[Pair, ...], ..
     >>> [len(pairs) for pairs in schedule(map(str, range(1000)))]
     [500, 500]
     """
-    order = ring(nodes, seed)
+    order = ring(nodes)
     count = len(order)
     if count < 2:
         return ()
@@ -107,7 +105,7 @@ def late_ways(took: Mapping[str, float]) -> frozenset[str]:
 
 
 def confirm(nodes: Iterable[str], results: Sequence["Result"]) -> tuple[Pair, ...]:
-    """Pairs for one further round, about two for each piece that the ring fell into: are they really apart?
+    """Pairs for one further round, about two for each piece that the pairs that work fall into: are they really apart?
 
     Two links that broke by themselves look like a partition, and a partition through the middle of racks like many bad
     nodes. Each piece is tested against the two largest others.

@@ -48,7 +48,6 @@ class Answer:
 
     act: Act
     nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
     reason: str = ""
     milder: str = field(default="", compare=False)  # why it is not what the policy says
     capped: bool = field(default=False, compare=False)  # because of a cap: the evidence would have carried it
@@ -61,7 +60,7 @@ def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answe
     said = f"{verdict.cause}: {DONE[act]}" + (f" ({milder})" if milder else "")
     proven = verdict.confidence is not Confidence.LOW and bool(verdict.nodes)
     capped = proven and wanted is Act.QUARANTINE and act is not wanted
-    return Answer(act=act, nodes=verdict.nodes, ranks=verdict.ranks, reason=said, milder=milder, capped=capped)
+    return Answer(act=act, nodes=verdict.nodes, reason=said, milder=milder, capped=capped)
 
 
 DONE: Mapping[Act, str] = {

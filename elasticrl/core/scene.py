@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 
-from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Role, Rung, Seat, Strike, View, Work
-from elasticrl.core.pairs import Pair
+from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Rung, Seat, Strike, View, Work
+from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
 from elasticrl.core.suspect import Conviction, conviction
@@ -170,7 +170,7 @@ class Scene:
     def ready(self, record: Record) -> bool:
         """Warm, willing and trusted, and not seated already. (In this order: of thousands, most are seated.)"""
         member, node = record.member, record.member.node
-        if not record.warm or record.leaving or record.role is not Role.TRAIN or self._seated(member):
+        if not record.warm or record.leaving or self._seated(member):
             return False
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
         doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s

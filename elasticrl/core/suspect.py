@@ -10,7 +10,8 @@ from dataclasses import field, replace
 from functools import lru_cache
 
 from elasticrl.core.model import Phase, Plan, Stall, View, Work
-from elasticrl.core.pairs import Pair, turns
+from elasticrl.core.pairs import turns
+from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Membership, Timeouts
 from elasticrl.core.value import dataclass
 
@@ -213,23 +214,13 @@ def _parts(order: list[str], broken: set[frozenset[str]]) -> list[list[str]]:
     return parts
 
 
-def probe_targets(plan: Plan, node: str) -> Mapping[str, str]:
-    """Whom a node tests under a PROBE plan, with their beat addresses: at ring distances 1, 2, 4, ... on both sides.
-
-    That is O(log N) each, and any cut through the ring shows as broken links on both of its sides. Spares are asked, too, and
-    answer: of two seats that do not reach each other, only they can tell which is cut off.
-    """
-    seats = plan.ring
-    here = next((i for i, seat in enumerate(seats) if seat.member.node == node), None)
-    if here is None:
-        return {}
-    hops = [1 << k for k in range(len(seats).bit_length()) if 1 << k < len(seats)]
-    found = {seats[(here + side * hop) % len(seats)] for hop in hops for side in (1, -1)}
-    return {seat.member.node: seat.beat for seat in sorted(found, key=lambda s: s.member) if seat.member.node != node}
-
-
 def probe_links(plan: Plan) -> tuple[Pair, ...]:
-    """All pairs of `probe_targets`, each once, the near ones first: what every node computes alike."""
+    """The pairs that are tested under a PROBE plan: all at ring distances 1, 2, 4, ..., each once, the near ones first. Every
+    node computes them alike.
+
+    That is O(log N) for each node, and any cut through the ring shows as broken links on both of its sides. Spares are asked,
+    too, and answer: of two seats that do not reach each other, only they can tell which is cut off.
+    """
     return _links(tuple(seat.member.node for seat in plan.ring))
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
-from elasticrl.agent.spec import Spec
+from elasticrl.agent.spec import PRELOAD, Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
@@ -55,7 +55,7 @@ from elasticrl.daemon.steps import Line, StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
-from elasticrl.diagnose.reach import store_settings
+from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.office import request
@@ -64,14 +64,11 @@ from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError,
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
-    from elasticrl.store.embedded import Embedded
     from elasticrl.telemetry.metrics import Metrics
 
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
-# What the fork server imports, so that its children need not; the trainer's own entry brings the rest.
-PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
@@ -118,7 +115,7 @@ class Daemon:
         self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
-        self.etcd = embedded(tree, dies_with_us=self.foreground)
+        self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
         self.neighbours: Neighbours | None = None
@@ -908,16 +905,6 @@ async def the_secret(store: Store) -> bytes:
 def run_of(secret: bytes) -> str:
     """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
     return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
-
-
-def embedded(tree: Tree, *, dies_with_us: bool) -> "Embedded | None":
-    """The etcd that this daemon starts; None: others do."""
-    if not tree.store.embedded:
-        return None
-    from elasticrl.store.embedded import Embedded
-
-    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
-    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=dies_with_us)
 
 
 class Unserved:

@@ -7,7 +7,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Iterator, Mapping
 
 from elasticrl.core import versions
-from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Role, Rollout, View, Work
+from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Past
 
@@ -26,7 +26,7 @@ class Row:
     node: str
     member: str
     state: str
-    role: Role = Role.TRAIN
+    role: str = "train"  # or "rollout", as node.role has it
     leader: bool = False
     rank: int | None = None  # of its first slot
     slots: int = 1
@@ -195,7 +195,7 @@ def rollout_row(rollout: Rollout) -> Row:
     return Row(
         node=rollout.member.node,
         member=str(rollout.member),
-        role=Role.ROLLOUT,
+        role="rollout",
         state=GENERATES if rollout.up else "no engine",
         note=f"engine at {rollout.address}, {weights}" if rollout.up else rollout.note,
     )

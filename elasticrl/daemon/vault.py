@@ -23,7 +23,7 @@ from elasticrl.agent.spec import write_private
 from elasticrl.core.address import SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
-from elasticrl.core.model import Plan, Role
+from elasticrl.core.model import Plan
 from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
@@ -79,7 +79,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """Who copies to whom: the training nodes of a plan in rank order.
+    """Who copies to whom: the seated nodes of a plan in rank order.
 
     Example: Ring(generation=14, nodes=("n00", "n03"), addresses=(("n00", "10.0.0.1:7462"), ("n03", "10.0.0.3:7462")), copies=1)
     """
@@ -92,13 +92,12 @@ class Ring:
 
 def ring_of(plan: Plan | None, copies: int) -> Ring | None:
     """A plan's ring; None while nobody is seated, as then the last one holds."""
-    seats = [seat for seat in plan.seats if seat.role is Role.TRAIN] if plan else []
-    if plan is None or not seats:
+    if plan is None or not plan.seats:
         return None
     return Ring(
         generation=plan.generation,
-        nodes=tuple(seat.member.node for seat in seats),
-        addresses=tuple((seat.member.node, seat.vault) for seat in seats if seat.vault),
+        nodes=tuple(seat.member.node for seat in plan.seats),
+        addresses=tuple((seat.member.node, seat.vault) for seat in plan.seats if seat.vault),
         copies=copies,
     )
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from elasticrl.core.evidence import Kind, Sign
 from elasticrl.diagnose.environment import hcas, number
-from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check
+from elasticrl.diagnose.health import FAIL, OK, ROOT, SKIP, WARN, Check, entries
 
 PCI: Final = "sys/bus/pci/devices"
 GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, display, accelerator
@@ -50,12 +50,12 @@ class Device:
 def devices(root: Path = ROOT) -> tuple[Device, ...]:
     """GPUs, and the NICs that are up or do RDMA: those that a job's data may go through."""
     found = []
-    for place in _folders(root / PCI):
+    for place in entries(root / PCI):
         vendor = GPU_VENDORS.get(_attribute(place, "vendor"), "")
         if vendor and _attribute(place, "class").startswith(GPU_CLASSES) and (place / "driver").exists():
             found.append(Device(name=f"{vendor} GPU", address=place.name, place=place.resolve(), gpu=True))
     for kind in ("infiniband", "net"):
-        for one in _folders(root / "sys/class" / kind):
+        for one in entries(root / "sys/class" / kind):
             place = (one / "device").resolve()
             idle = kind == "net" and _attribute(one, "operstate") != "up"
             if idle or not (place / "vendor").exists() or any(device.place == place for device in found):
@@ -207,8 +207,8 @@ def ports(root: Path = ROOT) -> tuple[RdmaPort, ...]:
             name=f"{device.name}:{port.name}", state=_attribute(port, "state").rpartition(": ")[2],
             ethernet=_attribute(port, "link_layer") == "Ethernet", rate=_attribute(port, "rate"), gids=tuple(_gids(port)),
         )
-        for device in _folders(root / "sys/class/infiniband")
-        for port in _folders(device / "ports")
+        for device in entries(root / "sys/class/infiniband")
+        for port in entries(device / "ports")
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def active(root: Path = ROOT) -> frozenset[str]:
 
 
 def _gids(port: Path) -> Iterator[Gid]:
-    for place in sorted(_folders(port / "gids"), key=lambda path: (len(path.name), path.name)):
+    for place in sorted(entries(port / "gids"), key=lambda path: (len(path.name), path.name)):
         gid = _attribute(place.parent, place.name)
         if place.name.isdigit() and gid and gid != NO_GID:
             # An empty place has no type: reading it fails.
@@ -309,10 +309,3 @@ def _speed(device: Path, which: str) -> float:
         return float(_attribute(device, f"{which}_link_speed").split(" ")[0])
     except ValueError:
         return 0.0
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []

@@ -372,7 +372,7 @@ def counters(now: float, root: Path = ROOT) -> Counters:
             if (value := _number(root, f"sys/class/net/{nic.name}/statistics/{name}")) is not None
         }
         | {"carrier_changes": _number(root, f"sys/class/net/{nic.name}/carrier_changes") or 0}
-        for nic in _folders(root / "sys/class/net")
+        for nic in entries(root / "sys/class/net")
         if nic.name != "lo"
     }
     hcas = {
@@ -382,8 +382,8 @@ def counters(now: float, root: Path = ROOT) -> Counters:
             for name in names
             if (value := _number(port, f"{folder}/{name}")) is not None
         }
-        for hca in _folders(root / "sys/class/infiniband")
-        for port in _folders(hca / "ports")
+        for hca in entries(root / "sys/class/infiniband")
+        for port in entries(hca / "ports")
     }
     return Counters(
         at=now, cpu=cpu_times(_text(root, "proc/stat") or ""), tcp=snmp(_text(root, "proc/net/snmp") or ""), nics=nics,
@@ -391,7 +391,8 @@ def counters(now: float, root: Path = ROOT) -> Counters:
     )  # fmt: skip
 
 
-def _folders(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; nothing if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -481,7 +482,7 @@ def limits(root: Path = ROOT) -> Iterator[Check]:
     )  # fmt: skip
     yield from _open_files(root)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    verbs = bool(_folders(root / "sys/class/infiniband"))
+    verbs = bool(entries(root / "sys/class/infiniband"))
     low = verbs and locked != resource.RLIM_INFINITY
     yield Check(
         name="limits.memlock", level=FAIL if low else OK,
@@ -549,7 +550,7 @@ def shm(path: Path = Path("/dev/shm"), need: int = 2 * GIB) -> Iterator[Check]: 
 
 def interfaces(root: Path = ROOT) -> dict[str, str]:
     """Network interfaces with their state: up, down, unknown (loopback)."""
-    nics = (nic.name for nic in _folders(root / "sys/class/net"))
+    nics = (nic.name for nic in entries(root / "sys/class/net"))
     return {nic: (_text(root, f"sys/class/net/{nic}/operstate") or "unknown").strip() for nic in nics}
 
 

@@ -198,7 +198,7 @@ def page(incident: Incident) -> str:
 
 
 def row(incident: Incident) -> tuple[str, ...]:
-    """For the list: id, when, class, who, cost, cause."""
+    """For the list, as HEAD says: id, node that saw it, class, confidence, who, cost, cause."""
     verdict = incident.verdict
     who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]) or "-"
     cost = "lasts" if not incident.ended else f"{incident.seconds:.1f} s" if incident.seconds is not None else "-"

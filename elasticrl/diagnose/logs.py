@@ -321,11 +321,6 @@ class Parser:
         return self._time
 
 
-def parse(text: str, *, source: str = "", rank: int | None = None) -> tuple[Evidence, ...]:
-    """Evidence in a text."""
-    return tuple(Parser(source=source, rank=rank).read(text.encode()))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """What some logs gave. `ranks` are those that were heard of; `unread` are files that could not be read, with the reason."""

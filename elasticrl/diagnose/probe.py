@@ -26,7 +26,8 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from elasticrl.core.address import split
-from elasticrl.core.pairs import LOSS, SLOW_MS, Pair, Result, result_of, schedule
+from elasticrl.core.pairs import LOSS, SLOW_MS, Result, result_of, schedule
+from elasticrl.core.reach import Pair
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose.health import offset_s
 

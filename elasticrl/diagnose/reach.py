@@ -1,10 +1,17 @@
-"""How a configuration's store is reached: the one answer for the daemon, the doctor, and the commands that go there themselves.
+"""How a configuration's store is reached, and started where it is embedded: the one answer for the daemon, the doctor, and the
+commands that go there themselves.
 
 It lies here because this is the lowest layer that knows both the configuration and the store.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from elasticrl.config import Tree, reveal
 from elasticrl.store import StoreSettings, Tls, namespace
+
+if TYPE_CHECKING:
+    from elasticrl.store.embedded import Embedded
 
 
 def store_settings(tree: Tree, endpoints: tuple[str, ...] | None = None) -> StoreSettings:
@@ -23,3 +30,11 @@ def store_settings(tree: Tree, endpoints: tuple[str, ...] | None = None) -> Stor
         password=reveal(conf.password, conf.password_file) if conf.username else None,
         tls=tls if tls != Tls() else None,  # an https:// endpoint is encrypted without it, by the system's authorities
     )
+
+
+def embedded(tree: Tree, *, dies_with_us: bool) -> "Embedded":
+    """The job's etcd on this machine, for whoever starts it."""
+    from elasticrl.store.embedded import Embedded
+
+    folder = Path(tree.node.state_dir) / tree.job.name / "etcd"
+    return Embedded(folder=folder, binary=tree.store.embedded_binary, die_with_parent=dies_with_us)

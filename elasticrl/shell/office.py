@@ -22,13 +22,11 @@ from elasticrl.core.events import (
     Publish,
 )
 from elasticrl.core.follow import TOGETHER_S
+from elasticrl.core.model import INTENTS, Intent, Member, Phase, Record, Rollout, Verb
 from elasticrl.core.model import Commit as Committed
-from elasticrl.core.model import Intent, Member, Phase, Record, Rollout, Verb
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight, Wanted
 from elasticrl.store.protocol import Compare, Delete, Lease, LeaseGone, Op, Put, Store, Unchanged
-
-INTENTS = {Verb.PAUSE: Intent.PAUSE, Verb.RESUME: Intent.RUN, Verb.STOP: Intent.STOP}
 
 
 class Office:

@@ -1,7 +1,7 @@
 """Where the cluster keeps its one file of truth: the `Store` protocol, and the clients and servers that fulfil it.
 
 Read `protocol` first. `etcd` is the default client, `etcd3_client` the package of that name behind the same protocol,
-`memory` an etcd in this process for tests and simulations, and `embedded` starts a real one on this machine.
+`embedded` starts a real one on this machine. `memory` is an etcd in this process for tests: no setting leads to it.
 """
 
 from elasticrl.store.protocol import (
@@ -11,7 +11,6 @@ from elasticrl.store.protocol import (
     Delete,
     EndpointStatus,
     Entry,
-    Equals,
     Event,
     Get,
     Lease,
@@ -40,7 +39,6 @@ __all__ = [
     "Delete",
     "EndpointStatus",
     "Entry",
-    "Equals",
     "Event",
     "Get",
     "Lease",

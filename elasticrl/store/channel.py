@@ -43,7 +43,6 @@ class Rpc:
 
 RANGE = Rpc("/etcdserverpb.KV/Range", "RangeResponse")
 PUT = Rpc("/etcdserverpb.KV/Put", "PutResponse")
-DELETE = Rpc("/etcdserverpb.KV/DeleteRange", "DeleteRangeResponse")
 TXN = Rpc("/etcdserverpb.KV/Txn", "TxnResponse")
 COMPACT = Rpc("/etcdserverpb.KV/Compact", "CompactionResponse")
 GRANT = Rpc("/etcdserverpb.Lease/LeaseGrant", "LeaseGrantResponse")

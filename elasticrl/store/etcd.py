@@ -124,11 +124,6 @@ class EtcdStore:
         request = self._names.put(Put(key=key, value=value, lease=lease))
         return int((await self._call(channel.PUT, request, repeat=True)).message.header.revision)
 
-    async def delete(self, scope: str) -> int:
-        """Delete a scope; return how many keys that were."""
-        request = self._names.delete(scope)
-        return int((await self._call(channel.DELETE, request, repeat=True)).message.deleted)
-
     async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """One atomic transaction, never applied twice."""
         request = message("TxnRequest")(

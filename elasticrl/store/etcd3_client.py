@@ -33,7 +33,6 @@ from elasticrl.store.watching import Marks, WatchStream
 _UNARY = (
     channel.RANGE,
     channel.PUT,
-    channel.DELETE,
     channel.TXN,
     channel.COMPACT,
     channel.GRANT,

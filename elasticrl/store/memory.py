@@ -1,4 +1,4 @@
-"""An etcd in this process: the same revisions, transactions, leases and watches, on a clock of your choice.
+"""An etcd in this process, for tests: the same revisions, transactions, leases and watches, on a clock of your choice.
 
 The one idea: the server is a few dictionaries and a list of what happened at each revision; a watch is a cursor into that
 list. So it can be down, lose answers or be compacted exactly when a test wants it, and the tests that run on a real etcd
@@ -21,7 +21,6 @@ from elasticrl.store.protocol import (
     Delete,
     EndpointStatus,
     Entry,
-    Equals,
     Event,
     Get,
     Lease,
@@ -166,8 +165,6 @@ class MemoryServer:
                 return (entry.mod_revision if entry else 0) == revision
             case Absent():
                 return entry is None
-            case Equals(value=value):
-                return entry is not None and entry.value == value
 
     def _check(self, ops: Sequence[Op]) -> None:
         """Refuse before anything is changed, as etcd does."""
@@ -249,11 +246,6 @@ class MemoryStore:
         """Write a key; return the revision."""
         await self._arrive()
         return self.server.apply((), [Put(key=self._whole(key), value=value, lease=lease)]).revision
-
-    async def delete(self, scope: str) -> int:
-        """Delete a scope; return how many keys that were."""
-        await self._arrive()
-        return self.server.apply((), [Delete(scope=self._whole(scope))]).responses[0].deleted
 
     async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """One atomic transaction."""

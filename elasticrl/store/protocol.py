@@ -18,7 +18,7 @@ class StoreError(Exception):
     """The tree of what can go wrong with a store.
 
     StoreError
-    ├── StoreUnavailable    no answer within the deadlines; a transaction was not applied, a put or delete may come true yet
+    ├── StoreUnavailable    no answer within the deadlines; a transaction was not applied, a put may come true yet
     ├── StoreAmbiguous      the answer to a transaction was lost: it may have been applied, now or later; read again first
     ├── StoreRefused        the store understood and said no: permission, size, a malformed request
     │   └── LeaseGone       a key was to be written under a lease that the store does not know any more
@@ -27,7 +27,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """No answer within the deadlines. A transaction was certainly not applied; a put or delete may come true yet."""
+    """No answer within the deadlines. A transaction was certainly not applied; a put may come true yet."""
 
 
 class StoreAmbiguous(StoreError):
@@ -114,14 +114,6 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equals:
-    """Holds while the key exists and has this value."""
-
-    key: str
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
     """Write a key; `lease` 0 means that it stays until it is deleted."""
 
@@ -144,7 +136,7 @@ class Get:
     scope: str
 
 
-Compare = Unchanged | Absent | Equals
+Compare = Unchanged | Absent
 Op = Put | Delete | Get
 
 
@@ -253,9 +245,6 @@ class Store(Protocol):
         (a frozen etcd that thaws does that). So a put suits what is written again when it is found to be wrong, as a
         member's own record; a key with several writers, or whose history matters, is written by `txn`.
         """
-
-    async def delete(self, scope: str) -> int:
-        """Delete what is in a scope and return how many keys that were (of the last try, after a lost answer)."""
 
     async def txn(self, compares: Sequence[Compare], then: Sequence[Op]) -> TxnResult:
         """Apply `then` if every comparison holds, atomically.

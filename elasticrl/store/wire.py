@@ -6,7 +6,7 @@ The one idea: the namespace is put on and taken off here and nowhere else, so no
 from typing import Any
 
 from elasticrl.store.messages import message
-from elasticrl.store.protocol import Absent, Compare, Delete, Entry, Equals, Event, Get, Op, Put, Response, Unchanged
+from elasticrl.store.protocol import Absent, Compare, Delete, Entry, Event, Get, Op, Put, Response, Unchanged
 
 
 class Names:
@@ -42,8 +42,6 @@ class Names:
                 return kind(key=key, target=kind.MOD, mod_revision=compare.revision)
             case Absent():
                 return kind(key=key, target=kind.CREATE, create_revision=0)
-            case Equals():
-                return kind(key=key, target=kind.VALUE, value=compare.value)
 
     def operation(self, op: Op) -> Any:
         """An operation of a transaction."""

@@ -1,5 +1,7 @@
 """A small whole job for tests: PPO on digits, with everything real."""
 
+from digits import Digits
+
 from bench.fixed_run import FixedRun, InOrder
 from elasticrl.config.training import Kl, Model, Ppo
 from elasticrl.ppo import models
@@ -7,7 +9,6 @@ from elasticrl.ppo.rewards import Function
 from elasticrl.ppo.roles import Roles
 from elasticrl.ppo.rollout.engine import Sampling
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.tasks import Digits
 from elasticrl.ppo.trainer import Trainer, parts_of
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.optim import AdamW

@@ -1,4 +1,4 @@
-"""Prompts from files, and the synthetic tasks."""
+"""Prompts from files, and synthetic ones."""
 
 import json
 import multiprocessing
@@ -9,12 +9,12 @@ import time
 from importlib.util import find_spec
 
 import pytest
+from digits import Digits
 
 from bench.fixed_run import InOrder
 from elasticrl.config.training import Data
 from elasticrl.ppo import prompts, tiny, tokens
 from elasticrl.ppo.records import DataError
-from elasticrl.ppo.tasks import Digits
 
 TOKENIZER = tiny.tokenizer()
 

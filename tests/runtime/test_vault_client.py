@@ -118,7 +118,6 @@ def test_a_snapshot_returns_before_the_copy_is_made(tmp_path: Path):
         ticket = one(vault, step, large)
         calls.append(time.perf_counter() - began)
         ticket.wait_sealed(10)
-        assert ticket.nbytes == 40_000_000
     assert sorted(calls)[3] < 0.002
     vault.close()
 
@@ -359,7 +358,9 @@ def test_what_has_not_changed_is_read_from_the_version_that_has_it_although_a_no
                 content = parts.capture(rank, 3, but=but)
                 ticket = vault.snapshot(content, version=version, generation=1, shard=rank, world=3, base=base)
                 assert vault.wait_copied(ticket, 10) == 1
-            sizes.append(ticket.nbytes)
+            assert ticket.path is not None
+            with pinned(ticket.path) as kept:
+                sizes.append(kept.sealed.shape.data_bytes)
             before = job.state()
             job.train(1)
         assert sizes[0] > sizes[1] == sizes[2]

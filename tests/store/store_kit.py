@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from chaos.etcd import LocalCluster
-from elasticrl.store import Batch, Store, StoreSettings, open_store
+from elasticrl.store import Batch, Delete, Store, StoreSettings, open_store
 from elasticrl.store.memory import MemoryServer, MemoryStore
 
 
@@ -32,6 +32,11 @@ class Backend:
         assert self.etcd
         plain = {"client": self.kind, "endpoints": self.etcd.endpoints, "namespace": self.namespace}
         return StoreSettings(**{**plain, **settings})
+
+
+async def delete(store: Store, scope: str) -> int:
+    """Delete a scope; how many keys that were."""
+    return (await store.txn([], [Delete(scope=scope)])).responses[0].deleted
 
 
 class Watcher:

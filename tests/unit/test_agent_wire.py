@@ -4,15 +4,14 @@ import pytest
 
 from elasticrl.agent import seat, wire
 from elasticrl.core import events
-from elasticrl.core.model import Exit, Member, Phase, Plan, Role, Rung, Seat, Stall, Work
+from elasticrl.core.model import Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
 
-A, B, C, R = (Member(node=name, incarnation=1) for name in ("a", "b", "c", "r"))
+A, C = (Member(node=name, incarnation=1) for name in ("a", "c"))
 PLAN = Plan(
     generation=14,
     phase=Phase.TRAIN,
     seats=(
         Seat(member=A, born=12, slots=2),
-        Seat(member=R, born=14, slots=1, role=Role.ROLLOUT),
         Seat(member=C, born=14, slots=2),
     ),
     resume=1260,
@@ -23,14 +22,12 @@ PLAN = Plan(
 )
 
 
-def test_a_member_learns_its_ranks_among_those_of_its_role() -> None:
+def test_a_member_learns_its_ranks() -> None:
     gang = wire.gang_of(PLAN, C)
     assert (gang.rank, gang.slots, gang.world, gang.born) == (2, 2, 4, 14)
     assert gang.nodes == ("a", "a", "c", "c")
     assert gang.prefix == "g14/"
     assert [gang.lanes_of(rank) for rank in range(4)] == [range(2), range(2, 4), range(4, 6), range(6, 8)]
-    rollout = wire.gang_of(PLAN, R)
-    assert (rollout.rank, rollout.world, rollout.nodes, rollout.role) == (0, 1, ("r",), Role.ROLLOUT)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +95,7 @@ def test_an_order_to_a_worker_survives_its_socket() -> None:
     )  # fmt: skip
     for order in (place, seat.Park(generation=15), seat.Halt(generation=15, save=True, within_s=1.5)):
         assert seat.read(json.loads(seat.write(order))) == order
+    assert seat.read({**json.loads(seat.write(place)), "role": "train"}) == place, "as agents before this one wrote it"
     assert (place.host, place.port) == ("::1", 40123)
     env = seat.rank_env(place)
     assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"]) == ("2", "0", "4", "2")

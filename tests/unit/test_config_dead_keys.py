@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from elasticrl.config.core import RENAMED
+from config_kit import RENAMED
+
 from elasticrl.config.section import leaves, sections
 from elasticrl.config.tree import Tree
 

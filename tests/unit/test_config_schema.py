@@ -6,11 +6,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from config_kit import RENAMED
 
 from elasticrl.config import Tree, changes, digest, dumps, read, render, to_core
 from elasticrl.config.changes import LIVE, NEVER, when
 from elasticrl.config.cluster import Job
-from elasticrl.config.core import RENAMED
 from elasticrl.config.section import DURATION_MARK, SIZE_MARK, leaves, sections
 from elasticrl.config.tree import values
 from elasticrl.core import settings

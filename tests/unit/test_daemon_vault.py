@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
-from elasticrl.core.model import Member, Phase, Plan, Role, Seat
+from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.vault import SOCKET, Options, Ring, Vault, folder_of, key_of, ring_of
 
 
-def seat(node: str, vault: str = "", role: Role = Role.TRAIN) -> Seat:
-    return Seat(member=Member(node=node, incarnation=1), born=1, vault=vault, role=role)
+def seat(node: str, vault: str = "") -> Seat:
+    return Seat(member=Member(node=node, incarnation=1), born=1, vault=vault)
 
 
-def test_the_ring_is_the_training_seats_in_rank_order() -> None:
-    seats = (seat("b", "10.0.0.2:1"), seat("r", "10.0.0.9:1", Role.ROLLOUT), seat("a", "10.0.0.1:1"), seat("c"))
+def test_the_ring_is_the_seats_in_rank_order() -> None:
+    seats = (seat("b", "10.0.0.2:1"), seat("a", "10.0.0.1:1"), seat("c"))
     plan = Plan(generation=7, phase=Phase.TRAIN, seats=seats)
     addresses = (("b", "10.0.0.2:1"), ("a", "10.0.0.1:1"))
     assert ring_of(plan, 2) == Ring(generation=7, nodes=("b", "a", "c"), addresses=addresses, copies=2)

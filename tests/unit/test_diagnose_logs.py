@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logs_kit import parse
 
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Confidence, Facts, Fault
-from elasticrl.diagnose.logs import Parser, node_of, parse, rank_of, read
+from elasticrl.diagnose.logs import Parser, node_of, rank_of, read
 
 HERE = Path(__file__).parent.parent
 OWN = sorted((HERE / "data" / "nccl_logs").glob("*.txt"))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
-from elasticrl.core.pairs import Pair, Result, confirm, findings, result_of, schedule
-from elasticrl.core.reach import pieces, single_out
+from elasticrl.core.pairs import Result, confirm, findings, result_of, schedule
+from elasticrl.core.reach import Pair, pieces, single_out
 from elasticrl.core.verdict import Confidence, Fault
 
 VIEW = Result(node="n0", peer="n1", sent=100, answered=100, heard=100, latency_ms=0.3, p99_ms=0.5, tcp="ok", mbps=900.0,
@@ -24,24 +24,23 @@ def names(count: int) -> list[str]:
 
 
 @settings(deadline=None)
-@given(st.integers(2, 80), st.text(max_size=3))
-def test_each_node_tests_two_others_once_in_rounds_that_do_not_meet(count: int, seed: str) -> None:
-    rounds = schedule(names(count), seed)
+@given(st.integers(2, 80))
+def test_each_node_tests_two_others_once_in_rounds_that_do_not_meet(count: int) -> None:
+    rounds = schedule(names(count))
     for pairs in rounds:
         assert max(Counter(name for pair in pairs for name in pair).values()) == 1
     tested = [pair for pairs in rounds for pair in pairs]
     assert len(set(tested)) == len(tested) == (count if count > 2 else 1)
     assert set(Counter(name for pair in tested for name in pair).values()) == {2 if count > 2 else 1}
     assert len(pieces(names(count), tested)) == 1, "a healthy ring is one piece"
-    assert schedule(reversed(names(count)), seed) == rounds
+    assert schedule(reversed(names(count))) == rounds
 
 
-def test_a_thousand_nodes_take_two_rounds_of_500_pairs_and_a_second_probe_asks_others() -> None:
-    first, second = schedule(names(1000)), schedule(names(1000), "g15")
-    assert [len(pairs) for pairs in first] == [500, 500]
-    assert len({*first[0], *first[1]} & {*second[0], *second[1]}) < 20
+def test_a_thousand_nodes_take_two_rounds_of_500_pairs() -> None:
+    first, second = schedule(names(1000))
+    assert [len(first), len(second)] == [500, 500]
     assert schedule(["a"]) == schedule([]) == ()
-    assert ("n1", "n2") in {*first[0], *first[1]}, "neighbours by name: n2 follows n1, not n10"
+    assert ("n1", "n2") in {*first, *second}, "neighbours by name: n2 follows n1, not n10"
 
 
 def probed(pairs: set[Pair], fails: set[Pair]) -> list[Result]:
@@ -59,8 +58,8 @@ def probed(pairs: set[Pair], fails: set[Pair]) -> list[Result]:
     return found
 
 
-def all_pairs(count: int, seed: str = "") -> set[Pair]:
-    return {pair for pairs in schedule(names(count), seed) for pair in pairs}
+def all_pairs(count: int) -> set[Pair]:
+    return {pair for pairs in schedule(names(count)) for pair in pairs}
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 64, 1000])
@@ -110,12 +109,12 @@ def test_a_further_round_tells_two_broken_links_from_a_partition() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(6, 30), st.randoms(use_true_random=False), st.booleans())
-def test_two_rounds_and_a_further_one_find_any_partition_into_two(count: int, chance, seeded: bool) -> None:
+@given(st.integers(6, 30), st.randoms(use_true_random=False))
+def test_two_rounds_and_a_further_one_find_any_partition_into_two(count: int, chance) -> None:
     """However the two sides lie in the ring, if each side has two nodes that were tested together."""
     side = set(chance.sample(names(count), chance.randint(2, count // 2)))
     cut = {(min(p), max(p)) for p in combinations(names(count), 2) if (p[0] in side) != (p[1] in side)}
-    pairs = all_pairs(count, "g1" if seeded else "")
+    pairs = all_pairs(count)
     results = probed(pairs, cut)
     for _ in range(2):
         results += probed(set(confirm(names(count), results)), cut)

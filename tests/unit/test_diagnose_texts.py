@@ -3,11 +3,11 @@
 # ruff: noqa: E501 -- a line of a log is as long as it is
 
 import pytest
+from logs_kit import parse
 
 from elasticrl.core.evidence import Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.verdict import Fault
-from elasticrl.diagnose.logs import parse
 from elasticrl.diagnose.texts import TEXTS
 
 #: (line as a program prints it, its sign, the class if nothing else is known)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticrl.core.matrix import late, mtus, rates, slow, trips
-from elasticrl.core.pairs import Pair, Result, everyone
+from elasticrl.core.pairs import Result, everyone
+from elasticrl.core.reach import Pair
 
 
 def names(count: int) -> list[str]:

@@ -17,6 +17,7 @@ from elasticrl.daemon.rollout import told_by
 from elasticrl.shell import keys
 from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
+from elasticrl.store import Delete
 from elasticrl.store.memory import MemoryServer, MemoryStore
 
 N0, R0, R1 = (Member(node=name, incarnation=1) for name in ("n0", "r0", "r1"))
@@ -52,7 +53,7 @@ def test_those_that_are_up_are_written_down_for_the_workers_as_they_come_and_go(
         await store.put(keys.rollout_key("r0"), keys.dump(UP))
         await until({"r0": "10.0.0.7:41327"})
         await store.put(keys.rollout_key("r2"), b"nonsense")
-        await store.delete(keys.rollout_key("r0"))
+        await store.txn([], [Delete(scope=keys.rollout_key("r0"))])
         await until({})
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

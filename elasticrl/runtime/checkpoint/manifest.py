@@ -248,8 +248,6 @@ class Difference:
     """How a run differs from the one that wrote a checkpoint. `refuse`: it must be allowed by name."""
 
     field: str
-    saved: object
-    now: object
     refuse: bool
     sentence: str
 
@@ -279,7 +277,7 @@ def differences(saved: Facts, now: Facts, *, allow: Collection[str] = ()) -> tup
         refuse = grave and name not in allow
         remedy = f" Set it back, or continue with --allow {name} (checkpoint.allow)." if refuse else ""
         sentence = f"{name} was {_show(old)} and is {_show(new)}: {consequence}.{remedy}"
-        found.append(Difference(field=name, saved=old, now=new, refuse=refuse, sentence=sentence))
+        found.append(Difference(field=name, refuse=refuse, sentence=sentence))
     return tuple(found)
 
 

@@ -68,7 +68,7 @@ def installed() -> Mapping[str, str]:
     return found
 
 
-def write_shard(place: Place, pinned: Pinned) -> FileEntry:
+def write_shard(place: Place, pinned: Pinned) -> None:
     """Stage the shard that is in a pinned vault file; the file is checked as it is read."""
     stamp = pinned.sealed.stamp
     name = name_of(stamp.version, stamp.generation)
@@ -95,7 +95,6 @@ def write_shard(place: Place, pinned: Pinned) -> FileEntry:
         )
         with place.output(name, table_file(stamp.shard)) as out:
             out.write(table.encode())
-    return entry
 
 
 def withdraw(place: Place, stamp: Stamp) -> None:

@@ -37,8 +37,6 @@ class Outcome:
     generation: int
     ok: bool
     manifest: str | None = None
-    nbytes: int = 0
-    seconds: float = 0.0
     why: str = ""
 
 
@@ -190,8 +188,6 @@ class Saver:
                 generation=message["generation"],
                 ok=message["ok"],
                 manifest=message.get("manifest"),
-                nbytes=message.get("nbytes", 0),
-                seconds=message.get("seconds", 0.0),
                 why=message.get("why", ""),
             )
             self._pending.pop((outcome.version, outcome.generation), None)

@@ -124,9 +124,9 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
             _flush(flush)
             if request["finish"]:
                 clear(where, overtaken(where, stamp.version, stamp.generation))
-            entry = write_shard(where, pinned)
+            write_shard(where, pinned)
             written = True
-            answer |= {"ok": True, "nbytes": entry.nbytes}
+            answer["ok"] = True
             hope.own_s = time.monotonic() - began
             if request["finish"]:
                 manifest = finish(
@@ -142,13 +142,13 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
                     nodes=own["nodes"] if own else (),
                     hopeless=hope,
                 )
-                answer |= {"manifest": manifest.name, "nbytes": manifest.nbytes}
+                answer["manifest"] = manifest.name
         except (StateError, OSError) as error:
             answer |= {"ok": False, "why": str(error)}
             withdraw(where, stamp)
             if not written:
                 refuse(where, stamp)
-    return {**answer, "seconds": round(time.monotonic() - began, 3)}
+    return answer
 
 
 def _flush(files: Sequence[int]) -> None:

@@ -60,7 +60,6 @@ class Ticket:
         self.stamp = stamp
         self.path: Path | None = None
         self.seal = 0  # what tells this version in that file from whatever comes there later
-        self.nbytes = 0
         self.busy_s = 0.0  # processor time of the vault's thread, once it is sealed
         self._loose = threading.Event()
         self._taken = threading.Event()
@@ -276,7 +275,6 @@ class Vault:
             ticket.finish(error)
             return
         ticket.path = slot.path
-        ticket.nbytes = shape.data_bytes
         ticket.busy_s = time.thread_time() - begun
         ticket.finish(None)
         self._news.put(slot.path.name)
