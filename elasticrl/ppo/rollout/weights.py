@@ -14,7 +14,7 @@ import os
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from elasticrl.runtime.zero import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from io import BufferedReader
     from pathlib import Path
 
     from torch import nn
@@ -259,7 +260,7 @@ def _page(home: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _opened(home: Path, tag: Tag, within_s: float) -> Iterator[tuple[dict[str, Any], IO[bytes]]]:
+def _opened(home: Path, tag: Tag, within_s: float) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
     """The page of that set, and its file; nobody writes another meanwhile. Torn if it is another."""
     with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
         page = _page(home)
