@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, end_cleanly, show, summary
+from bench.report import Watch, end_cleanly, judged, summary
 from chaos.live.local import Job
 
 ROOT = Path(__file__).parents[1]
@@ -86,27 +86,7 @@ def main() -> int:
     compileall.compile_dir(ROOT / "elasticrl", quiet=1)
     watch = Watch()
     found = measure(options)
-    noise = watch.noise()
-    values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in GOALS}
-    met = {name: values[name] <= goal for name, goal in GOALS.items()}
-    if options.json:
-        dump(
-            {
-                "bench": "daemon",
-                "results": found,
-                "goals": GOALS,
-                "met": met,
-                "noise": noise,
-                "machine": watch.machine(),
-            }
-        )
-    else:
-        rows = [
-            (name, f"{values[name]:.4g}", f"at most {goal:g}", "yes" if met[name] else "no")
-            for name, goal in GOALS.items()
-        ]
-        show("the daemon", ("what", "measured", "goal", "met"), rows, [noise] if noise else [])
-    return 0 if all(met.values()) else 1
+    return judged("daemon", "the daemon", found, GOALS, watch, as_json=options.json)
 
 
 if __name__ == "__main__":

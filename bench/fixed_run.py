@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.prompts import Prompt
     from elasticrl.runtime.optim import Rule
     from elasticrl.runtime.scalars import Tally
+    from elasticrl.runtime.shard import Shard
     from elasticrl.runtime.strategy import Reduced
 
 Entry = tuple[int, int, int, int, str]  # step, update, epoch, lane, sample
@@ -53,10 +54,13 @@ class FixedRun:
     ) -> None:
         leaves = tuple(tuple(lane * parts + i for lane in mine for i in range(parts)) for mine in deal.carried)
         leafwise = Deal(lanes=deal.lanes * parts, carried=leaves)
-        self.strategies = {
-            role: Replicated(model, rule, deal=leafwise, rank=rank, group=group)
-            for role, (model, rule) in sorted(roles.items())
-        }
+
+        def strategy(role: str, shard: Shard | None = None) -> Replicated:
+            model, rule = roles[role]
+            return Replicated(model, rule, deal=leafwise, rank=rank, group=group, shard=shard)
+
+        self._strategy = strategy
+        self.strategies = {role: strategy(role) for role in sorted(roles)}
         self.streams = Streams(seed=seed)
         self.buffer = Buffer()
         self.lanes: Sequence[int] = deal.carried[rank]
@@ -72,14 +76,16 @@ class FixedRun:
         return self._any.shard.version
 
     def begin(self, step: int) -> None:
-        """A step that was begun before goes on where it was cut short."""
+        """A step that was begun before goes on where it was cut short, with new strategies around the shards there are."""
         if step != self.buffer.step:
             self.streams = self.streams.at(step=step, update=0)
+        else:
+            for spent in self.strategies.values():
+                spent.close()
+            self.strategies = {role: self._strategy(role, spent.shard) for role, spent in self.strategies.items()}
         self.buffer.begin(step)
         self.seconds = {}
         self._pending = []
-        for strategy in self.strategies.values():
-            strategy.forget()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

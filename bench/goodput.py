@@ -24,7 +24,6 @@ bits            are the digests of all steps those of the same job done by one p
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -199,9 +198,7 @@ class Ours:
         job = self.job
         if kind == "hang":
             rank = next(line.rank for line in reversed(job.sealed()) if line.node == node)
-            fresh = job.folder / "fault.new"
-            fresh.write_text(json.dumps({"step": job.sealed()[-1].step, "rank": rank, "do": "hang", "at": "lane"}))
-            fresh.rename(job.folder / "fault")
+            job.fault(step=job.sealed()[-1].step, rank=rank, do="hang", at="lane")
             return None
         if kind in ("worker", "stop"):
             os.kill(job.worker(node), signal.SIGKILL if kind == "worker" else signal.SIGSTOP)

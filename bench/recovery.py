@@ -29,7 +29,6 @@ first step  until the step is sealed on all ranks
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -116,10 +115,7 @@ class Elastic:
     def hung(self) -> None:
         """The training thread of rank 1 sleeps from now on."""
         newest = max(line.step for line in self.job.sealed())
-        fault = self.job.folder / "fault"
-        fresh = fault.with_suffix(".new")
-        fresh.write_text(json.dumps({"step": newest, "rank": 1, "do": "hang", "at": "lane"}))
-        fresh.rename(fault)
+        fault = self.job.fault(step=newest, rank=1, do="hang", at="lane")
         self.job.until(lambda: not fault.exists(), 10.0, "the fault strikes")
 
     def node(self) -> Cost:

@@ -191,6 +191,26 @@ def seconds(found: Mapping[str, float | int]) -> str:
     return f"{found['median']:.3f} s ({found['min']:.3f}-{found['max']:.3f}, n={found['count']})"
 
 
+def judged(
+    bench: str, title: str, found: Mapping[str, Any], goals: Mapping[str, float], watch: Watch, *, as_json: bool,
+    notes: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """The end of a bench: what was found beside the most that each may be, and the exit code: 0 if all goals are met."""
+    noise = watch.noise()
+    values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in goals}
+    met = {name: values[name] <= goal for name, goal in goals.items()}
+    if as_json:
+        machine = watch.machine()
+        dump({"bench": bench, "results": found, "goals": goals, "met": met, "noise": noise, "machine": machine})
+    else:
+        rows = [
+            (name, f"{values[name]:.4g}", f"at most {goal:g}", "yes" if met[name] else "no")
+            for name, goal in goals.items()
+        ]
+        show(title, ("what", "measured", "goal", "met"), rows, [*notes, *([noise] if noise else [])])
+    return 0 if all(met.values()) else 1
+
+
 def dump(result: Mapping[str, Any]) -> None:
     """The object."""
     print(json.dumps(result, indent=1, default=str))

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, end_cleanly, show, summary
+from bench.report import Watch, end_cleanly, judged, summary
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
@@ -297,29 +297,12 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each member
     watch = Watch()
     found = asyncio.run(measure(options))
-    noise = watch.noise()
-    values = {name: found[name]["median"] if isinstance(found[name], dict) else found[name] for name in GOALS}
-    met = {name: values[name] <= goal for name, goal in GOALS.items()}
-    if options.json:
-        dump(
-            {"bench": "scale", "results": found, "goals": GOALS, "met": met, "noise": noise, "machine": watch.machine()}
-        )
-    else:
-        rows = [
-            (name, f"{values[name]:.3f}", f"at most {goal}", "yes" if met[name] else "no")
-            for name, goal in GOALS.items()
-        ]
-        show(
-            f"{options.members} members on one etcd",
-            ("what", "measured", "goal", "met"),
-            rows,
-            [
-                f"{found['renewals_per_s']:.0f} renewals/s while steady; {options.members / KEEPALIVE_S:.0f} are due",
-                f"{found['etcd_us_per_renewal']:.0f} us of etcd for each",
-                *([noise] if noise else []),
-            ],
-        )
-    return 0 if all(met.values()) else 1
+    notes = [
+        f"{found['renewals_per_s']:.0f} renewals/s while steady; {options.members / KEEPALIVE_S:.0f} are due",
+        f"{found['etcd_us_per_renewal']:.0f} us of etcd for each",
+    ]
+    title = f"{options.members} members on one etcd"
+    return judged("scale", title, found, GOALS, watch, as_json=options.json, notes=notes)
 
 
 if __name__ == "__main__":

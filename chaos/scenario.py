@@ -3,6 +3,7 @@
 The one idea: the random nemesis emits nothing but scenarios, so a failing seed becomes a regression by being saved.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Literal
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.faults import KINDS, PHASES, ROLES, Fault, check
+from chaos.faults import ALL, KINDS, PHASES, ROLES, Fault, check
 from chaos.sim.cluster import Shape
 from elasticrl.core.settings import Health, Membership, Recovery, Settings, Timeouts
 
@@ -250,10 +251,7 @@ def _faults(chance: Random, names: list[str], trouble_s: float) -> tuple[Fault, 
 
 def _fault(chance: Random, kind: str, names: list[str], trouble_s: float) -> Fault:
     known = KINDS[kind]
-    for_s = None
-    if known.for_s and chance.random() < 0.95:
-        low, high = known.for_s
-        for_s = round(low * (high / low) ** chance.random(), 2)
+    for_s = lasting(chance, *known.for_s) if known.for_s and chance.random() < 0.95 else None
     place, at = "", None
     if chance.random() < 0.35:
         phase = chance.choice(PHASES)
@@ -263,15 +261,25 @@ def _fault(chance: Random, kind: str, names: list[str], trouble_s: float) -> Fau
         )
     else:
         at = round(chance.uniform(1, trouble_s), 3)
-    return Fault(
-        kind=kind,
-        at=at,
-        when=place,
-        nth=chance.choice((1, 2, 5, 20)) if place else 1,
-        node=chance.choice(ROLES) if chance.random() < 0.5 else chance.choice(names),
+    nth = chance.choice((1, 2, 5, 20)) if place else 1
+    fault = Fault(kind=kind, at=at, when=place, nth=nth, for_s=for_s)
+    return replace(aimed(chance, fault, ROLES, names), scope=chance.choice(("all", "all", "beat", "data")))
+
+
+# ---- what is drawn alike for the simulator and for real nodes
+
+
+def lasting(chance: Random, low: float, high: float) -> float:
+    """How long a fault lasts, evenly over the orders of magnitude."""
+    return round(low * (high / low) ** chance.random(), 2)
+
+
+def aimed(chance: Random, fault: Fault, roles: Sequence[str], names: Sequence[str]) -> Fault:
+    """At whom it goes, how strong it is and which way."""
+    return replace(
+        fault,
+        node=chance.choice(roles) if chance.random() < 0.5 else chance.choice(names),
         peer=chance.choice(names),
-        for_s=for_s,
-        value=round(chance.uniform(*known.value), 3),
+        value=round(chance.uniform(*ALL[fault.kind].value), 3),
         way=chance.choice(("both", "both", "out", "in")),
-        scope=chance.choice(("all", "all", "beat", "data")),
     )

@@ -235,6 +235,16 @@ class Job:
             os.kill(agent, signal.SIGKILL)  # its workers die with it
         shutil.rmtree(self.home(node), ignore_errors=True)
 
+    def fault(self, **what: object) -> Path:
+        """One fault at a logical place, for a program with `--faults {folder}/fault`; see tests/runtime/run_job.py. The file
+        goes when it strikes.
+        """
+        path = self.folder / "fault"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(what), encoding="utf-8")
+        fresh.rename(path)
+        return path
+
     def records(self) -> dict[str, Record]:
         """What each member says of itself, as it stands in the store."""
 

@@ -18,7 +18,7 @@ from chaos.live import box
 from chaos.live.drive import Drive, Late, terminal, wanted_end
 from chaos.live.lab import Lab
 from chaos.live.strikes import Hands, left_out
-from chaos.scenario import Scenario, save
+from chaos.scenario import Scenario, aimed, lasting, save
 from chaos.sim.cluster import Shape
 from elasticrl.core.settings import Membership, Settings
 
@@ -203,23 +203,11 @@ def draw(
 
 def _fault(chance: Random, kind: str, nodes: int, at: float) -> Fault:
     known = ALL[kind]
-    for_s = None
-    if known.for_s:
-        low, high = known.for_s[0], min(known.for_s[1], 10.0)
-        for_s = round(low * (high / low) ** chance.random(), 2)
-    names = [f"n{i}" for i in range(nodes)]
+    for_s = lasting(chance, known.for_s[0], min(known.for_s[1], 10.0)) if known.for_s else None
     place = _place(chance, kind) if chance.random() < AT_A_PLACE else ""
-    return Fault(
-        kind=kind,
-        at=None if place else at,
-        when=place,
-        nth=chance.choice((1, 1, 2, 5)) if place in IN_A_STEP else 1,
-        node=chance.choice(ROLES) if chance.random() < 0.5 else chance.choice(names),
-        peer=chance.choice(names),
-        for_s=for_s,
-        value=round(chance.uniform(*known.value), 3),
-        way=chance.choice(("both", "both", "out", "in")),
-    )
+    nth = chance.choice((1, 1, 2, 5)) if place in IN_A_STEP else 1
+    fault = Fault(kind=kind, at=None if place else at, when=place, nth=nth, for_s=for_s)
+    return aimed(chance, fault, ROLES, [f"n{i}" for i in range(nodes)])
 
 
 def _place(chance: Random, kind: str) -> str:

@@ -18,7 +18,7 @@ from elasticrl import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bits:
-    """A node's fingerprint. `str(bits)` is what goes into its record, a manifest and `parse`.
+    """A node's fingerprint. `str(bits)` is what goes into its record, the plan and the chronicle, and what `parse` reads.
 
     Example: Bits(torch="2.13.0+cpu", isa="AVX512", threads=1, dtype="float32", ..., probe="6f0c3d9a51e2b874")
     """

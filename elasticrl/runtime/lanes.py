@@ -26,34 +26,6 @@ class Node(NamedTuple):
     hi: int
 
 
-def cut(node: Node) -> tuple[Node, Node]:
-    """The two children: (0, 5) is (0, 4) and (4, 5)."""
-    size = node.hi - node.lo
-    assert size > 1, f"leaf {node.lo} has no children"
-    middle = node.lo + (1 << (size - 1).bit_length() - 1)
-    return Node(node.lo, middle), Node(middle, node.hi)
-
-
-def whole(lo: int, hi: int, leaves: int) -> tuple[Node, ...]:
-    """The fewest subtrees of the tree over `leaves` that make up exactly lo <= leaf < hi, from left to right.
-
-    Example: whole(3, 6, 8) is (3, 4), (4, 6): what a rank with lanes 3 to 5 of 8 sends.
-    """
-    assert 0 <= lo <= hi <= leaves, f"leaves {lo} to {hi} of {leaves}"
-    found: list[Node] = []
-    todo = [Node(0, leaves)]
-    while todo:
-        node = todo.pop()
-        if node.hi <= lo or hi <= node.lo:
-            continue
-        if lo <= node.lo and node.hi <= hi:
-            found.append(node)
-        else:
-            left, right = cut(node)
-            todo += (right, left)
-    return tuple(found)
-
-
 def family(node: Node, leaves: int) -> tuple[Node, Node] | None:
     """(parent, sibling) of a subtree; None for the root. By arithmetic: a subtree of 2**k leaves begins at a multiple of it,
     and only one that ends with the last leaf is smaller than its place allows.

@@ -109,7 +109,10 @@ class Replicated(Strategy):
         self._inbox = [
             torch.empty(sum(map(len, self._subtrees)), part, dtype=dtype, device=self.wire) for part in self._parts
         ]
-        self._drop()
+        self._spare: list[list[_Row]] = [[] for _ in self.buckets]
+        for param in self.params:
+            param.grad = None
+        self._start()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -275,14 +278,6 @@ class Replicated(Strategy):
             fold.put(node, row)
         if len(inbox) == 1:
             grad.copy_(fold.total())
-
-    def _drop(self) -> None:
-        # Fresh memory for everything a peer might still write to or read from.
-        self._spare: list[list[_Row]] = [[] for _ in self.buckets]
-        self._inbox = [torch.empty_like(inbox) for inbox in self._inbox]
-        for param in self.params:
-            param.grad = None
-        self._start()
 
     def _start(self) -> None:
         self._filling = [_Filling(Fold(self.deal.lanes, partial(self._join, b))) for b in range(len(self.buckets))]

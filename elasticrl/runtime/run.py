@@ -25,7 +25,7 @@ import os
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from math import isfinite
@@ -110,7 +110,10 @@ class Step(int):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         self._run._guarded = False  # noqa: SLF001
-        return isinstance(error, GangError) and self._run._cut_by(error)  # noqa: SLF001
+        if not isinstance(error, GangError):
+            return False
+        self._run._cut_by(error)  # noqa: SLF001
+        return True
 
 
 class Lane:
@@ -328,11 +331,17 @@ class Run:
         found = self.update_all(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         return None if found is None else found[next(iter(self._roles))]
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
         """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
         other inside, all enter it: who waits in another phase is measured by that one's budget.
         """
-        return self._phase(name)
+        before = self._beat.now.phase
+        self._beat.phase(name)
+        try:
+            yield
+        finally:
+            self._beat.phase(before)
 
     @property
     def streams(self) -> Streams:
@@ -421,7 +430,8 @@ class Run:
             self._changed = self._counted if keeps is None else keeps
             return found
         except GangError as error:
-            if not self._cut_by(error) or self._guarded:
+            self._cut_by(error)
+            if self._guarded:
                 raise
             return None
 
@@ -647,7 +657,7 @@ class Run:
             return
         self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
         self._beat.training()
-        with self._phase("disks"):
+        with self.phase("disks"):
             while time.monotonic() < now + limit_s - waited_s:
                 self._flag.check("waiting for disks")
                 if self._seat and self._seat.halt:
@@ -967,7 +977,8 @@ class Run:
                 if not lane.over:
                     raise Misuse(f"lane {lane.index} was not done(): call lane.done() after its backward pass.")
         except GangError as error:
-            if not self._cut_by(error) or self._guarded:
+            self._cut_by(error)
+            if self._guarded:
                 raise
 
     def _done(self) -> None:
@@ -977,7 +988,8 @@ class Run:
         try:
             self._turning.done()
         except GangError as error:
-            if not self._cut_by(error) or self._guarded:
+            self._cut_by(error)
+            if self._guarded:
                 raise
 
     def _take(self, lane: Lane) -> tuple[SampleId, ...]:
@@ -1089,7 +1101,7 @@ class Run:
         keeper = self._hold()
         self._settle_votes()
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
-            with self._phase("save"):
+            with self.phase("save"):
                 keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
                 self._beat.phase("save")  # through with the disk: others may be what we wait for
                 self._saved_last = True
@@ -1131,10 +1143,9 @@ class Run:
     def _check(self) -> None:
         self._flag.check("waiting for copies")
 
-    def _cut_by(self, error: GangError) -> bool:
-        """The step is over, and will come again. Always True."""
+    def _cut_by(self, error: GangError) -> None:
+        """The step is over, and will come again."""
         self._cut = self._cut or error
-        return True
 
     def _raise_cut(self) -> None:
         if self._cut is not None:
@@ -1153,15 +1164,6 @@ class Run:
     def _untold(self) -> int:
         """Bytes that this process's collectives have sent, and its beat does not say yet."""
         return self.meter.moved - self._beat.now.bytes
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        before = self._beat.now.phase
-        self._beat.phase(name)
-        try:
-            yield
-        finally:
-            self._beat.phase(before)
 
     def _check_open(self, doing: str) -> None:
         if self._place is not None:

@@ -110,12 +110,6 @@ class Strategy(ABC):
         self._done.append(self.turn.lane)
         self.turn = None
 
-    def forget(self) -> None:
-        """Drops what was accumulated for an update that will be made again from its start."""
-        self.turn, self._reduced = None, None
-        self._done, self._tallies = [], {}
-        self._drop()
-
     def reduce(self, notes: Sequence[float] = ()) -> Reduced:
         """Phase one. When it returns, every rank has its shard of the summed gradient, and no rank has applied anything.
 
@@ -161,7 +155,9 @@ class Strategy(ABC):
         lr_factor: float = 1.0,
         seal: bool = True,
     ) -> Reduced:
-        """All of it. With seal=False the caller seals, when the last copy of every shard is there."""
+        """All of it, for whoever has one model and nothing to do between the phases: benches and tests. With seal=False the
+        caller seals, when the last copy of every shard is there.
+        """
         reduced = self.reduce()
         self.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         self.publish()
@@ -194,9 +190,6 @@ class Strategy(ABC):
 
     @abstractmethod
     def _finish(self, turn: Turn) -> None: ...
-
-    @abstractmethod
-    def _drop(self) -> None: ...
 
     @abstractmethod
     def _reduce(self) -> None: ...

@@ -112,11 +112,6 @@ class Zero(Strategy):
         if self._zero._backward_active_depth:
             raise RuntimeError(f"lane {turn.lane} had no backward pass; every lane runs one")
 
-    def _drop(self) -> None:
-        raise RuntimeError(
-            "DeepSpeed's engine is not wound back: a strategy that was cut short is spent, make a new one"
-        )
-
     def _reduce(self) -> None:
         """The reducing was done in the last backward pass; DeepSpeed's sum is a mean over ranks."""
         self.point("reduce")

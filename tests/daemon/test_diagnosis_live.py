@@ -61,10 +61,7 @@ def rank(job: Job, node: str) -> int:
 
 def strike(job: Job, node: str, do: str) -> None:
     """This node's rank does something wrong in its next step."""
-    fault = job.folder / "fault"
-    fresh = fault.with_suffix(".new")
-    fresh.write_text(json.dumps({"step": 0, "rank": rank(job, node), "do": do, "at": "lane"}), encoding="utf-8")
-    fresh.rename(fault)
+    fault = job.fault(step=0, rank=rank(job, node), do=do, at="lane")
     job.until(lambda: not fault.exists(), 20.0, "the fault strikes")
 
 

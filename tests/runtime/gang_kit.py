@@ -32,6 +32,7 @@ from elasticrl.config import dumps
 from elasticrl.config.tree import Tree
 from elasticrl.core.model import deal
 from elasticrl.runtime.checkpoint import ahead
+from elasticrl.runtime.chronicle import read
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all workers on one GPU
 PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "elasticrl.runtime.checkpoint.ahead", "run_job",
@@ -285,6 +286,13 @@ class Nodes:
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
             self.workers[node].channel.sendall(news(self.committed))
+
+
+def digests(run_dir: Path) -> dict[int, str]:
+    """Each step's digest; every step that was made again came to the same bits."""
+    found = read(run_dir)
+    assert not found.findings, found.findings
+    return dict(found.steps)
 
 
 def writer(nodes: Nodes, node: str) -> int:

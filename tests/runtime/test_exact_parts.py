@@ -183,7 +183,8 @@ def test_an_update_that_is_given_up_leaves_everything_as_it_was_and_can_be_made_
             if interrupted and attempt == 0:
                 assert not torch.equal(before[0], next(model.parameters()))
                 strategy.shard.go_to(0)
-                strategy.forget()
+                strategy.close()
+                strategy = replicated(model, shard=strategy.shard)
                 strategy.publish()
                 assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
                 assert strategy.shard.version == 0
@@ -270,14 +271,16 @@ def test_misuse_is_refused_in_words():
     strategy = replicated(model)
     with pytest.raises(RuntimeError, match="backward pass outside of a lane"):
         model(torch.zeros(9, 6, dtype=torch.long)).sum().backward()
-    strategy.forget()
+    strategy.close()
+    strategy = replicated(model)
     with pytest.raises(AssertionError, match="next turn of rank 0"):
         strategy.begin(Turn(lane=1, ghost=False))
     strategy.begin(strategy.turns[0])
     model(torch.zeros(9, 6, dtype=torch.long)).sum().backward()
     with pytest.raises(RuntimeError, match="lane 0 ran backward twice"):
         model(torch.zeros(9, 6, dtype=torch.long)).sum().backward()
-    strategy.forget()
+    strategy.close()
+    strategy = replicated(model)
     with pytest.raises(AssertionError, match="0 of 4 lanes are done"):
         strategy.reduce()
     with pytest.raises(ValueError, match="keeps running statistics"):

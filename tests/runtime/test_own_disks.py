@@ -8,23 +8,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes, writer, writers
+from gang_kit import Nodes, digests, writer, writers
 
 from elasticrl.agent.beats import State
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
-from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
 STEPS = 60
 TRIO = ("n0", "n1", "n2")
-
-
-def digests(run_dir: Path) -> dict[int, str]:
-    """Each step's digest; every step that was made again came to the same bits."""
-    found = read(run_dir)
-    assert not found.findings, found.findings
-    return dict(found.steps)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes, writer, writers
+from gang_kit import Nodes, digests, writer, writers
 
 from elasticrl.agent.beats import State
 from elasticrl.core.model import OUTSIDE
@@ -22,13 +22,6 @@ from elasticrl.runtime.data.audit import audit
 STEPS = 60
 FEW = 20
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "supervised.py"
-
-
-def digests(run_dir: Path) -> dict[int, str]:
-    """Each step's digest; every step that was made again came to the same bits."""
-    found = read(run_dir)
-    assert not found.findings, found.findings
-    return dict(found.steps)
 
 
 def proof(run_dir: Path, steps: int) -> None:

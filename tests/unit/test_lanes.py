@@ -5,11 +5,36 @@ from itertools import pairwise
 
 import pytest
 
-from elasticrl.runtime.lanes import Deal, Fold, Node, Turn, cut, family, whole
+from elasticrl.runtime.lanes import Deal, Fold, Node, Turn, family
 
 
 def add(left: float, right: float) -> float:
     return left + right
+
+
+def cut(node: Node) -> tuple[Node, Node]:
+    """The two children, as the tree is defined: (0, 5) is (0, 4) and (4, 5)."""
+    middle = node.lo + (1 << (node.hi - node.lo - 1).bit_length() - 1)
+    return Node(node.lo, middle), Node(middle, node.hi)
+
+
+def whole(lo: int, hi: int, leaves: int) -> tuple[Node, ...]:
+    """The fewest subtrees of the tree over `leaves` that make up exactly lo <= leaf < hi, from left to right.
+
+    Example: whole(3, 6, 8) is (3, 4), (4, 6).
+    """
+    found: list[Node] = []
+    todo = [Node(0, leaves)]
+    while todo:
+        node = todo.pop()
+        if node.hi <= lo or hi <= node.lo:
+            continue
+        if lo <= node.lo and node.hi <= hi:
+            found.append(node)
+        else:
+            left, right = cut(node)
+            todo += (right, left)
+    return tuple(found)
 
 
 def reference(values: list[float], node: Node) -> float:

@@ -29,6 +29,7 @@ from elasticrl.runtime.zero import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from io import BufferedReader
     from pathlib import Path
 
     from torch import nn
@@ -95,35 +96,27 @@ def _publish(home: Path, page: dict[str, Any]) -> None:
 
 def read(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of that set, in order, bucket by bucket. Torn if it is another, or not what it was."""
-    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
-        page = _page(home)
-        if page is None or Tag(**page["tag"]) != tag:
-            raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
-        with (home / FILE).open("rb") as file:
-            for number, bucket in enumerate(page["buckets"]):
-                data = bytearray(bucket["bytes"])
-                if file.readinto(data) != len(data) or crc32(data) != bucket["crc"]:
-                    raise Torn(f"bucket {number} of the weights in {home} does not have its checksum")
-                at = 0
-                for name, dtype, shape, nbytes in bucket["tensors"]:
-                    yield (
-                        name,
-                        torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at)
-                        .view(dtype_of(dtype))
-                        .reshape(shape),
-                    )
-                    at += nbytes
+    with _opened(home, tag, within_s) as (page, file):
+        for number, bucket in enumerate(page["buckets"]):
+            data = bytearray(bucket["bytes"])
+            if file.readinto(data) != len(data) or crc32(data) != bucket["crc"]:
+                raise Torn(f"bucket {number} of the weights in {home} does not have its checksum")
+            at = 0
+            for name, dtype, shape, nbytes in bucket["tensors"]:
+                yield (
+                    name,
+                    torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at)
+                    .view(dtype_of(dtype))
+                    .reshape(shape),
+                )
+                at += nbytes
 
 
 @contextmanager
 def outgoing(home: Path, tag: Tag, *, within_s: float) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
     """The page of that set, and its file in pieces; nobody writes another while they are read. Torn if it is another."""
-    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
-        page = _page(home)
-        if page is None or Tag(**page["tag"]) != tag:
-            raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
-        with (home / FILE).open("rb") as file:
-            yield page, iter(lambda: file.read(PIECE), b"")
+    with _opened(home, tag, within_s) as (page, file):
+        yield page, iter(lambda: file.read(PIECE), b"")
 
 
 class Incoming:
@@ -264,6 +257,17 @@ def _page(home: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return page
+
+
+@contextmanager
+def _opened(home: Path, tag: Tag, within_s: float) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
+    """The page of that set, and its file; nobody writes another meanwhile. Torn if it is another."""
+    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
+        page = _page(home)
+        if page is None or Tag(**page["tag"]) != tag:
+            raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
+        with (home / FILE).open("rb") as file:
+            yield page, file
 
 
 @contextmanager

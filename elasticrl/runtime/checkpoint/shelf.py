@@ -121,7 +121,8 @@ def newest_good(place: Place, *, commit: str | None = None, uncommitted: bool = 
     """The newest checkpoint whose every byte is what was written. None if there is none.
 
     Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
-    also takes what was saved but never committed; that is an operator's choice when the store is lost.
+    also takes what was saved but never committed: for a run without a daemon, whose checkpoints nobody but itself commits, and
+    for an operator who exports (`--uncommitted`), as when the store is lost.
     """
     passed_over: list[str] = []
     for entry in listing(place):

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from elasticrl.agent.parent import die_with, on_parents_death
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server
@@ -32,7 +32,7 @@ def options_of(argv: list[str]) -> Options:
     )
     args = parser.parse_args(argv)
     if args.die_with:
-        die_with(args.die_with)
+        die_with(args.die_with, signal.SIGTERM)  # so a foreground run leaves no process behind, however it ends
     return Options(
         job=args.job,
         node=args.node,
@@ -43,19 +43,6 @@ def options_of(argv: list[str]) -> Options:
         deadline_s=args.deadline_s,
         outlive=lambda: on_parents_death(0),
     )
-
-
-def die_with(parent: int) -> None:
-    """The kernel tells us to end when our parent does: a foreground run leaves no process behind, however it ends."""
-    on_parents_death(signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before we could ask
-        sys.exit(0)
-
-
-def on_parents_death(number: int) -> None:
-    """Which signal to be sent then; 0: none."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number, 0, 0, 0)
 
 
 async def serve(options: Options) -> None:

@@ -7,7 +7,6 @@ is not encryption. Use a network that you would also send gradients over.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import hmac
 import json
@@ -27,7 +26,6 @@ MAX_HELLO = 4096  # before the other side has proved anything
 MAC_BYTES = 16
 HELLO_S = 5.0
 ALIVE_S = (60, 10, 3)  # silence before the first question whether the other machine is there, between two, and how many
-_SIOCGIFADDR = 0x8915
 
 
 class PeerError(VaultError):
@@ -48,20 +46,11 @@ def load_key(path: Path) -> bytes | None:
 
 
 def resolved(where: str) -> str:
-    """The address of an interface ("eth1"), of a host, or an address as it is."""
-    if where in {name for _, name in socket.if_nameindex()}:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, where.encode().ljust(40, b"\0"))
-            except OSError as error:
-                raise VaultError(
-                    f"The interface {where} has no IPv4 address ({error.strerror}). Name one that has, or an address."
-                ) from error
-        return socket.inet_ntoa(packed[20:24])
+    """The address of a host, or an address as it is."""
     try:
         return str(socket.getaddrinfo(where, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror as error:
-        raise VaultError(f"{where!r} is neither an interface nor a host nor an address ({error.strerror}).") from error
+        raise VaultError(f"{where!r} is neither a host nor an address ({error.strerror}).") from error
 
 
 def keep_alive(sock: socket.socket) -> None:
