@@ -382,10 +382,15 @@ class Run:
 
     def waits(self, *, alone: bool = False) -> None:
         """For those who wait for something outside of the gang, under a deadline of their own: no hang, so the phase's budget
-        counts from here. `alone`: the others may be through with it, and wait for this worker. To be called now and then, by
-        the training thread, which alone beats.
+        counts from here. `alone`: the others may be through with it, and wait for this worker, which is excused until the next
+        phase or collective begins, or `with run.alone():` ends. To be called now and then, by the training thread, which alone
+        beats.
         """
         self._beat.still(OUTSIDE if alone else "")
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, `waits(alone=True)` may be called: behind it, this worker is at work again. For the training thread."""
+        return self._beat.alone()
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -1090,8 +1095,8 @@ class Run:
         self._settle_votes()
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
             with self._phase("save"):
-                keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
-                self._beat.phase("save")  # through with the disk: others may be what we wait for
+                with self.alone():
+                    keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
                 self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
                 keeper.written(keeper.kept)
@@ -1154,14 +1159,8 @@ class Run:
         """Bytes that this process's collectives have sent, and its beat does not say yet."""
         return self.meter.moved - self._beat.now.bytes
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        before = self._beat.now.phase
-        self._beat.phase(name)
-        try:
-            yield
-        finally:
-            self._beat.phase(before)
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        return self._beat.within(name)
 
     def _check_open(self, doing: str) -> None:
         if self._place is not None:
