@@ -130,24 +130,56 @@ class Beat:
         self._worked = time.monotonic()  # up to then its work is in `_spent`
         self._formed: float | None = None  # since when its state is put back
         self._depth = 0  # of `waiting`: more than 0 while others are waited for, whatever collectives come through
+        self._left = ""  # the phase that goes on when what is waited for outside of the gang is there; "" if nothing is
         self._told = (self.now.state, self.now.saved)
         self._write()
 
     def phase(self, name: str) -> None:
         """What begins now: rollout, reward, update, sync, save, ..."""
         self._account()
+        self._left = ""
         self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=self._depth > 0)
         self._write()
 
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Inside, it is this phase; then the one before begins again."""
+        self.back()
+        before = self.now.phase
+        self.phase(name)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
     def still(self, phase: str = "") -> None:
         """What is waited for lies outside of the gang, under a deadline of its own: the phase's budget counts from here. Others
-        that wait for this worker are excused as long as it is in `phase` OUTSIDE, which lasts until the next one begins.
+        that wait for this worker are excused as long as it is in `phase` OUTSIDE, which lasts until `back`, or until the next
+        phase or wait for others begins.
         """
         if phase and phase != self.now.phase:
             self._account()
+            self._left = self.now.phase
             self.now = replace(self.now, phase=phase, waiting=False)
         self.now = replace(self.now, since=time.monotonic())
         self._write()
+
+    def back(self) -> None:
+        """What was waited for outside of the gang is there: the phase goes on that was left for it.
+
+        Found by reading: what a worker did after such a wait was measured by how often it had said that it waits, so it was
+        ended; and as others were excused meanwhile, a network that fell silent there was not seen.
+        """
+        if self._left:
+            self.phase(self._left)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, something outside of the gang is waited for, as `still` says if it takes long."""
+        try:
+            yield
+        finally:
+            self.back()
 
     def _account(self) -> None:
         """What was done until now goes to the phase that it was done in; waiting is nobody's work."""
@@ -158,6 +190,7 @@ class Beat:
 
     def sealed(self, step: int, moved: int = 0) -> None:
         """A step is done everywhere. The first sign that a new generation works. `moved`: bytes sent that no beat has told."""
+        self.back()
         self._account()
         if self.now.state is State.JOINING:
             self._begin()
@@ -172,6 +205,7 @@ class Beat:
 
     def collective(self, number: int, op: str, moved: int = 0) -> None:
         """A collective begins: until `arrived`, others may be what we wait for."""
+        self.back()
         self._account()
         self.now = replace(self.now, collective=number, op=op, bytes=self.now.bytes + moved, waiting=True)
         self._write()
@@ -185,6 +219,7 @@ class Beat:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Inside, it is others who are waited for, as when a group is formed: also after a collective there is through."""
+        self.back()
         self._account()
         self._depth += 1
         self.now = replace(self.now, waiting=True)
@@ -202,7 +237,7 @@ class Beat:
             self.now, generation=generation, born=born, step=step, state=State.JOINING, phase="reform",
             since=time.monotonic(), waiting=False, restore_s=0.0,
         )  # fmt: skip
-        self._formed = None
+        self._formed, self._left = None, ""
         self._write()
 
     def restoring(self) -> None:
@@ -224,6 +259,7 @@ class Beat:
     def parked(self, generation: int) -> None:
         """Out of the group, state in hand. `generation` is the newest that this worker was told of."""
         generation = max(generation, self.now.generation)
+        self._left = ""
         self.now = replace(
             self.now, generation=generation, state=State.PARKED, phase="parked", since=time.monotonic(), waiting=False
         )
@@ -231,6 +267,7 @@ class Beat:
 
     def done(self) -> None:
         """All steps are made."""
+        self._left = ""
         self.now = replace(self.now, state=State.DONE, phase="done", since=time.monotonic(), waiting=False)
         self._write()
 

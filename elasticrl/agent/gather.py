@@ -99,11 +99,14 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long phases take here: budgets, the phase each worker was last seen in, and the stall it then was in."""
+    """How long phases take here: budgets, the phase each worker was last seen in, and the stall it then was in. `halves`: the
+    phase that it has left for a wait outside of the gang, and how long that had taken.
+    """
 
     budgets: Budgets
     seen: Mapping[int, Snapshot] = field(default_factory=dict)
     stalls: Mapping[int, Stall] = field(default_factory=dict)
+    halves: Mapping[int, tuple[str, float]] = field(default_factory=dict)
 
     def learn(self, workers: Sequence[Beating], now: float) -> "Pace":
         """A phase that was left between two looks took about as long as from its beginning to the next one's.
@@ -111,22 +114,34 @@ class Pace:
         One that a broken gang ended says how long the fault took, and what is left of a reform after its first collective
         nothing of how long a reform takes: nothing is learned of either, but that it may be as long at the same step. That is
         learned of those who waited too, or they would be taken for stalled before the one that is slow.
+
+        One that is left for a wait outside of the gang goes on behind it: it took as long as its parts together.
         """
-        budgets, seen, stalls = self.budgets, dict(self.seen), dict(self.stalls)
+        budgets, seen, stalls, halves = self.budgets, dict(self.seen), dict(self.stalls), dict(self.halves)
         for worker in workers:
             before, beat = seen.get(worker.slot), worker.beat
             stall = stalls.pop(worker.slot, None)
-            if before and before.since < beat.since and before.phase != "reform" and _trained_on(before, beat):
-                budgets = budgets.learn(before.phase, beat.since - before.since)
-            elif before and stall and not _trained_on(before, beat):
-                budgets = budgets.end(stall)
+            if before and not _trained_on(before, beat):
+                halves.pop(worker.slot, None)
+                budgets = budgets.end(stall) if stall else budgets
+            elif before and before.since < beat.since and before.phase != "reform":
+                took, half = beat.since - before.since, halves.pop(worker.slot, None)
+                if before.phase == OUTSIDE:
+                    budgets = budgets.learn(OUTSIDE, took)
+                else:
+                    half = before.phase, took + (half[1] if half else 0.0)
+                waited = OUTSIDE in (before.phase, beat.phase)
+                if half and waited and beat.phase in (OUTSIDE, half[0]):
+                    halves[worker.slot] = half
+                elif half:
+                    budgets = budgets.learn(*half)
             seen[worker.slot] = beat
         for worker in workers:
             stall = stall_of(worker, budgets, now)
             at_work = worker.beat.state is State.TRAINING and not (worker.finished or worker.stopped)
             if stall and at_work:
                 stalls[worker.slot] = stall
-        return Pace(budgets=budgets, seen=seen, stalls=stalls)
+        return Pace(budgets=budgets, seen=seen, stalls=stalls, halves=halves)
 
 
 def _trained_on(before: Snapshot, after: Snapshot) -> bool:

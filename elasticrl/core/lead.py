@@ -135,6 +135,7 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,
         stalled_at=None if not stalled else now if begins else lead.stalled_at,
+        excused_at=now if scene.excused else -inf if new_plan else lead.excused_at,
         done_at=None if not scene.at_work(Work.DONE) else now if lead.done_at is None or new_plan else lead.done_at,
         asked=scene.view.look_revision if begins else lead.asked,
         doubted=doubted,

@@ -229,6 +229,14 @@ class Scene:
         inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED])
         return not self.doing[Work.PARKED] and any(record.phase == OUTSIDE for record in inside)
 
+    @property
+    def patient_until(self) -> float:
+        """Until when the one that they waited for may only be on its way to them, if it is back from outside of the gang: for
+        as long as their own phase may take. Who has left a broken group waits for nobody.
+        """
+        budgets = [record.stall.budget_s for record in self.doing[Work.STALLED] if record.stall]
+        return self.lead.excused_at + max(budgets, default=0.0) if not self.doing[Work.PARKED] else -inf
+
     def at_work(self, *works: Work) -> bool:
         """Does every seat's node report one of these under the present generation?"""
         return self.plan is not None and sum(len(self.doing[work]) for work in works) == len(self.plan.seats)

@@ -20,6 +20,8 @@ def stuck(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN or scene.lead.stalled_at is None:
         return None
+    if scene.now < (until := scene.patient_until):
+        return Move(wake_at=until, why="the one that members waited for is back; waiting whether they go on")
     due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s
     # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
     ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked

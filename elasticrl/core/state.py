@@ -55,6 +55,7 @@ class Lead:
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came
     stalled_at: float | None = None  # since when members have reported stalls with nobody to blame
+    excused_at: float = -inf  # when those who wait in a collective were last excused
     done_at: float | None = None  # since when all seats have been done
     asked: int = 0  # the newest request to look at workers when that began
     doubted: Mapping[Member, float] = field(default_factory=dict)  # when each was last convicted by its neighbours

@@ -116,6 +116,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         deadline_s=tree.timeouts.phase.reward_s or tree.timeouts.default_phase_s,
         check=lambda: base.check("reward"),
         waits=lambda: base.waits(alone=True),
+        alone=base.alone,
         load=lambda name: rewards.RewardModel(
             model=nn.Module()
             if reward_away

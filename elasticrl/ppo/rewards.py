@@ -11,12 +11,14 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import random
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -161,7 +163,7 @@ class Endpoint:
     One request has `timeout_s`; all tries of all that is asked since `begin` together `deadline_s`. What may heal (no
     connection, a timeout, 429, 5xx) is tried again; what will not (4xx, a wrong number of scores) is an error at once. It is
     asked in a thread of its own: the training thread turns on `check`, which raises if somebody wants us elsewhere, and says
-    with `waits` that it waits and does not hang.
+    with `waits` that it waits and does not hang; it does so inside of `alone`.
     """
 
     url: str
@@ -170,18 +172,20 @@ class Endpoint:
     deadline_s: float = 60.0
     check: Callable[[], None] = lambda: None
     waits: Callable[[], None] = lambda: None
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext
     ends: float | None = None  # on the monotonic clock; None: `deadline_s` from when it is asked
 
     def begin(self) -> Endpoint:
-        """The same for a stage, whose deadline begins now: lanes are asked about one after the other."""
-        return replace(self, ends=time.monotonic() + self.deadline_s)
+        """The same for a stage, whose deadline begins now: lanes are asked about one after another, and waits add up."""
+        return replace(self, ends=time.monotonic() + self.deadline_s, waits=_seldom(self.waits))
 
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         """What the endpoint says. Call it once for a sample, and keep the answer."""
         if not answers:
             return []
-        start = time.monotonic()
-        ends = self.ends or start + self.deadline_s
+        if self.ends is None:
+            return self.begin().score(answers)
+        start, ends = time.monotonic(), self.ends
         asked = [asdict(answer) for answer in answers]
         body = json.dumps({"answers": asked}, default=str).encode()  # a record may have dates and the like
         reply = self._turning(lambda gone: self._ask(body, start, ends, gone))
@@ -201,12 +205,10 @@ class Endpoint:
                 found.set_exception(error)
 
         threading.Thread(target=working, name="reward", daemon=True).start()
-        sign = time.monotonic() + SIGN_S
         try:
-            while not wait([found], TURN_S).done:
-                self.check()
-                if time.monotonic() > sign:
-                    sign += SIGN_S
+            with self.alone():
+                while not wait([found], TURN_S).done:
+                    self.check()
                     self.waits()
             return found.result()
         finally:
@@ -214,11 +216,13 @@ class Endpoint:
 
     def _ask(self, body: bytes, start: float, ends: float, gone: threading.Event) -> Any:
         """Again and again, until it answers or it is time to end."""
+        chance = random.Random()  # Python's own is the lane's meanwhile
+        pause = tenacity.wait_exponential(multiplier=0.1, max=5.0)
         enough = tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(ends - start)
         ask = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_heal),
             stop=enough | tenacity.stop_when_event_set(gone),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+            wait=lambda tried: chance.uniform(0.0, pause(tried)),
             sleep=tenacity.sleep_using_event(gone),
             reraise=True,
         )
@@ -262,6 +266,19 @@ class Endpoint:
         return text
 
 
+def _seldom(waits: Callable[[], None]) -> Callable[[], None]:
+    """Called as often as one likes, it signs every SIGN_S."""
+    signed = time.monotonic()
+
+    def sign() -> None:
+        nonlocal signed
+        if (now := time.monotonic()) > signed + SIGN_S:
+            signed = now
+            waits()
+
+    return sign
+
+
 def _may_heal(error: BaseException) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code == 429 or error.code >= 500
@@ -275,13 +292,15 @@ def of(
     load: Callable[[str], RewardModel],
     check: Callable[[], None] = lambda: None,
     waits: Callable[[], None] = lambda: None,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Scorer:
     """The one that the configuration names. `load` makes a reward model from a path."""
     if reward.function is not None:
         return Function.named(reward.function)
     if reward.url is not None:
         return Endpoint(
-            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, check=check, waits=waits
+            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, check=check, waits=waits,
+            alone=alone,
         )  # fmt: skip
     if reward.model is not None:
         return load(reward.model)

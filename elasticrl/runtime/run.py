@@ -25,7 +25,7 @@ import os
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from math import isfinite
@@ -331,17 +331,11 @@ class Run:
         found = self.update_all(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         return None if found is None else found[next(iter(self._roles))]
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
         other inside, all enter it: who waits in another phase is measured by that one's budget.
         """
-        before = self._beat.now.phase
-        self._beat.phase(name)
-        try:
-            yield
-        finally:
-            self._beat.phase(before)
+        return self._beat.within(name)
 
     @property
     def streams(self) -> Streams:
@@ -391,10 +385,15 @@ class Run:
 
     def waits(self, *, alone: bool = False) -> None:
         """For those who wait for something outside of the gang, under a deadline of their own: no hang, so the phase's budget
-        counts from here. `alone`: the others may be through with it, and wait for this worker. To be called now and then, by
-        the training thread, which alone beats.
+        counts from here. `alone`: the others may be through with it, and wait for this worker, which is excused until the next
+        phase or collective begins, or `with run.alone():` ends. To be called now and then, by the training thread, which alone
+        beats.
         """
         self._beat.still(OUTSIDE if alone else "")
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, `waits(alone=True)` may be called: behind it, this worker is at work again. For the training thread."""
+        return self._beat.alone()
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -1102,8 +1101,8 @@ class Run:
         self._settle_votes()
         if keeper.kept is not None and keeper.kept.whole and keeper.kept.steps:
             with self.phase("save"):
-                keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
-                self._beat.phase("save")  # through with the disk: others may be what we wait for
+                with self.alone():
+                    keeper.save_last(keeper.kept, self._check, lambda: self.waits(alone=True))
                 self._saved_last = True
                 exchange(self._gang_now, [])  # nobody ends before everybody's shard is written
                 keeper.written(keeper.kept)

@@ -1,12 +1,14 @@
 """Scorers: a function, a model, an endpoint that fails in the ways endpoints do."""
 
 import json
+import random
 import threading
 import time
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 
 import pytest
 import torch
@@ -178,6 +180,60 @@ def test_a_worker_whose_endpoint_is_away_for_longer_than_a_learned_budget_is_no_
         watcher.join(10)
     assert len(stalls) > 50
     assert not any(stalls)
+
+
+def test_what_a_worker_does_between_two_waits_for_its_endpoint_is_not_measured_by_how_often_it_says_that_it_waits(
+    endpoint, tmp_path
+):
+    # Found by reading: it stayed outside, and a lane that took long to be put into words had its worker killed there.
+    url, replies, _ = endpoint
+    replies += [("hang", None)]
+    beat = Beat(tmp_path / "beat")
+    beat.joining(1, 1, 0)
+    beat.training()
+    beat.phase("reward")
+    said = []
+
+    def waits():
+        beat.still(OUTSIDE)
+        said.append(beat.now)
+
+    scorer = Endpoint(url=url, retries=3, timeout_s=0.8, deadline_s=20, waits=waits, alone=beat.alone)
+    assert scorer.score([answer(0)]) == [4.0]
+    assert {beat.phase for beat in said} == {OUTSIDE}
+    assert beat.now.phase == "reward"
+    assert beat.now.since > said[-1].since
+    replies += [("hang", None)]
+    before = len(said)
+    with pytest.raises(RewardError):
+        replace(scorer, retries=0).score([answer(0)])
+    assert len(said) > before
+    assert beat.now.phase == "reward"
+
+
+def test_short_waits_of_many_lanes_add_up_to_one_that_is_told(endpoint):
+    # Found by reading: one that took 0.4 s for each of ten lanes, where the budget was of 2 s, had its worker killed.
+    url, replies, asked = endpoint
+    said = []
+    scorer = Endpoint(url=url, retries=1, timeout_s=0.3, deadline_s=20, waits=lambda: said.append(time.monotonic()))
+    begun = time.monotonic()
+    stage = scorer.begin()
+    for lane in range(6):
+        replies += [("hang", None)]
+        assert stage.score([answer(lane)]) == [4.0]
+    assert len(asked) == 12
+    signs = [begun, *said, time.monotonic()]
+    assert max(after - before for before, after in pairwise(signs)) < 1.5, "the floor of a budget is 2 s"
+
+
+def test_an_endpoint_that_is_asked_again_draws_nothing_of_the_lane_s(endpoint):
+    url, replies, asked = endpoint
+    replies += [(503, "busy"), (503, "busy")]
+    random.seed(7)
+    before = random.getstate()
+    assert Endpoint(url=url, retries=3, timeout_s=5, deadline_s=20).score([answer(0)]) == [4.0]
+    assert len(asked) == 3
+    assert random.getstate() == before
 
 
 def test_who_is_wanted_elsewhere_leaves_an_endpoint_that_hangs_and_asks_it_nothing_more(endpoint):

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,7 +39,9 @@ from served_kit import (
     until,
 )
 
+from elasticrl.agent.beats import Beat
 from elasticrl.config.training import Model
+from elasticrl.core.model import OUTSIDE
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.attend import LOOK_S
@@ -46,6 +49,7 @@ from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
 from elasticrl.ppo.rollout.process import Server
+from elasticrl.ppo.rollout.served import Served
 from elasticrl.ppo.rollout.service import LOADS, Unfit
 from elasticrl.ppo.rollout.torch_process import TorchProgram
 from elasticrl.ppo.rollout.vllm_process import Extension, fit, taken
@@ -225,6 +229,43 @@ def test_who_waits_for_an_engine_that_takes_weights_says_so_too(home, folders, a
     assert took > 3.0, "it was not waited for"
     signs = [begun, *trainer.waited, begun + took]
     assert max(after - before for before, after in pairwise(signs)) < SIGN_S + 1.0
+
+
+def test_who_has_waited_for_its_engine_is_at_work_again(tmp_path, actor):
+    # Found by reading: weights were brought together and written in the phase of the wait before: its worker was killed, or a
+    # network that fell silent excused.
+    beat, phases = Beat(), []
+    none = SimpleNamespace(home=tmp_path, limits=LIMITS, up=False, say=lambda _: None)  # an attendant without an engine
+    engine = Served(none, SAMPLING, waits=lambda: beat.still(OUTSIDE), alone=beat.alone)
+
+    def source():
+        for bucket in weights.buckets(actor, nbytes=1 << 12, dtype=torch.float32):
+            phases.append(beat.now.phase)
+            yield bucket
+
+    engine.enter(life="1 here", source=source, writes=True, gathers=False)
+    beat.phase("sync")
+    with (tmp_path / weights.LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        reader = threading.Timer(SIGN_S + 0.5, fcntl.flock, (file, fcntl.LOCK_UN))
+        reader.start()
+        begun = beat.now.since
+        engine.publish(1)
+        reader.join(10)
+    assert beat.now.since > begun + SIGN_S, "it did not say that it waits"
+    assert set(phases) == {"sync"}
+    assert beat.now.phase == "sync"
+    beat.phase("rollout")
+    ends = time.monotonic() + SIGN_S + 0.2
+
+    def done():
+        time.sleep(0.02)
+        phases.append(beat.now.phase)
+        return time.monotonic() > ends
+
+    engine.wait(done)
+    assert phases[-1] == OUTSIDE
+    assert beat.now.phase == "rollout"
 
 
 def test_what_was_finished_is_not_generated_again_when_a_step_is_cut_short(trainer, actor):

@@ -166,6 +166,24 @@ def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
     assert other.budgets == pace.budgets
 
 
+def test_a_phase_takes_as_long_as_its_parts_before_and_behind_waits_outside() -> None:
+    said = [("reward", 90.0), (OUTSIDE, 92.0), (OUTSIDE, 92.5), ("reward", 110.0), (OUTSIDE, 111.0), ("reward", 111.5)]
+    pace = Pace(budgets=BUDGETS)
+    for phase, since in said:
+        pace = pace.learn([beating(since=since, phase=phase)], since)
+    assert pace.budgets.took.keys() == {OUTSIDE}, "it was never over"
+    assert pace.budgets.took[OUTSIDE].lately == (0.5, 17.5, 0.5)
+    over = pace.learn([beating(since=115.5, phase="update")], 115.5)
+    assert over.budgets.took["reward"].lately == (2.0 + 1.0 + 4.0,)
+    again = over.learn([beating(since=117.0, phase="reward")], 117.0).learn([beating(since=120.0)], 120.0)
+    assert again.budgets.took["reward"].lately == (7.0, 3.0)
+    cut = pace.learn([beating(since=115.5, phase="parked", state=State.PARKED)], 115.5)
+    assert (cut.budgets, cut.halves) == (pace.budgets, {})
+    for phase, since in (("fetch", 120.0), (OUTSIDE, 121.0), ("update", 125.0)):  # a script's: it does not go back
+        again = again.learn([beating(since=since, phase=phase)], since)
+    assert again.budgets.took["fetch"].lately == (1.0,)
+
+
 @pytest.mark.parametrize("state", [State.PARKED, State.JOINING])
 def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
     # Else each hang made the next one's victims wait ten times as long.

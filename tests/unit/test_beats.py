@@ -59,6 +59,48 @@ def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_com
     assert not waits()
 
 
+def test_who_is_through_with_a_wait_outside_is_at_work_again_whatever_follows(tmp_path: Path) -> None:
+    # Found by reading: what followed had the budget of the wait, and hid that others were silent.
+    page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
+
+    def seen() -> tuple[str, bool]:
+        now = page.read()
+        assert now is not None
+        return now.phase, now.waiting
+
+    beat.phase("sync")
+    with beat.alone():
+        begun = beat.now.since
+        assert seen() == ("sync", False)
+    assert beat.now.since == begun, "it said nothing of a wait"
+    with beat.alone():
+        for _ in range(2):
+            beat.still(OUTSIDE)
+            assert seen() == (OUTSIDE, False)
+        said = beat.now.since
+    assert seen() == ("sync", False)
+    assert said <= beat.now.since <= time.monotonic()
+    assert dict(beat.now.spent).keys() >= {"sync", OUTSIDE}
+    beat.still(OUTSIDE)
+    beat.collective(7, "allgather")
+    assert seen() == ("sync", True)
+    beat.arrived()
+    beat.still(OUTSIDE)
+    with beat.waiting():
+        assert seen() == ("sync", True)
+    beat.still(OUTSIDE)
+    beat.sealed(3)
+    assert seen() == ("sync", False)
+    beat.still(OUTSIDE)
+    with beat.within("evaluate"):
+        assert seen() == ("evaluate", False)
+    assert seen() == ("sync", False)
+    with beat.alone():
+        beat.still(OUTSIDE)
+        beat.parked(2)
+    assert seen() == ("parked", False)
+
+
 def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
     page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     for step in range(3):

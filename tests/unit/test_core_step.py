@@ -262,6 +262,22 @@ def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None
     assert any(isinstance(a, events.Inspect | events.Propose) for a, _ in life.state.sent.values())
 
 
+def test_who_is_back_from_outside_has_as_long_as_those_who_wait_for_it_may_take() -> None:
+    life, outside = beside_one_outside()
+    stall = Stall(slot=0, step=0, phase="reward", for_s=20.0, budget_s=5.0, waiting=True)
+    life.told(10.0, record("n01", work=Work.STALLED, generation=1, born=1, stall=stall), outside)
+    for tenth in range(110, 400):
+        life.leased(tenth / 10)
+        if tenth == 200:
+            life.told(20.05, replace(outside, phase="reward"))
+        life.at(tenth / 10 + 0.06, Tick(now=0))
+        acts = any(isinstance(a, events.Inspect | events.Propose) for a, _ in life.state.sent.values())
+        assert acts == (tenth / 10 + 0.06 >= 20.05 + 5.0), life.lines[-3:]
+        if acts:
+            break
+    assert acts
+
+
 def test_who_has_left_a_broken_group_waits_for_nobody_s_engine() -> None:
     life, outside = beside_one_outside()
     life.leased(9.9)

@@ -66,7 +66,7 @@ def outside(tree: Tree, run: ElasticRun, sampling: Sampling) -> Outside | None:
         python=rollout.python,
         say=say,
     )
-    return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True))
+    return Served(attendant, sampling, check=run.check, waits=lambda: run.base.waits(alone=True), alone=run.base.alone)
 
 
 def way(asked: str, nodes: int) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import EngineFailed, Request, Sampling, StaleWeights
-from elasticrl.ppo.rollout.outside import Outside, collect
+from elasticrl.ppo.rollout.outside import Outside, collect, here
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Talk
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 class Served(Outside):
     """Of each node one worker writes. Who has to wait for its engine says so, until it has its samples: the others are through
-    with theirs, and wait for it.
+    with theirs, and wait for it. It does so inside of `alone`, behind which it is at work again.
     """
 
     def __init__(
@@ -28,23 +29,29 @@ class Served(Outside):
         *,
         check: Callable[[], None] = lambda: None,
         waits: Callable[[], None] = lambda: None,
+        alone: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         super().__init__(sampling, check=check, waits=waits)
         self.attendant = attendant
+        self._alone = alone
         self._missed = False  # there was no engine when it was wanted
 
     def wait(self, done: Callable[[], bool]) -> None:
         """As Engine's."""
-        while not done():
-            self._turn()
+        with self._alone():
+            while not done():
+                self._turn()
 
     def _bring(self, tag: weights.Tag, buckets: Iterable[weights.Bucket]) -> None:
         """Puts them where the engine finds them, and has it take them if it is up; else it will when it comes."""
         start, limit_s = time.monotonic(), self.attendant.limits.sync_s
         self._signed = start  # an engine that is well is through before the first sign
-        nbytes = weights.write(self.attendant.home, tag, buckets, within_s=limit_s, check=self._sync_turn)
+        nbytes = weights.write(
+            self.attendant.home, tag, buckets, within_s=limit_s, check=self._sync_turn, alone=self._alone
+        )
         written = time.monotonic() - start
-        self._hand_over(tag)
+        with self._alone():
+            self._hand_over(tag)
         total = time.monotonic() - start
         self.attendant.say(
             f"weights of version {tag.version}: {nbytes / 1e6:.1f} MB, "
@@ -52,6 +59,10 @@ class Served(Outside):
         )
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
+        with self._alone() if here() else nullcontext():
+            self._ask_all(tag, requests)
+
+    def _ask_all(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         barren, self._missed = 0, False  # engines in a row that finished nothing
 
         def turn() -> None:

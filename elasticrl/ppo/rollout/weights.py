@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,7 @@ from elasticrl.runtime.zero import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from io import BufferedReader
     from pathlib import Path
 
@@ -65,10 +66,13 @@ def tag_of(home: Path) -> Tag | None:
 
 
 def write(
-    home: Path, tag: Tag, buckets: Iterable[Bucket], *, within_s: float, check: Callable[[], None] = lambda: None
-) -> int:
-    """The set, bucket by bucket as they come; its bytes. Lost if the file stays in use for too long."""
-    with _locked(home, fcntl.LOCK_EX, within_s, check):
+    home: Path, tag: Tag, buckets: Iterable[Bucket], *, within_s: float, check: Callable[[], None] = lambda: None,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> int:  # fmt: skip
+    """The set, bucket by bucket as they come; its bytes. Lost if the file stays in use for too long. `check` is called in each
+    turn of waiting for it, inside of `alone`.
+    """
+    with _locked(home, fcntl.LOCK_EX, within_s, check, alone):
         (home / PAGE).unlink(missing_ok=True)
         listed: list[dict[str, Any]] = []
         at = 0
@@ -131,7 +135,7 @@ class Incoming:
         self._left = [(int(bucket["bytes"]), int(bucket["crc"])) for bucket in page["buckets"]]
         self._crc = 0
         with ExitStack() as stack:
-            stack.enter_context(_locked(home, fcntl.LOCK_EX, within_s, lambda: None))
+            stack.enter_context(_locked(home, fcntl.LOCK_EX, within_s))
             (home / PAGE).unlink(missing_ok=True)
             file = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             self._file = stack.enter_context(os.fdopen(file, "r+b"))
@@ -262,7 +266,7 @@ def _page(home: Path) -> dict[str, Any] | None:
 @contextmanager
 def _opened(home: Path, tag: Tag, within_s: float) -> Iterator[tuple[dict[str, Any], BufferedReader]]:
     """The page of that set, and its file; nobody writes another meanwhile. Torn if it is another."""
-    with _locked(home, fcntl.LOCK_SH, within_s, lambda: None):
+    with _locked(home, fcntl.LOCK_SH, within_s):
         page = _page(home)
         if page is None or Tag(**page["tag"]) != tag:
             raise Torn(f"the weights in {home} are not version {tag.version}, or not whole")
@@ -271,17 +275,21 @@ def _opened(home: Path, tag: Tag, within_s: float) -> Iterator[tuple[dict[str, A
 
 
 @contextmanager
-def _locked(home: Path, how: int, within_s: float, check: Callable[[], None]) -> Iterator[None]:
+def _locked(
+    home: Path, how: int, within_s: float, check: Callable[[], None] = lambda: None,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[None]:  # fmt: skip
     """One writer or several readers. The kernel lets go of what a dead process held."""
     deadline = time.monotonic() + within_s
     with (home / LOCK).open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                check()
-                if time.monotonic() > deadline:
-                    raise Lost(f"the weights in {home} stayed in use for {within_s:g} s") from None
-                time.sleep(TURN_S)
+        with alone():
+            while True:
+                try:
+                    fcntl.flock(file, how | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    check()
+                    if time.monotonic() > deadline:
+                        raise Lost(f"the weights in {home} stayed in use for {within_s:g} s") from None
+                    time.sleep(TURN_S)
         yield
