@@ -138,7 +138,8 @@ def test_a_hub_that_says_there_is_no_such_file_is_believed(tmp_path, monkeypatch
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        there = f"http://127.0.0.1:{hub.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         assert not models.has("maker/model", models.GENERATION_FILE)
         hub.shutdown()
