@@ -74,7 +74,9 @@ def run(
     every: Annotated[float, typer.Option("--every", help="Seconds between looks at the status.")] = 1.0,
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", help="What may differ from the checkpoint's run: lanes, batch, data, job, parts."),
+        typer.Option(
+            "--allow", help="What may differ from the checkpoint's run: lanes, batch, data, job, parts, frozen."
+        ),
     ] = None,
     adopt: Adopt = False,
 ) -> None:

@@ -38,7 +38,8 @@ LIVE = (
 )
 
 #: These decide which samples are used and what state there is. A checkpoint made under other values is refused where they make
-#: another job, lanes, batch, data or parts: it knows these, and not the keys (`checkpoint.allow` names what may differ).
+#: another job, lanes, batch, data, parts or frozen weights: it knows these, and not the keys (`checkpoint.allow` names what
+#: may differ).
 REFUSED = (
     "job.name",
     "job.seed",
@@ -46,9 +47,13 @@ REFUSED = (
     "ppo.algorithm",
     "ppo.batch",
     "ppo.group",
+    "model.path",
+    "model.ref_path",
+    "model.dtype",
     "model.value_head",
     "model.lora.rank",
     "model.lora.targets",
+    "reward.model",
     "data.path",
     "data.format",
     "data.split",
@@ -63,8 +68,6 @@ SAID = (
     "ppo.mini_batch",
     "ppo.micro_batch",
     "ppo.epochs",
-    "model.path",
-    "model.dtype",
     "rollout.max_tokens",
 )
 

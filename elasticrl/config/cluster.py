@@ -316,9 +316,10 @@ class Checkpoint(Section):
     """Seconds that a gang waits, with shared: false and all memory lost, for nodes whose disks have parts of the newest
     checkpoint; then it goes back to an older one that is whole, or ends. Less goes on without a dead node sooner; more suits
     machines that start slowly."""
-    allow: tuple[Literal["lanes", "batch", "data", "job", "parts"], ...] = ()
+    allow: tuple[Literal["lanes", "batch", "data", "job", "parts", "frozen"], ...] = ()
     """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
-    samples would be lost or used twice, or state dropped. Take it out again once the job has resumed."""
+    samples would be lost or used twice, state dropped, or (frozen: a reference, a reward model, the base under adapters, the
+    tokens that end an answer) other files computed with. Take it out again once the job has resumed."""
 
 
 class Health(Section):
@@ -383,7 +384,7 @@ class Policy(Section):
     config: _Act = "stop"
     """An action. The environment or a setting makes it impossible."""
     version_mismatch: _Act = "quarantine"
-    """An action. A node runs other versions than the gang."""
+    """An action. A node runs other versions than the gang, or has read other model files."""
     coordinator: _Act = "report"
     """An action. The store is ill. Training goes on without it."""
     divergence: _Act = "quarantine"

@@ -90,8 +90,9 @@ texts work there too.
 - Passwords come from the environment or from a file that they name; in a configuration file they are refused.
 - Relative paths start at the directory in which the command runs.
 - *Changes*: **live**: the daemon takes it up on SIGHUP. **restart**: daemon and workers must be restarted. **never**: it
-  decides samples, shapes or bits. Where another value makes another job, lanes, batch, data or parts, a checkpoint made
-  under the old one is refused, unless `checkpoint.allow` names what may differ; one of a model with other shapes always is.
+  decides samples, shapes or bits. Where another value makes another job, lanes, batch, data, parts or frozen weights, a
+  checkpoint made under the old one is refused, unless `checkpoint.allow` names what may differ; one of a model with other
+  shapes always is.
   Another value of these is only said in the log, and bits differ from there on:
   {", ".join(f"`{key}`" for key in SAID)}.
 """

@@ -103,6 +103,7 @@ class Sign(StrEnum):
     # What people wrote.
     PROGRAM = "program"
     DIVERGED = "diverged"  # a replica's bits are not the others'
+    OTHER_FILES = "other_files"  # it has read another model than the others have, under the same name
     UNKEPT = "unkept"  # its node's vault has not taken its state
     BAD_ACCESS = "bad_access"
     RAISED = "raised"  # an exception that could be anybody's fault
@@ -238,7 +239,9 @@ MISTAKES = frozenset({
 })  # fmt: skip
 
 #: Exceptions of the runtime's own, which are not the program's.
-OURS: Mapping[str, Sign] = {"Diverged": Sign.DIVERGED, "VaultError": Sign.UNKEPT}
+OURS: Mapping[str, Sign] = {
+    "Diverged": Sign.DIVERGED, "OtherFiles": Sign.OTHER_FILES, "VaultError": Sign.UNKEPT,
+}  # fmt: skip
 
 #: What our own agent says of an end that it saw to, or that the kernel told it why. (`model.Stall` words the first two.)
 SAID: Mapping[str, Sign] = {

@@ -107,6 +107,12 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "Keep its node out and have memory and processor tested (memtest, dcgmi diag); its state was restored from others.",
         "the program uses something that is not deterministic, or the ranks' versions differ",
     ),
+    Sign.OTHER_FILES: Meaning(
+        Fault.VERSION_MISMATCH, _HIGH, "has read other model files than its peers, or than the job until now",
+        "Give every node the same files of the model that the line names, best in a folder; then let its node back "
+        "(elasticrl admit).",
+        "the files are the same on all nodes (then its disk or memory changes what it reads)",
+    ),
     Sign.UNKEPT: Meaning(
         Fault.HOST_HANG, _MEDIUM, "had to end, as its node's vault did not keep its state",
         "See the vault's log on that node, what the node is short of (/dev/shm, memory, processor time) and who holds its "
@@ -291,6 +297,8 @@ SAVING = ("saving", "in save", "stalled in save")  # how a place, a beat and an 
 #: What nothing explains that a program prints and can survive: its node, or the kernel, has seen to it.
 OUTSIDE = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.STOPPED, Sign.OOM_KILLED})
 #: What does not pass because a gang goes on for a while.
-LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED})
+LASTING = frozenset({Sign.GPU_BROKEN, Sign.VERSIONS, Sign.DIVERGED, Sign.OTHER_FILES})
 #: Ends and silences that have nothing to do with how much room a disk has.
-PLAIN = frozenset({Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED})
+PLAIN = frozenset({
+    Sign.NODE_GONE, Sign.UNHEARD, Sign.KILLED, Sign.STOPPED, Sign.OOM_KILLED, Sign.DIVERGED, Sign.OTHER_FILES,
+})  # fmt: skip

@@ -17,7 +17,7 @@ TITLES = {
     Fault.DESYNC: "ranks out of step", Fault.STRAGGLER: "a slow rank", Fault.HOST_HANG: "a host that hangs",
     Fault.OOM_GPU: "out of GPU memory", Fault.OOM_HOST: "out of host memory", Fault.DISK: "a disk",
     Fault.GPU_FAULT: "a broken GPU",
-    Fault.CONFIG: "a setting", Fault.VERSION_MISMATCH: "versions that differ",
+    Fault.CONFIG: "a setting", Fault.VERSION_MISMATCH: "versions or files that differ",
     Fault.COORDINATOR: "the coordinating store",
     Fault.DIVERGENCE: "bits that parted", Fault.USER_ERROR: "the program", Fault.UNKNOWN: "unknown",
 }  # fmt: skip

@@ -98,6 +98,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     }
     base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
     sampling = sampling_of(tree, tokenizer)
+    frozen.ends(sampling.eos)
     away = outside(tree, run, sampling)
     judge = away.judge if isinstance(away, Away) else None
     ref_away, reward_away = (placement.where == "rollout" for placement in (tree.placement.ref, tree.placement.reward))
@@ -180,11 +181,11 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     frozen = Frozen(tree, device)
     actor = given_as(strategy_of(tree, "actor"), frozen.within("actor", make), device)
     base.train(actor=(actor, rule_of(tree, "actor")))
-    answer_tokens = tree.rollout.max_tokens
+    answer_tokens, ends = tree.rollout.max_tokens, models.ends(path, tokenizer)
+    frozen.ends(ends)
     data = given.load(
-        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=models.ends(path, tokenizer),
-        keep=kept_tokens(base),
-    )  # fmt: skip
+        tree.data, tokenizer, algorithm=ppo.algorithm, answer_tokens=answer_tokens, ends=ends, keep=kept_tokens(base)
+    )
     print(prompts.fitting(tree.data, kept=len(data), left_out=data.left_out), flush=True)
     cursor = Cursor(
         Walk(

@@ -1,7 +1,8 @@
 """Models that only compute: where they are, and whether all ranks have the same ones.
 
 The idea: nobody sends these weights to anybody, each rank reads them by itself. So a folder or a hub's name that holds others
-by now gives a replaced node another reference, and no digest of what is trained would tell it from a healthy one.
+by now gives a replaced node another reference, and no digest of what is trained would tell it from a healthy one. What the job
+has computed with is a part of its state, so that a gang of fresh processes knows it too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from zlib_ng.zlib_ng import crc32
 
 from elasticrl.runtime.digest import outliers
 from elasticrl.runtime.misuse import Misuse
-from elasticrl.runtime.run import Diverged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from elasticrl.runtime.run import Run
 
 
+ENDS = "ends"  # beside the roles: the tokens that end an answer, which come from files too
+
+
+class OtherFiles(RuntimeError):
+    """This rank has read other model files than the others, or than the job until now: it must not compute with them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """What a rank tells of its frozen weights, by role. `proven` are those that the job has computed with, if it has seen that.
+    """What a rank tells of its frozen weights, by role. `proven` are those that the job has computed with, as far as it knows.
 
     Example: Word(node="n2", here={"ref": 0x3f0a91c4}, proven={})
     """
@@ -49,12 +56,15 @@ class Frozen:
         self._make: dict[str, Callable[[], nn.Module | None]] = {}
         self._whole: dict[str, nn.Module | None] = {}
         self._here: dict[str, int] = {}
-        self._proven: dict[str, int] = {}
+        self._proven: dict[str, int] = {}  # seen by this process
+        self._others_allowed = "frozen" in tree.checkpoint.allow
         model = tree.model
-        self._paths = {
+        paths = {
             "actor": model.path, "critic": model.critic_path or model.path, "ref": model.ref_path or model.path,
             "reward": tree.reward.model,
         }  # fmt: skip
+        self._what = {role: f"The frozen weights of {role}, read from {path}," for role, path in paths.items()}
+        self._what[ENDS] = f"The tokens that end an answer, read from {model.path},"
 
     def model(self, role: str, make: Callable[[], nn.Module | None]) -> nn.Module | None:
         """It, if it is whole; else how it will be made is remembered."""
@@ -84,26 +94,33 @@ class Frozen:
 
         return noting
 
+    def ends(self, tokens: Sequence[int]) -> None:
+        """The tokens that end an answer, as this rank has read them: they decide samples, and are compared like weights."""
+        self._here[ENDS] = crc32(repr(tuple(tokens)).encode())
+
     def compare(self, base: Run) -> None:
-        """Once in each generation. Diverged on a rank that has other weights than the rest, or than the job until now; Misuse
-        on all where nobody can say whose are right. Collective.
+        """Once in each generation. OtherFiles on a rank that has other weights than the rest, or than the job until now; Misuse
+        on all where nobody has those, or nobody can say whose are right. Collective.
         """
-        mine = Word(node=base.context.node, here=self._here, proven=self._proven)
+        restored = {} if self._others_allowed else base.progress.frozen
+        mine = Word(node=base.context.node, here=self._here, proven=self._proven or restored)
         told = [Word(**words) for words in base.tell(asdict(mine))]
         for role, ranks in odd(told).items():
-            known = any(role in word.proven for word in told)
-            than = "the job has computed with" if known else "most have" if len(ranks) < len(told) else "each other"
+            everywhere, known = len(ranks) == len(told), any(role in word.proven for word in told)
+            unlike = f"not alike on all ranks: others than {'each other' if everywhere else 'most have'}"
+            who = ", ".join(f"rank {rank} ({told[rank].node})" for rank in ranks)
             sentence = (
-                f"The frozen weights of {role}, read from {self._paths[role]}, are not alike on all ranks: "
-                f"others than {than} on {', '.join(f'rank {rank} ({told[rank].node})' for rank in ranks)}. The folder, or what "
-                "the hub has under that name, is another there: give every node the same files, best in a folder."
+                f"{self._what[role]} are {'others than the job has computed with' if known else unlike} on {who}. The folder, "
+                "or what the hub has under that name, is another there: give every node the same files, best in a folder"
+                + (", or continue with these: --allow frozen (checkpoint.allow)." if everywhere and known else ".")
             )
-            if len(ranks) == len(told):
+            if everywhere:
                 raise Misuse(sentence)
             if base.rank in ranks:
-                raise Diverged(sentence)
+                raise OtherFiles(sentence)
             print(sentence, flush=True)
         self._proven = dict(self._here)
+        base.progress.frozen = self._proven
 
     def _note(self, role: str, made: nn.Module | None) -> None:
         """Summed while it is on the host, once for each time that it is read."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -66,11 +68,29 @@ def ends(path: str, tokens: Any) -> tuple[int, ...]:
     """The tokens that end an answer: the tokenizer's, and those of the model's GenerationConfig; a chat's turn may end with
     another one (Gemma, Phi-3).
     """
-    # Asked for by itself: a hub that is not reached must be an error, and not a model without such a file.
-    file = transformers.utils.hub.cached_file(path, GENERATION_FILE, _raise_exceptions_for_missing_entries=False)
-    named = transformers.GenerationConfig.from_pretrained(path).eos_token_id if file is not None else None
+    named = transformers.GenerationConfig.from_pretrained(path).eos_token_id if has(path, GENERATION_FILE) else None
     more = [named] if isinstance(named, int) else named or ()
     return tuple(dict.fromkeys((tokens.eos_token_id, *more)))
+
+
+def has(path: str, name: str) -> bool:
+    """Whether the model's folder, or the hub, has such a file. A hub that is not reached is an error, unless it has said
+    before that there is none: transformers takes it for a model without the file, and this node's answers would end otherwise.
+    """
+    if Path(path).is_dir():
+        return (Path(path) / name).is_file()
+    try:
+        hf_hub_download(path, name)
+    except LocalEntryNotFoundError as error:
+        if try_to_load_from_cache(path, name) is _CACHED_NO_EXIST:
+            return False
+        raise ModelError(
+            f"whether {path} has a {name} is not known here: the hub was not reached, and the cache of models does not tell "
+            f"({str(error).splitlines()[0]}). Load it once where the hub is reached, or give all nodes the model in a folder."
+        ) from error
+    except EntryNotFoundError:
+        return False
+    return True
 
 
 def actor(model: Model, path: str, *, seed: int) -> nn.Module:

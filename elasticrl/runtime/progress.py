@@ -16,15 +16,18 @@ class Progress:
     update: int = 0  # of that step: so many are applied
     mark: int = 0  # of that step: so many states of it were kept
     count: int = 0  # updates in all
+    frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
+        numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
+        return {**numbers, "frozen": dict(self.frozen)}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Back to there."""
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
+        self.frozen = dict(state.get("frozen", {}))  # older checkpoints have none
 
 
 @dataclass(slots=True)

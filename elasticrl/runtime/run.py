@@ -90,9 +90,7 @@ class Emptied(Protocol):
 
 
 class Diverged(RuntimeError):
-    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption, or frozen ones
-    that were read from other files.
-    """
+    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
 
 
 class NotFinite(RuntimeError):

@@ -1,5 +1,10 @@
 """Roles through transformers: what is loaded, what is trained, what is written."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import huggingface_hub
 import pytest
 import torch
 
@@ -101,6 +106,43 @@ def test_a_model_that_cannot_serve_says_why(folders, tmp_path):
         models.actor(Model(), str(tmp_path), seed=0)
     with pytest.raises(models.ModelError, match=r"lacks \d+ weights"):
         models.actor(Model(), folders["reward"], seed=0)
+
+
+def test_a_hub_that_is_not_reached_is_no_model_without_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    cached, commit = tmp_path / "models--maker--model", "0" * 40
+    for place in (cached / "snapshots" / commit, cached / "refs", cached / ".no_exist" / commit):
+        place.mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    (cached / "snapshots" / commit / "config.json").write_text("{}")
+    tokens = SimpleNamespace(eos_token_id=11)
+    with pytest.raises(models.ModelError, match=r"whether maker/model has a generation_config.json is not known here"):
+        models.ends("maker/model", tokens)
+    (cached / ".no_exist" / commit / models.GENERATION_FILE).touch()  # as the hub has said before
+    assert models.ends("maker/model", tokens) == (11,)
+    (cached / ".no_exist" / commit / models.GENERATION_FILE).unlink()
+    (cached / "snapshots" / commit / models.GENERATION_FILE).write_text('{"eos_token_id": [3, 11]}')
+    assert models.ends("maker/model", tokens) == (11, 3)
+
+
+def test_a_hub_that_says_there_is_no_such_file_is_believed(tmp_path, monkeypatch):
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+        there = f"http://127.0.0.1:{hub.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        assert not models.has("maker/model", models.GENERATION_FILE)
+        hub.shutdown()
 
 
 def test_adapters_train_alone_and_the_reference_is_the_model_without_them(folders, rows, tmp_path):

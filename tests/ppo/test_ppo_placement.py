@@ -93,18 +93,34 @@ def test_a_node_that_reads_another_reference_is_named_and_left_out(tmp_path: Pat
         tiny.write(ref, hidden=32, layers=2, seed=1)  # as a hub whose model was changed
         gang.plan("n0", "n1")
         who = "rank 1 (n1)" if strategy == "replicated" else "rank 0 (n0), rank 1 (n1)"  # where all read it again
-        said = f"of ref, read from {ref}, are not alike on all ranks: others than the job has computed with on {who}."
+        said = f"of ref, read from {ref}, are others than the job has computed with on {who}."
         for worker in (gang.workers["n0"], gang.workers["n1"]):
             gang.until(lambda worker=worker: said in worker.text, said, 60.0)
         gang.workers["n1"].process.join(60)
         if strategy == "fsdp":
             assert "Misuse: The frozen weights" in gang.workers["n1"].text
             return
-        assert "Diverged: The frozen weights" in gang.workers["n1"].text
+        assert "OtherFiles: The frozen weights" in gang.workers["n1"].text
         gang.lose("n1")
         gang.plan("n0")
         gang.until_done()
         assert dict(read(gang.run_dir).steps) == plain[0]
+
+
+def test_a_gang_of_fresh_workers_knows_what_the_job_has_computed_with(tmp_path: Path, conf):
+    ref = tmp_path / "ref"
+    shutil.copytree(conf["model"]["path"], ref)
+    conf = {**conf, "model": {**conf["model"], "ref_path": str(ref)}}
+    with Nodes(tmp_path, steps=STEPS, lanes=4, program="elasticrl.ppo.__main__", conf=conf, copies=1) as gang:
+        gang.plan("n0", "n1")
+        gang.until_sealed(1)
+        for name in ("n0", "n1"):
+            gang.kill_worker(name)
+        tiny.write(ref, hidden=32, layers=2, seed=1)
+        gang.plan("n0", "n1")  # from the vaults, which have outlived all that had seen it
+        said = f"Misuse: The frozen weights of ref, read from {ref}, are others than the job has computed with on rank 0 (n0), "
+        for worker in (gang.workers["n0"], gang.workers["n1"]):
+            gang.until(lambda worker=worker: said in worker.text, said, 60.0)
 
 
 def test_the_base_under_adapters_is_compared_and_what_trains_is_not(conf):

@@ -48,6 +48,25 @@ def test_a_job_whose_data_were_changed_is_refused_unless_told(tmp_path: Path):
     assert max(read(tmp_path / "run" / "small").steps) == 4
 
 
+def test_a_job_whose_reference_was_changed_is_refused_unless_told(tmp_path: Path):
+    tiny.write(tmp_path / "actor", hidden=16, layers=1)
+    write(tmp_path, ROWS)
+    first = start(tmp_path, 2)
+    assert first.returncode == 0, first.stderr
+    # The actor comes from the checkpoint, the reference from here.
+    tiny.write(tmp_path / "actor", hidden=16, layers=1, seed=1)
+    refused = start(tmp_path, 4)
+    assert refused.returncode != 0
+    assert f"of ref, read from {tmp_path}/actor, are others than the job has computed with on" in refused.stderr
+    assert "continue with these: --allow frozen (checkpoint.allow)" in refused.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 2, "nothing was trained"
+    allowed = start(tmp_path, 4, allow="frozen")
+    assert allowed.returncode == 0, allowed.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 4
+    again = start(tmp_path, 6)
+    assert again.returncode == 0, again.stderr
+
+
 def test_a_job_goes_on_with_more_lanes_if_told(tmp_path: Path):
     tiny.write(tmp_path / "actor", hidden=16, layers=1)
     write(tmp_path, ROWS)

@@ -142,6 +142,7 @@ def test_facts_of_another_gang_and_of_the_health_of_others_do_not_count() -> Non
         ("out of memory: Killed process 7 (python)", False, Sign.OOM_KILLED),
         ("its workers are gone", False, Sign.KILLED),
         ("exit code 1: Diverged: memory corrupts data", True, Sign.DIVERGED),
+        ("exit code 1: OtherFiles: The frozen weights of ref are others", True, Sign.OTHER_FILES),
         ("exit code 1: VaultError: The snapshot of step 16.0 was not copied within 20 s.", True, Sign.UNKEPT),
         ("exit code 1: ValueError: bad prompt", True, Sign.PROGRAM),
         ("exit code 1: Broken: connection closed by peer", False, Sign.PEER_GONE),
@@ -781,13 +782,23 @@ def test_where_the_tested_pairs_fall_apart_others_are_tested_before_anybody_is_p
     assert "fallen apart" in apart.verdict.cause
 
 
-def test_a_node_whose_replica_diverged_is_kept_out_if_the_operator_says_so_and_enough_are_left() -> None:
-    bits = Exit(generation=1, slot=0, step=5, cause="exit code 1: Diverged: memory corrupts data", own=True)
+@pytest.mark.parametrize(
+    ("cause", "fault", "remedy"),
+    [
+        ("Diverged: memory corrupts data", Fault.DIVERGENCE, "have memory and processor tested"),
+        ("OtherFiles: The frozen weights of ref are others", Fault.VERSION_MISMATCH, "Give every node the same files"),
+    ],
+)
+def test_a_node_that_computes_something_else_is_kept_out_if_the_operator_says_so_and_enough_are_left(
+    cause: str, fault: Fault, remedy: str
+) -> None:
+    ended = Exit(generation=1, slot=0, step=5, cause=f"exit code 1: {cause}", own=True)
     for word, seats in (("quarantine", ["n00", "n02"]), ("report", ["n00", "n01", "n02"])):
-        life = leader({"divergence": word})
-        life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=bits, warm=True))
+        life = leader({fault.value: word})
+        life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=ended, warm=True))
         written = proposed(life)
         assert written is not None
         assert [seat.member.node for seat in written.seats] == seats
         assert written.verdict is not None
-        assert (written.verdict.fault, written.verdict.ranks) == (Fault.DIVERGENCE, (1,))
+        assert (written.verdict.fault, written.verdict.ranks) == (fault, (1,))
+        assert remedy in written.verdict.remedy
