@@ -872,9 +872,7 @@ class Run:
         tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
         registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
         mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
-        if not any(mine.values()):
-            return
-        told = exchange(self._gang_now, mine)
+        told = exchange(self._gang_now, mine)  # also where there are none here: others may have some
         for name, theirs in mine.items():
             odd = outliers([int(one[name] or "0", 16) for one in told])
             if not odd:
