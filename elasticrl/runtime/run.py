@@ -24,7 +24,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -216,6 +216,7 @@ class Run:
         self._first: dict[str, Any] | None = None  # parts' state before anything was done, until an update is sealed
         self._begun = False  # an update was sealed: there is no beginning anew
         self._told_close = False  # that the bits are not exact
+        self._letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
         self._lacking_since: float | None = None  # when disks that are not here were first missed
 
@@ -272,6 +273,12 @@ class Run:
             return self._roles[name]
         except KeyError:
             raise Misuse(f"{name!r} is not trained here; there are {sorted(self._roles)}.") from None
+
+    def on_let_go(self, call: Callable[[], None]) -> None:
+        """`call` is called between two generations, before the next one's models are built: for who keeps one of those that
+        `model` or `role` gave. With `fsdp` and `deepspeed` there would be two of it in memory.
+        """
+        self._letting_go.append(call)
 
     def steps(self, limit: int | None = None) -> Iterator[Step]:
         """The steps, from where the job is; one that was cut short comes again. Ends when all are made, or it is time to end.
@@ -683,6 +690,8 @@ class Run:
         """Ends the last generation's strategies, all before a new one is built: with a sharded model there would be two of it
         in memory. Returns the roles' shards that have the state after `count` updates.
         """
+        for call in self._letting_go:
+            call()
         held: dict[str, Shard] = {}
         built = False
         for name, role in self._roles.items():
