@@ -149,21 +149,24 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )
     base.register(data=cursor, kl=trainer.coefficient)
 
-    def refresh() -> None:
-        critic = base.role("critic").model if "critic" in makers else None
-        ref = frozen.here("ref", base)
-        trainer.roles = replace(trainer.roles, actor=base.role("actor").model, critic=critic, ref=ref)
+    def hold(trained: Mapping[str, nn.Module], ref: nn.Module | None, reward: nn.Module | None) -> None:
+        trainer.roles = replace(trainer.roles, actor=trained["actor"], critic=trained.get("critic"), ref=ref)
         if isinstance(scorer, rewards.RewardModel):
-            model = frozen.here("reward", base)
-            trainer.scorer = replace(scorer, model=model) if model is not None else scorer
-        frozen.compare(base)
+            trainer.scorer = replace(scorer, model=reward) if reward is not None else scorer
         trainer.idle = idle_of(tree, trainer)
         if isinstance(engine, TorchEngine):
             engine.model = body(trainer.roles.actor)
-        else:
+
+    def refresh() -> None:
+        hold({name: base.role(name).model for name in built}, frozen.here("ref", base), frozen.here("reward", base))
+        frozen.compare(base)
+        if not isinstance(engine, TorchEngine):
             writes = run.first if isinstance(engine, Served) else base.rank == 0
             engine.enter(life=run.life, source=source(tree, trainer), writes=writes, gathers=gathers)
 
+    base.on_let_go(
+        lambda: hold({name: at_first(it) for name, it in built.items()}, frozen.whole("ref"), frozen.whole("reward"))
+    )
     return trainer, refresh
 
 
@@ -179,8 +182,8 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
     device = base.context.device
     frozen = Frozen(tree, device)
-    actor = given_as(strategy_of(tree, "actor"), frozen.within("actor", make), device)
-    base.train(actor=(actor, rule_of(tree, "actor")))
+    built = given_as(strategy_of(tree, "actor"), frozen.within("actor", make), device)
+    base.train(actor=(built, rule_of(tree, "actor")))
     answer_tokens, ends = tree.rollout.max_tokens, models.ends(path, tokenizer)
     frozen.ends(ends)
     data = given.load(
@@ -195,7 +198,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
         )
     )  # fmt: skip
     roles = Roles(
-        model=tree.model, actor=at_first(actor), ref=frozen.model("ref", lambda: reference_of(tree)),
+        model=tree.model, actor=at_first(built), ref=frozen.model("ref", lambda: reference_of(tree)),
         tokenizer=tokenizer, device=device,
     )  # fmt: skip
     trainer = PreferenceTrainer(
@@ -204,11 +207,15 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     )  # fmt: skip
     base.register(data=cursor)
 
-    def refresh() -> None:
-        trainer.roles = replace(trainer.roles, actor=base.role("actor").model, ref=frozen.here("ref", base))
-        frozen.compare(base)
+    def hold(actor: nn.Module, ref: nn.Module | None) -> None:
+        trainer.roles = replace(trainer.roles, actor=actor, ref=ref)
         trainer.idle = idle_of(tree, trainer)
 
+    def refresh() -> None:
+        hold(base.role("actor").model, frozen.here("ref", base))
+        frozen.compare(base)
+
+    base.on_let_go(lambda: hold(at_first(built), frozen.whole("ref")))
     return trainer, refresh
 
 

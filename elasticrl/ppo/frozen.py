@@ -7,6 +7,7 @@ has computed with is a part of its state, so that a gang of fresh processes know
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -76,10 +77,15 @@ class Frozen:
         self._whole[role] = made.to(self._device) if made is not None else None
         return self._whole[role]
 
+    def whole(self, role: str) -> nn.Module | None:
+        """It, if it is whole: the same in all generations."""
+        return self._whole.get(role)
+
     def here(self, role: str, base: Run) -> nn.Module | None:
         """It, in this generation."""
         if role not in self._make:
-            return self._whole.get(role)
+            return self.whole(role)
+        gc.collect()  # FSDP2 ties a model and its hooks into circles, and the last generation's has to go first
         made = self._make[role]()
         self._note(role, made)
         return layered(made, base.mesh)

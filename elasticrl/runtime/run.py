@@ -24,7 +24,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -217,6 +217,7 @@ class Run:
         self._first: dict[str, Any] | None = None  # parts' state before anything was done, until an update is sealed
         self._begun = False  # an update was sealed: there is no beginning anew
         self._told_close = False  # that the bits are not exact
+        self._letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
         self._lacking_since: float | None = None  # when disks that are not here were first missed
 
@@ -273,6 +274,12 @@ class Run:
             return self._roles[name]
         except KeyError:
             raise Misuse(f"{name!r} is not trained here; there are {sorted(self._roles)}.") from None
+
+    def on_let_go(self, call: Callable[[], None]) -> None:
+        """`call` is called between two generations, before the next one's models are built: for who keeps one of those that
+        `model` or `role` gave. With `fsdp` and `deepspeed` there would be two of it in memory.
+        """
+        self._letting_go.append(call)
 
     def steps(self, limit: int | None = None) -> Iterator[Step]:
         """The steps, from where the job is; one that was cut short comes again. Ends when all are made, or it is time to end.
@@ -690,6 +697,8 @@ class Run:
         """Ends the last generation's strategies, all before a new one is built: with a sharded model there would be two of it
         in memory. Returns the roles' shards that have the state after `count` updates.
         """
+        for call in self._letting_go:
+            call()
         held: dict[str, Shard] = {}
         built = False
         for name, role in self._roles.items():
@@ -879,9 +888,7 @@ class Run:
         tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
         registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
         mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
-        if not any(mine.values()):
-            return
-        told = exchange(self._gang_now, mine)
+        told = exchange(self._gang_now, mine)  # also where there are none here: others may have some
         for name, theirs in mine.items():
             odd = outliers([int(one[name] or "0", 16) for one in told])
             if not odd:

@@ -4,22 +4,30 @@ A node's file in the folder `$PPO_ENDS` says {"phase": "update", "after_ms": 7}:
 that phase, by a signal that nothing catches. With {"stay": true} it does nothing else meanwhile, as if the phase took so long.
 
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
+
+As a sharded model is built, it says how many of those built before are still in memory: "ref built beside 0".
 """
 
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
 
 from elasticrl.ppo import __main__ as ppo
 from elasticrl.ppo.rollout.engine import Request, Samples
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.runtime.run import Run
+from elasticrl.runtime.trained import Build
 
 enter = Run.phase
+given_as, reference_of = ppo.given_as, ppo.reference_of
 generate = TorchEngine.generate
 here: list[Run] = []  # this worker's
 
@@ -48,7 +56,27 @@ def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int
     return found
 
 
+def counted(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., nn.Module | None]:
+    """What builds a model in each generation, which says so."""
+    built: list[weakref.ref[nn.Module]] = []
+
+    def counting(*args: Any) -> nn.Module | None:
+        print(f"{role} built beside", sum(model() is not None for model in built), flush=True)
+        if (model := build(*args)) is not None:
+            built.append(weakref.ref(model))
+        return model
+
+    return counting
+
+
+def given(strategy: str, make: Callable[[], nn.Module], device: str) -> nn.Module | Build:
+    found = given_as(strategy, make, device)
+    return found if isinstance(found, nn.Module) else cast("Build", counted("a role", found))
+
+
 def main() -> None:
     Run.phase = phase  # type: ignore[method-assign]
     TorchEngine.generate = generating  # type: ignore[method-assign]
+    ppo.given_as = given
+    ppo.reference_of = counted("ref", reference_of)
     ppo.main()

@@ -7,10 +7,16 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
+from torch import nn
+from transformers import LlamaConfig, Phi3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from elasticrl.config.training import Lora, Model
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout.inline import left_padded
+from elasticrl.runtime.buffers import Buffers
+from elasticrl.runtime.misuse import Misuse
 
 
 @pytest.fixture
@@ -165,3 +171,25 @@ def test_adapters_train_alone_and_the_reference_is_the_model_without_them(folder
     merged = models.response_logits(models.actor(Model(), str(tmp_path / "merged"), seed=0), rows)[0]
     torch.testing.assert_close(merged, changed, rtol=0, atol=1e-4)
     torch.testing.assert_close(models.response_logits(actor, rows)[0], changed, rtol=0, atol=1e-5)
+
+
+def asked(rope: nn.Module, *lengths: int) -> None:
+    """Puts texts of these lengths through it, one in each step."""
+    found = Buffers("actor")
+    found.begin(rope, ())
+    for length in lengths:
+        rope(torch.zeros(1), torch.arange(length)[None])
+        found.check()
+
+
+def test_rope_with_other_frequencies_for_long_texts_is_let_be_and_one_that_remembers_them_is_not():
+    size = {"hidden_size": 8, "num_attention_heads": 1, "max_position_embeddings": 16}
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = Phi3RotaryEmbedding(Phi3Config(**size, original_max_position_embeddings=8, rope_parameters=long))
+    short = rope.inv_freq
+    asked(rope, 4, 9, 12, 4, 9)
+    assert not torch.equal(rope.inv_freq, short)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    asked(LlamaRotaryEmbedding(LlamaConfig(**size, rope_parameters=dynamic)), 4, 16)
+    with pytest.raises(Misuse, match="The buffer inv_freq of actor has changed"):
+        asked(LlamaRotaryEmbedding(LlamaConfig(**size, rope_parameters=dynamic)), 4, 17)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -79,6 +80,22 @@ def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plai
     }  # fmt: skip
     found, _ = trained(tmp_path, conf, "n0", "n1", "n2", placement=placement, kill="n1")
     assert found == plain[0]
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp", pytest.param("deepspeed", marks=pytest.mark.slow)])
+def test_sharded_models_are_gone_before_the_next_generation_builds_its_own(tmp_path: Path, conf, strategy: str):
+    critic = {"strategy": "replicated" if strategy == "replicated" else "fsdp", **AWAY}
+    placement = {"actor": {"strategy": strategy}, "critic": critic, "ref": {"strategy": "fsdp", **AWAY}}
+    with Nodes(
+        tmp_path, steps=STEPS, lanes=4, program="ppo_ends", conf={**conf, "placement": placement}, copies=1
+    ) as gang:
+        gang.plan("n0", "n1")
+        gang.until_sealed(1)
+        gang.kill_worker("n1")
+        gang.plan("n0", "n1")
+        gang.until_new(1)
+        each = ["a role"] * (0 if strategy == "replicated" else 2) + ["ref"]
+        assert re.findall(r"(.*) built beside (\d)", gang.workers["n0"].text) == [(what, "0") for what in each * 2]
 
 
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])

@@ -55,7 +55,7 @@ def main() -> None:
     options.add_argument(
         "--noise", action="store_true", help="each step draws from the generators that belong to no lane"
     )
-    options.add_argument("--unlike", choices=("model", "data", "buffer"), help="each process has another one")
+    options.add_argument("--unlike", choices=("model", "data", "buffer", "lone"), help="each process has another one")
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
@@ -72,6 +72,8 @@ def main() -> None:
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":
             model.register_buffer("scale", torch.tensor(os.getpid()))
+        if args.unlike == "lone" and os.environ["ELASTICRL_NODE"] == "n0":
+            model.register_buffer("scale", torch.tensor(1.0))
         stepped: Any = None
         if args.torch:
             adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
