@@ -5,7 +5,7 @@ that phase, by a signal that nothing catches. With {"stay": true} it does nothin
 
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 
-As a sharded model is built, it says how many of those built before are still in memory: "ref built beside 0".
+As a sharded model is built, it says how many of those before, or a layer of theirs, are still in memory: "ref built beside 0".
 """
 
 import json
@@ -58,12 +58,12 @@ def generating(engine: TorchEngine, requests: Sequence[Request], *, version: int
 
 def counted(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., nn.Module | None]:
     """What builds a model in each generation, which says so."""
-    built: list[weakref.ref[nn.Module]] = []
+    built: list[weakref.WeakSet[nn.Module]] = []
 
     def counting(*args: Any) -> nn.Module | None:
-        print(f"{role} built beside", sum(model() is not None for model in built), flush=True)
+        print(f"{role} built beside", sum(len(modules) > 0 for modules in built), flush=True)
         if (model := build(*args)) is not None:
-            built.append(weakref.ref(model))
+            built.append(weakref.WeakSet(model.modules()))
         return model
 
     return counting
