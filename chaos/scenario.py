@@ -271,7 +271,8 @@ def _fault(chance: Random, kind: str, names: list[str], trouble_s: float) -> Fau
 
 def lasting(chance: Random, low: float, high: float) -> float:
     """How long a fault lasts, evenly over the orders of magnitude."""
-    return round(low * (high / low) ** chance.random(), 2)
+    for_s: float = low * (high / low) ** chance.random()
+    return round(for_s, 2)
 
 
 def aimed(chance: Random, fault: Fault, roles: Sequence[str], names: Sequence[str]) -> Fault:
