@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import transformers
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -76,13 +76,14 @@ def ends(path: str, tokens: Any) -> tuple[int, ...]:
 def has(path: str, name: str) -> bool:
     """Whether the model's folder, or the hub, has such a file. A hub that is not reached is an error, unless it has said
     before that there is none: transformers takes it for a model without the file, and this node's answers would end otherwise.
+    Where nobody is to ask it (HF_HUB_OFFLINE) the cache is the model; what ranks take from theirs is compared.
     """
     if Path(path).is_dir():
         return (Path(path) / name).is_file()
     try:
         hf_hub_download(path, name)
     except LocalEntryNotFoundError as error:
-        if try_to_load_from_cache(path, name) is _CACHED_NO_EXIST:
+        if constants.HF_HUB_OFFLINE or try_to_load_from_cache(path, name) is _CACHED_NO_EXIST:
             return False
         raise ModelError(
             f"whether {path} has a {name} is not known here: the hub was not reached, and the cache of models does not tell "

@@ -1,6 +1,7 @@
 """Roles through transformers: what is loaded, what is trained, what is written."""
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -116,7 +117,9 @@ def test_a_model_that_cannot_serve_says_why(folders, tmp_path):
 
 def test_a_hub_that_is_not_reached_is_no_model_without_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    away = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", away)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the hub's client tries again for half a minute
     cached, commit = tmp_path / "models--maker--model", "0" * 40
     for place in (cached / "snapshots" / commit, cached / "refs", cached / ".no_exist" / commit):
         place.mkdir(parents=True)
@@ -125,6 +128,9 @@ def test_a_hub_that_is_not_reached_is_no_model_without_the_file(tmp_path, monkey
     tokens = SimpleNamespace(eos_token_id=11)
     with pytest.raises(models.ModelError, match=r"whether maker/model has a generation_config.json is not known here"):
         models.ends("maker/model", tokens)
+    with monkeypatch.context() as offline:
+        offline.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        assert models.ends("maker/model", tokens) == (11,), "the cache is the model"
     (cached / ".no_exist" / commit / models.GENERATION_FILE).touch()  # as the hub has said before
     assert models.ends("maker/model", tokens) == (11,)
     (cached / ".no_exist" / commit / models.GENERATION_FILE).unlink()
