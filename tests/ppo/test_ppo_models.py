@@ -119,7 +119,7 @@ def test_a_hub_that_is_not_reached_is_no_model_without_the_file(tmp_path, monkey
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     away = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", away)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the hub's client tries again for half a minute
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # the hub's client tries again for half a minute
     cached, commit = tmp_path / "models--maker--model", "0" * 40
     for place in (cached / "snapshots" / commit, cached / "refs", cached / ".no_exist" / commit):
         place.mkdir(parents=True)
