@@ -573,21 +573,28 @@ def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
             )
 
 
+TOLD_S = 0.3  # the longest from when a version is sealed until the last worker has told it
+
+
 def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
-    """While each shard has a living copy among them, a gang goes on from the newest version that was sealed."""
+    """While each shard has a living copy among them, a gang goes on from the newest version that was sealed.
+
+    Real workers tell one after the other that a version is sealed: what was lost just before may have held it.
+    """
     copies = case.scenario.shape.settings.copies
     newest, holders = -1, frozenset[str]()
-    lost: set[str] = set()
+    lost: dict[str, float] = {}
     plans = {fact.plan.generation: fact.plan for fact in case.plans}
     gangs: dict[int, frozenset[str]] = {}
     for fact in case.history:
         if isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node", "wrong_zone", "lose_vault"):
-            lost.update(fact.nodes)
+            lost.update(dict.fromkeys(fact.nodes, fact.at))
         elif isinstance(fact, Left):
-            lost.add(node_of(fact.member))
+            lost[node_of(fact.member)] = fact.at
         elif isinstance(fact, Sealed):
-            if fact.version >= newest:
-                newest, holders, lost = fact.version, gangs[fact.generation], set()
+            if fact.version > newest:
+                newest, holders = fact.version, gangs[fact.generation]
+                lost = {node: at for node, at in lost.items() if at > fact.at - TOLD_S}
         elif isinstance(fact, Resumed):
             gangs[fact.generation] = frozenset(fact.nodes)
             missing = {node for node in holders if node in lost or node not in fact.nodes}
@@ -597,7 +604,7 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
                     fact.at,
                     f"generation {fact.generation} goes back from {newest} to {fact.version}; missing {sorted(missing)}",
                 )
-            newest, holders, lost = fact.version, frozenset(fact.nodes), set()
+            newest, holders, lost = fact.version, frozenset(fact.nodes), {}
 
 
 def disks_are_the_last_resort(case: Case) -> Iterator[Complaint]:

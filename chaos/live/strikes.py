@@ -29,7 +29,7 @@ from elasticrl.daemon.client import Unanswered
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings
 from elasticrl.store.etcd import EtcdStore
-from elasticrl.store.protocol import StoreError, StoreRefused
+from elasticrl.store.protocol import StoreError, StoreRefused, StoreUnavailable
 
 #: What needs namespaces, cables, cgroups or a disk of the lab's own.
 LACKS_BOXES = (
@@ -101,7 +101,13 @@ class Hands:
 
     def strike(self, fault: Fault) -> Done | None:
         """Put it in, now; None if that cannot be done at the moment."""
-        return getattr(self, "_" + fault.kind)(fault)  # type: ignore[no-any-return] # each method below that bears a kind's name
+        strike: Callable[[Fault], Done | None] = getattr(
+            self, "_" + fault.kind
+        )  # each method below that bears a kind's name
+        try:
+            return strike(fault)
+        except StoreUnavailable:
+            return None  # another fault has it
 
     def can(self, kind: str) -> bool:
         """Is this fault known here?"""
