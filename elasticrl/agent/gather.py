@@ -97,6 +97,9 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
     return budgets.stalled(progress, now)
 
 
+SIGN_S = 1.0  # who waits outside says so at least as often
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """How long phases take here: budgets, the phase each worker was last seen in, and the stall it then was in. `halves`: the
@@ -127,7 +130,9 @@ class Pace:
             elif before and before.since < beat.since and before.phase != "reform":
                 took, half = beat.since - before.since, halves.pop(worker.slot, None)
                 if before.phase == OUTSIDE:
-                    budgets = budgets.learn(OUTSIDE, took)
+                    # What is waited for comes at any moment between two signs.
+                    if beat.phase == OUTSIDE or took > SIGN_S:
+                        budgets = budgets.learn(OUTSIDE, took)
                 else:
                     half = before.phase, took + (half[1] if half else 0.0)
                 waited = OUTSIDE in (before.phase, beat.phase)

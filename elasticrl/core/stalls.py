@@ -22,7 +22,7 @@ def stuck(scene: Scene) -> Move | None:
         return None
     if scene.now < (until := scene.patient_until):
         return Move(wake_at=until, why="the one that members waited for is back; waiting whether they go on")
-    due = scene.lead.stalled_at + scene.settings.timeouts.confirm_s
+    due = max(scene.lead.stalled_at, until) + scene.settings.timeouts.confirm_s
     # Who has only left a broken group was not stalled: there the loss that broke it is found by itself.
     ask = bool(scene.doing[Work.STALLED]) and scene.view.look_revision <= scene.lead.asked
     if scene.now < due:

@@ -154,7 +154,8 @@ def odd(told: Sequence[Word]) -> dict[str, tuple[int, ...]]:
 
 def checksum(model: nn.Module) -> int | None:
     """Of all that is not trained; None if everything is. 10 GB/s and more: quicker than it was read."""
-    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    named = model.named_parameters(remove_duplicate=False)  # a tied head has two names
+    trained = {name for name, param in named if param.requires_grad}
     held = {name: tensor for name, tensor in model.state_dict().items() if name not in trained}
     total = 0
     for name, tensor in sorted(held.items()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
+from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -85,9 +86,13 @@ def has(path: str, name: str) -> bool:
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE or try_to_load_from_cache(path, name) is _CACHED_NO_EXIST:
             return False
+        response = getattr(error.__cause__, "response", None)
+        if response is not None and response.status_code == HTTPStatus.NOT_FOUND:
+            return False  # a mirror that does not speak all of the hub's language
         raise ModelError(
             f"whether {path} has a {name} is not known here: the hub was not reached, and the cache of models does not tell "
-            f"({str(error).splitlines()[0]}). Load it once where the hub is reached, or give all nodes the model in a folder."
+            f"({str(error).splitlines()[0]}). Load it once where the hub is reached, say HF_HUB_OFFLINE=1 where nodes have "
+            "all of it in their caches, or give all of them the model in a folder."
         ) from error
     except EntryNotFoundError:
         return False

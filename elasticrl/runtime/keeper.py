@@ -306,7 +306,7 @@ class Keeper:
                 finish=self._publishes,
                 own=self._own,
                 parent=self._committed or None,
-                flush=self.ledger.files,
+                flush=self.ledger.flushing(kept.version),
             )
         except (StateError, OSError) as error:
             self._complain("saves", str(error))

@@ -86,7 +86,12 @@ def decode(plain: Any) -> Any:
         raise Unreadable(f"trace: {tag!r} is no part of the core's vocabulary; read it with the version that wrote it")
     if issubclass(cls, Enum):
         return cls(plain["is"])
-    return cls(**{key: decode(item) for key, item in plain.items() if key != TAG})
+    try:
+        return cls(**{key: decode(item) for key, item in plain.items() if key != TAG})
+    except TypeError as error:
+        raise Unreadable(
+            f"trace: {tag!r} was another thing ({error}); read it with the version that wrote it"
+        ) from error
 
 
 def changes(old: Mapping[str, Hashable] | None, new: Mapping[str, Hashable] | None) -> tuple[dict[str, Any], list[str]]:

@@ -138,11 +138,12 @@ def test_a_hub_that_is_not_reached_is_no_model_without_the_file(tmp_path, monkey
     assert models.ends("maker/model", tokens) == (11, 3)
 
 
-def test_a_hub_that_says_there_is_no_such_file_is_believed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", ["EntryNotFound", ""])  # the hub, and a mirror that only knows numbers
+def test_a_hub_that_says_there_is_no_such_file_is_believed(tmp_path, monkeypatch, code):
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("X-Error-Code", code)
             self.end_headers()
 
         def log_message(self, *_):

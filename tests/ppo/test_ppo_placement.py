@@ -148,6 +148,9 @@ def test_the_base_under_adapters_is_compared_and_what_trains_is_not(conf):
     next(p for p in other.parameters() if not p.requires_grad).data.view(-1)[5] += 1e-3
     assert checksum(other) != sums[0]
     assert checksum(models.actor(Model(), path, seed=0)) is None
+    tied = models.actor(Model(), path, seed=0)
+    tied.lm_head.weight = tied.get_input_embeddings().weight
+    assert checksum(tied) is None, "one tensor under two names"
 
 
 def test_whose_frozen_weights_are_odd_is_said_by_who_has_computed_else_by_most():

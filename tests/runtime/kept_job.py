@@ -124,6 +124,7 @@ def generation(
                 )
                 mark_committed(where, manifest.name)
             _published(run / "checkpoints" / f"step-{step:08d}-g{number}" / "COMMITTED")
+            ledger.flushing(Version(step))
             ledger.committed(Version(step))
     vault.close()
     ledger.close()

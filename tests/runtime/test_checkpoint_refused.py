@@ -148,10 +148,10 @@ def test_a_ledger_is_begun_when_its_disk_takes_files_again(tmp_path: Path):
     """Found live: a worker that took a dead one's place where the disk had turned read-only died of it, and so the job."""
     script = textwrap.dedent(
         f"""
-        import subprocess
+        import subprocess, time
         from pathlib import Path
         from elasticrl.runtime.data.cursor import SampleId
-        from elasticrl.runtime.data.ledger import Ledger, decode
+        from elasticrl.runtime.data.ledger import AGAIN_S, Ledger, decode
         from elasticrl.runtime.vault.errors import DataError
         from elasticrl.runtime.vault.version import Version
         disk = Path({str(tmp_path)!r}) / "disk"
@@ -167,6 +167,7 @@ def test_a_ledger_is_begun_when_its_disk_takes_files_again(tmp_path: Path):
             except DataError as error:
                 print(error)
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        time.sleep(AGAIN_S)
         ledger.catch_up()
         print(len(ledger.files))
         ledger.close()

@@ -244,13 +244,13 @@ def test_the_ledger_is_flushed_by_the_writer_and_a_disk_that_refuses_it_costs_th
     trace = tmp_path / "trace"
     job = Job(seed=1)
     saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT_TRACE": str(trace)})
-    saver.save(snapshot(vault, job, 1), finish=True, flush=ledger.files)
+    saver.save(snapshot(vault, job, 1), finish=True, flush=ledger.flushing(Version(1)))
     assert saver.wait(60)[0].ok
     points = [line.split("\t")[0] for line in trace.read_text().splitlines()]
     assert points.index("ledger.fsync") < points.index("checkpoint.begin"), "its disk has the ledger before the shard"
     saver.close()
     saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT": "ledger.fsync:full"})
-    saver.save(snapshot(vault, job, 2), finish=True, flush=ledger.files)
+    saver.save(snapshot(vault, job, 2), finish=True, flush=ledger.flushing(Version(1)))
     (outcome,) = saver.wait(60)
     assert not outcome.ok
     assert "The ledger cannot be flushed to its disk (No space left on device)" in outcome.why

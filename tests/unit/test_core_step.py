@@ -262,17 +262,21 @@ def test_who_waits_for_one_that_waits_outside_of_the_gang_is_no_victim() -> None
     assert any(isinstance(a, events.Inspect | events.Propose) for a, _ in life.state.sent.values())
 
 
-def test_who_is_back_from_outside_has_as_long_as_those_who_wait_for_it_may_take() -> None:
+@pytest.mark.parametrize("budget_s", [5.0, 30.0])  # the second is longer than a look at all workers is waited for
+def test_who_is_back_from_outside_has_as_long_as_those_who_wait_for_it_may_take(budget_s: float) -> None:
     life, outside = beside_one_outside()
-    stall = Stall(slot=0, step=0, phase="reward", for_s=20.0, budget_s=5.0, waiting=True)
+    stall = Stall(slot=0, step=0, phase="reward", for_s=20.0, budget_s=budget_s, waiting=True)
     life.told(10.0, record("n01", work=Work.STALLED, generation=1, born=1, stall=stall), outside)
-    for tenth in range(110, 400):
+    for tenth in range(110, 700):
         life.leased(tenth / 10)
         if tenth == 200:
             life.told(20.05, replace(outside, phase="reward"))
         life.at(tenth / 10 + 0.06, Tick(now=0))
-        acts = any(isinstance(a, events.Inspect | events.Propose) for a, _ in life.state.sent.values())
-        assert acts == (tenth / 10 + 0.06 >= 20.05 + 5.0), life.lines[-3:]
+        acts = any(isinstance(a, events.Inspect) for a, _ in life.state.sent.values())
+        assert not any(isinstance(a, events.Propose) for a, _ in life.state.sent.values()), (
+            "before anybody was looked at"
+        )
+        assert acts == (tenth / 10 + 0.06 >= 20.05 + budget_s), life.lines[-3:]
         if acts:
             break
     assert acts

@@ -91,6 +91,7 @@ def test_a_run_of_more_generations_than_a_lineage_keeps_is_proved(tmp_path: Path
     for step in range(KEPT_CUTS + 40):
         gang.step(step)
         for ledger in gang.ledgers:
+            ledger.flushing(Version(step))
             ledger.committed(Version(step))
         gang.reform(1, Version(step), {}, keep=step % 2)
     found = audit(tmp_path)
@@ -168,6 +169,7 @@ def test_random_kills_joins_and_leaves_lose_and_repeat_nothing(tmp_path: Path, s
         kept.append((Version(step), gang.values()))
         if chance.random() < 0.2:
             for ledger in gang.ledgers:
+                ledger.flushing(Version(step))
                 ledger.committed(Version(step))
             kept = [(Version(step), gang.values())]
         step += 1
@@ -205,6 +207,7 @@ def test_committed_rows_need_not_travel(tmp_path: Path):
     for step in range(4):
         gang.step(step)
     ledger = gang.ledgers[0]
+    ledger.flushing(Version(2))
     ledger.committed(Version(2))
     assert [len(rows.splitlines()) for rows in ledger.values().values()] == [1, 1, 1, 1]
 
@@ -388,9 +391,11 @@ def test_lines_of_the_dead_that_found_no_room_are_written_when_there_is_room_aga
         with pytest.raises(DataError, match="takes no more lines"):
             heir.restored(travelled)
         assert heir.values() == travelled, "and whoever comes after the heir has them all"
+        heir.flushing(Version(2))
         heir.committed(Version(2))
         assert heir.values() == travelled, "no commit lets go of what is on no disk"
     heir.catch_up()
+    heir.flushing(Version(2))
     heir.committed(Version(2))
     assert not any(heir.values().values())
     found = audit(tmp_path)

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import secrets
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from elasticrl.runtime.vault.version import Lineage, Version
 FOLDER = "ledger"
 SUFFIX = ".jsonl"
 #: What a disk says that is full, ill or away: its lines wait. Anything else is a mistake, which waiting does not mend.
+AGAIN_S = 5.0  # between attempts to make a file there: each may take as long as the disk hangs
 ILL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT})
 
 
@@ -75,9 +77,13 @@ class Ledger:
         self.directory = run_dir / FOLDER
         self.writer = f"{writer}-{secrets.token_hex(4)}"  # every process is a writer of its own: no file has two
         self.nodes: tuple[str, ...] = ()  # where each node has a ledger of its own: those of the generation that begins
+        self._path = self.directory / f"{self.writer}{SUFFIX}"
         self._file: int | None = None
+        self._ill: OSError | None = None  # why there is none
+        self._again = 0.0  # when it may be tried again
+        self._flushed: set[Version] = set()  # what a save was begun of with all lines in the file that it flushes
         try:
-            self._file = self._open()
+            self._file = self._made()
         except OSError as error:
             if error.errno not in ILL:
                 raise
@@ -126,15 +132,22 @@ class Ledger:
 
     @property
     def files(self) -> tuple[int, ...]:
-        """The file, for somebody else to flush: `Saver.save(flush=...)`. None as long as it could not be made."""
+        """The file; none as long as it could not be made."""
         return () if self._file is None else (self._file,)
 
+    def flushing(self, version: Version) -> tuple[int, ...]:
+        """The files, for somebody else to flush before `version` is saved: `Saver.save(flush=...)`."""
+        if self.files and not self._unwritten:
+            self._flushed.add(version)
+        return self.files
+
     def committed(self, version: Version) -> None:
-        """What led to `version` is on disks, ledger included (`Saver.save(flush=...)`): it need not travel in the vault. But
-        where the ledger's disk is full, and the checkpoint's is not, it must.
+        """What led to `version` is on disks: it need not travel in the vault. But where the ledger was not flushed with it, as
+        its disk was full and the checkpoint's was not, it must.
         """
-        if self._unwritten:
+        if version not in self._flushed:
             return
+        self._flushed = {other for other in self._flushed if other > version}
         for lane, rows in self._tail.items():
             self._tail[lane] = [row for row in rows if row[0] > version]
 
@@ -183,7 +196,7 @@ class Ledger:
     def catch_up(self) -> None:
         """Every line is in the file; DataError if it takes no more."""
         try:
-            file = self._file = self._open() if self._file is None else self._file
+            file = self._file = self._made() if self._file is None else self._file
             while self._unwritten:  # what found no room before comes first
                 before = os.fstat(file).st_size
                 if os.write(file, self._unwritten[0]) != len(self._unwritten[0]):
@@ -197,10 +210,17 @@ class Ledger:
                 "What was used since the last commit is still in the vault."
             ) from error
 
-    def _open(self) -> int:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"{self.writer}{SUFFIX}"
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def _made(self) -> int:
+        """The file, made if it is time to try; a disk that has said it failed may have made it all the same."""
+        if self._ill is not None and time.monotonic() < self._again:
+            raise OSError(self._ill.errno, self._ill.strerror)
+        first = os.O_EXCL if self._ill is None else 0
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_WRONLY | os.O_CREAT | first | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self._ill, self._again = error, time.monotonic() + AGAIN_S
+            raise
 
 
 def files_of(run_dir: Path, folder: str) -> tuple[Path, ...]:
