@@ -41,9 +41,7 @@ class Recovery:
     reload_s: float = 300.0  # rung 4
     probe_s: float = 10.0  # a PROBE plan waits this long for the members' answers
     drain_s: float = 60.0  # a draining node finishes, saves and leaves within this
-    no_progress_limit: int = (
-        3  # so many failures of the program's own, whatever each says, stop a job that is never beyond the first's step
-    )
+    no_progress_limit: int = 3  # failures of the program's own, whatever each says, with no step beyond the first's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

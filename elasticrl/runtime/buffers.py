@@ -90,8 +90,8 @@ class Buffers:
     def _compare(self, name: str, *, read: bool = False) -> None:
         """All of it, if it may have changed or is to be `read` anyway."""
         owner, key = self._owners[name]
-        buffer, first, seen = owner._buffers.get(key), self._first[name], self._seen.get(name)  # noqa: SLF001
-        passing = key in owner._non_persistent_buffers_set  # noqa: SLF001
+        buffer, first, seen = owner._buffers.get(key), self._first[name], self._seen.get(name)  # noqa: SLF001 - as in begin
+        passing = key in owner._non_persistent_buffers_set  # noqa: SLF001 - state_dict() leaves them out, and tells no reason
         if buffer is None or tuple(buffer.shape) != first.shape:
             if not passing:
                 raise self._changed(name)
@@ -109,7 +109,7 @@ class Buffers:
     def _read(self, name: str, turn: int) -> None:
         """One part of it."""
         owner, key = self._owners[name]
-        buffer, sums = owner._buffers[key], self._first[name].sums  # noqa: SLF001
+        buffer, sums = owner._buffers[key], self._first[name].sums  # noqa: SLF001 - as in begin
         assert buffer is not None, "it was compared"
         part = turn % len(sums)
         if _sums(buffer, [part])[0] not in (sums[part], self._other.get(name, sums)[part]):
@@ -136,7 +136,7 @@ def _seen(buffer: torch.Tensor) -> _Seen:
 
 
 def _version(buffer: torch.Tensor) -> int:
-    return 0 if buffer.is_inference() else buffer._version  # noqa: SLF001
+    return 0 if buffer.is_inference() else buffer._version  # noqa: SLF001 - no public call tells it
 
 
 def _sums(buffer: torch.Tensor, parts: Iterable[int] | None = None) -> tuple[int, ...]:

@@ -96,9 +96,7 @@ class Keeper:
         self._published: Published | None = None  # then: who has published what of this generation
         self._written = ""  # the newest checkpoint that this worker's writer has done its part of
         self._soon = False  # the next whole step is to be saved
-        self._lost: deque[int] = (
-            deque()
-        )  # steps of this generation of which our shard will not be written, and nobody knows
+        self._lost: deque[int] = deque()  # steps of this generation without our shard on disk, and nobody knows
         self._lineage: Lineage = ()
         self._copies = 0  # that this gang can have of each shard
         self.full: Version | None = None  # the newest state of this generation that lies on no other

@@ -167,7 +167,7 @@ def test_a_ledger_is_begun_when_its_disk_takes_files_again(tmp_path: Path):
             except DataError as error:
                 print(error)
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-        time.sleep(AGAIN_S)
+        time.sleep(AGAIN_S)  # the pace of its attempts is what is tested, not a wait for something
         ledger.catch_up()
         print(len(ledger.files))
         ledger.close()

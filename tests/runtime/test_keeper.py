@@ -175,3 +175,38 @@ def test_a_last_save_that_was_begun_already_is_waited_for_and_not_begun_again(tm
     assert [entry.name for entry in keeper.shelf()] == ["step-00000010-g1"]
     assert told == []
     keeper.close(over=True)
+
+
+def test_a_shard_that_will_not_come_is_told_with_a_vote_and_its_save_given_up(tmp_path: Path, monkeypatch):
+    """Found live: where its disk could not take even that word, nothing was saved until `checkpoint.timeout`."""
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves"), "every": 1}, "vault": {"copies": 0}}
+    tree, parts = Tree.model_validate(plain), Parts(model=torch.nn.Linear(3, 2))
+    told: list[str] = []
+    keepers = []
+    for rank in range(2):
+        context = Context(tree=tree, node=f"n{rank}", vault=tmp_path / f"n{rank}", alone=False)
+        keeper = Keeper(context, writer="w0", say=told.append)
+        keeper.begin(
+            generation=1, rank=rank, world=2, slots=1, nodes=("n0", "n1"), lineage=(Cut(1, Version(0)),), segments=(),
+            lanes=(rank,), facts=facts_of(context, batch=1, data=""),
+        )  # fmt: skip
+        keeper.keep(parts, Version(1), steps=1, whole=True)
+        keeper.kept.ticket.wait_sealed(5)
+        keepers.append(keeper)
+    first, second = keepers
+    first.sealed(None)
+    # Its writer leaves no word, as on a read-only disk.
+    monkeypatch.setenv("ELASTICRL_FAULT", "ledger.fsync@1:kill")
+    second.sealed(None)
+    failed: list[object] = []
+    until(lambda: failed.extend(second.poll()) or failed, "the writer of rank 1 has died", 60)
+    assert not list((tmp_path / "saves").rglob("*.refused"))
+    said = [(7.0, *keeper.say()) for keeper in keepers]
+    assert said == [(7.0, 0.0), (7.0, 1.0)]
+    assert [keeper.hear(said) for keeper in keepers] == [[(7.0,), (7.0,)]] * 2
+    found: list[object] = []
+    until(lambda: found.extend(first.poll()) or found, "rank 0 gives the save up", 60)
+    assert any("(missing: 1; the writing of 1 failed)" in line for line in told), told
+    assert first.saved is None
+    for keeper in keepers:
+        keeper.close(over=False)

@@ -395,6 +395,8 @@ def test_lines_of_the_dead_that_found_no_room_are_written_when_there_is_room_aga
         heir.committed(Version(2))
         assert heir.values() == travelled, "no commit lets go of what is on no disk"
     heir.catch_up()
+    heir.committed(Version(2))
+    assert heir.values() == travelled, "it is in the file now, which nobody flushed before that commit"
     heir.flushing(Version(2))
     heir.committed(Version(2))
     assert not any(heir.values().values())

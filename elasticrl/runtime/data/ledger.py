@@ -29,8 +29,8 @@ from elasticrl.runtime.vault.version import Lineage, Version
 FOLDER = "ledger"
 SUFFIX = ".jsonl"
 #: What a disk says that is full, ill or away: its lines wait. Anything else is a mistake, which waiting does not mend.
-AGAIN_S = 5.0  # between attempts to make a file there: each may take as long as the disk hangs
 ILL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT})
+AGAIN_S = 5.0  # between attempts to make a file there: each may take as long as the disk hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,49 @@
+"""What the judge says of a history: that of real workers, who tell one after the other."""
+
+import pytest
+from test_core_step import plan
+
+from chaos.checks import TOLD_S, Case, no_sealed_step_is_lost
+from chaos.history import Fact, Planned, Resumed, Sealed, Struck
+from chaos.scenario import Scenario, Shape
+from elasticrl.core.settings import Settings
+
+NODES = ("n00", "n01", "n02")
+
+
+def going_back(*between: Fact, nodes: tuple[str, ...]) -> list[tuple[float, str]]:
+    """A gang that had sealed 40 at 10.0 s goes on from 20 at 12.0 s, on these nodes."""
+
+    def resumed(at: float, generation: int, version: int, on: tuple[str, ...]) -> tuple[Fact, Fact]:
+        whole = Resumed(
+            at=at, generation=generation, version=version, digest="", source="", whole=-1, nodes=on, ranges=()
+        )
+        return Planned(at=at, plan=plan(generation, *on), by="n00/1", committed=0, paused_s=0.0), whole
+
+    history = (*resumed(0.0, 1, 0, NODES), sealed(10.0), *between, *resumed(12.0, 2, 20, nodes))
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=Settings(lanes=6)))
+    return list(no_sealed_step_is_lost(Case(scenario, history)))
+
+
+def sealed(at: float, version: int = 40) -> Sealed:
+    return Sealed(at=at, generation=1, version=version, step=version, digest="d")
+
+
+def lost(at: float, *nodes: str) -> Struck:
+    return Struck(at=at, number=0, kind="lose_vault", nodes=nodes)
+
+
+def test_a_step_whose_every_shard_had_a_living_copy_is_missed():
+    ((at, said),) = going_back(nodes=("n00", "n01"))
+    assert (at, said) == (12.0, "generation 2 goes back from 40 to 20; missing ['n02']")
+    assert going_back(lost(11.0, "n01"), nodes=("n00", "n02")), "one copy of each was still there"
+
+
+@pytest.mark.parametrize("late", [sealed(11.05), sealed(11.05, 41)])
+def test_what_a_slow_worker_tells_after_two_copies_were_lost_brings_none_of_them_back(late: Sealed):
+    """Found live (seed 80): the version was told once more after the vault had gone that held it."""
+    assert not going_back(lost(11.0, "n01"), late, nodes=("n00", "n01"))
+
+
+def test_a_version_that_is_sealed_long_after_a_vault_was_lost_does_not_lie_there():
+    assert going_back(lost(11.0, "n01"), sealed(11.0 + 2 * TOLD_S, 41), nodes=("n00", "n01"))
