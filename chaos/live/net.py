@@ -129,5 +129,6 @@ def round_trip(box: Box, address: str, port: int) -> float:
 
 
 def wire(box: Box, *, up: bool) -> None:
-    """Plug its cable in or pull it."""
-    host("ip", "link", "set", box.wire, "up" if up else "down")
+    """Plug its cable in or pull it. Without power it has none: a new one comes when it boots."""
+    if box.on:
+        host("ip", "link", "set", box.wire, "up" if up else "down")
