@@ -936,9 +936,9 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
             continue
         begin = eased.get(fact.number, fact.at) if fact.kind in BLOCKING else fact.at
         budget = _hang_s(case) if fact.kind == "hang_worker" else BUDGETS.get(fact.kind, AFTER_S)
-        # Another fault may stand in the way at the same time: then the clock begins when the last of them is over.
-        others = (end for start, end in busy if start != fact.at and start <= begin + budget and end > begin)
-        begin = max([begin, *others])
+        # Another fault may stand in the way at the same time, and one more as that ends: the clock begins when all are over.
+        while others := [end for start, end in busy if start != fact.at and start <= begin + budget and end > begin]:
+            begin = max(others)
         due.append((fact, begin, budget, factor, begin + budget * factor))
     for fact, begin, budget, factor, _ in due:
         # What another fault has set off (a probe, the end of a hang) has that one's time, by which it is judged itself.

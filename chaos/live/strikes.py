@@ -144,9 +144,14 @@ class Hands:
 
     # ---- signals
 
-    def _end(self, fault: Fault, find: Callable[[str], int], number: int = signal.SIGKILL) -> Done | None:
+    def _running(self, fault: Fault, find: Callable[[str], int]) -> tuple[str, int]:
+        """The node and a process there; 0 where there is no power, and where all stands still: nothing that is frozen dies."""
         node = self.whom(fault.node)
-        pid = find(node) if node and self.lab.boxes[node].on else 0
+        box = self.lab.boxes.get(node)
+        return node, find(node) if box is not None and box.on and not box.frozen else 0
+
+    def _end(self, fault: Fault, find: Callable[[str], int], number: int = signal.SIGKILL) -> Done | None:
+        node, pid = self._running(fault, find)
         if not pid or not send(pid, number):
             return None
         if not gone(pid, TERM_S):
@@ -154,8 +159,7 @@ class Hands:
         return Done(nodes=(node,), detail=f"pid {pid}, {signal.Signals(number).name}")
 
     def _halt(self, fault: Fault, find: Callable[[str], int]) -> Done | None:
-        node = self.whom(fault.node)
-        pid = find(node) if node and self.lab.boxes[node].on else 0
+        node, pid = self._running(fault, find)
         if not pid or not send(pid, signal.SIGSTOP):
             return None
         deadline = time.monotonic() + 5.0
@@ -196,9 +200,8 @@ class Hands:
         return self._end(fault, self.gang.agent)
 
     def _term_agent(self, fault: Fault) -> Done | None:
-        node = self.whom(fault.node)
-        pid = self.gang.agent(node) if node and node not in self.off and self.gang.daemon(node) else 0
-        if not pid or not send(pid, signal.SIGTERM):
+        node, pid = self._running(fault, self.gang.agent)
+        if not pid or node in self.off or not self.gang.daemon(node) or not send(pid, signal.SIGTERM):
             return None
         self.off.add(node)  # it leaves as if it were drained: agent and daemon end
         return Done(

@@ -19,7 +19,20 @@ import yaml
 from chaos import faults
 from chaos.checks import judge_live
 from chaos.faults import ALL, IN_A_STEP, PLACES, Fault, check
-from chaos.history import Committed, Elected, Ended, Fact, Loaded, Missed, Planned, Proved, Resumed, Sealed, Struck
+from chaos.history import (
+    Committed,
+    Eased,
+    Elected,
+    Ended,
+    Fact,
+    Loaded,
+    Missed,
+    Planned,
+    Proved,
+    Resumed,
+    Sealed,
+    Struck,
+)
 from chaos.live import box
 from chaos.live.drive import Drive, Verdict, Waiting, due_in, places
 from chaos.live.gang import PROGRAM
@@ -392,6 +405,21 @@ def test_a_fault_that_costs_no_step_is_not_blamed_for_the_hang_beside_it() -> No
         )
         found = judge_live(KILL, history)
         assert {violation.what.partition(":")[0] for violation in found} == said
+
+
+def test_a_fault_is_judged_when_all_that_stood_in_its_way_one_after_the_other_are_over() -> None:
+    others = [
+        Struck(at=1.0, number=0, kind="slow_disk", nodes=()),
+        Struck(at=2.6, number=1, kind="kill_node", nodes=("n1",)),
+        Struck(at=5.8, number=2, kind="pause", nodes=()),
+        Eased(at=6.0, number=1, kind="kill_node"),
+        Eased(at=12.0, number=2, kind="pause"),
+    ]
+    for back, said in ((12.3, set()), (200.0, {"slow_disk", "kill_node", "pause"})):
+        facts_ = [fact for fact in facts(*steps(0.5, 1.1, 2.7, back, back + 0.1)) if not isinstance(fact, Struck)]
+        found = judge_live(KILL, sorted([*facts_, *others], key=lambda fact: fact.at))
+        late = {each.what.partition(":")[0] for each in found if each.check == "back_within_budget"}
+        assert late == said
 
 
 def test_a_fault_that_never_struck_fails_the_live_run() -> None:
