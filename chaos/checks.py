@@ -435,6 +435,18 @@ def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
 
 
+def a_gang_speaks_one_wire(case: Case) -> Iterator[Complaint]:
+    """Workers that would not understand each other are not seated together."""
+    foreign = set(case.scenario.shape.foreign)
+    for fact in case.plans:
+        nodes = {seat.member.node for seat in fact.plan.seats}
+        if nodes & foreign and nodes - foreign:
+            yield (
+                fact.at,
+                f"generation {fact.plan.generation} seats {min(nodes & foreign)} beside {min(nodes - foreign)}",
+            )
+
+
 def the_job_keeps_its_bits(case: Case) -> Iterator[Complaint]:
     """Who computes other bits than the first gang is never seated."""
     alien = set(case.scenario.shape.alien)
@@ -856,6 +868,7 @@ CHECKS: tuple[Check, ...] = (
     a_rung_does_what_it_says,
     growth_waits_for_the_gang,
     the_job_keeps_its_bits,
+    a_gang_speaks_one_wire,
     a_seat_is_filled_as_planned,
     orders_are_given_once,
     no_worker_ends_for_an_older_plan,

@@ -79,6 +79,8 @@ MUTANTS: Final = (
     _m("a probe waits for the answers", "probing", "if len(answers) < len(seats) + len(scene.spares) and scene.now < due:", "if False:", "data-link-down"),
     _m("the quarantined get no seat", "scene", "node not in self.held and node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty and not doubted", "data-link-down"),
     _m("other bits get no seat", "scene", "record.bits == self.bits or self.settings.exact != \"require\"", "True", "alien-bits"),
+    _m("another wire gets no seat", "scene", " and versions.wire(record) == self.wire", "", "another-wire"),
+    _m("a gang is asked for its wire, not all", "scene", "        said = next(filter(None, map(versions.wire, going)), \"\")\n", "        said = \"\"\n", "another-wire-is-the-commoner"),
     _m("the leaving lose their seat", "scene", "        if record.leaving:\n", "        if False:\n", "drain-during-save"),
     _m("who leaves may lead the others out", "step", "    if state.leaving and seat_of(state) is None:\n", "    if state.leaving:\n", "all-drained-at-once"),
     _m("a gang forms before it holds to save", "losses", "    if scene.behind and not scene.trained and", "    if False and", "drained-while-it-reforms"),

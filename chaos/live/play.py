@@ -50,8 +50,8 @@ def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] 
         return f"a cable does not tell beats from data ({', '.join(scoped)})"
     if shape.nodes > MOST_NODES:
         return f"{shape.nodes} nodes are for the simulator"
-    if shape.slots > 1 or shape.alien or shape.settings.steps:
-        return "the lab's nodes have one worker each, the same bits, and a job without an end"
+    if shape.slots > 1 or shape.alien or shape.foreign or shape.settings.steps:
+        return "the lab's nodes have one worker each, the same bits and wire, and a job without an end"
     return "" if scenario.faults else "nothing goes wrong in it"
 
 

@@ -1,5 +1,6 @@
 """A virtual cluster: nodes, store, network, disk, and the gangs that form on them."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from elasticrl.core.events import Action
 from elasticrl.core.model import Plan, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.suspect import Budgets
+from elasticrl.core.versions import WIRE
 
 if TYPE_CHECKING:
     from chaos.sim.nemesis import Nemesis
@@ -38,6 +40,7 @@ class Shape:
     watch_s: float = 0.01
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
     alien: tuple[str, ...] = ()  # nodes that compute other bits
+    foreign: tuple[str, ...] = ()  # nodes whose workers speak another wire
     each_beat: bool = False
 
 
@@ -77,6 +80,10 @@ class Cluster:
     def bits_of(self, name: str) -> str:
         """The fingerprint of what decides a node's bits."""
         return "other" if name in self.shape.alien else "same"
+
+    def versions_of(self, name: str) -> str:
+        """What its workers say that they run."""
+        return json.dumps({"wire": "2" if name in self.shape.foreign else WIRE})
 
     def reach(self, place: str, subject: "Gang | Node") -> None:
         """The job has come to a position at which a fault may wait."""

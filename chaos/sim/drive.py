@@ -121,9 +121,10 @@ class Run:
         return ""
 
     def _fit(self) -> list[str]:
-        return [
-            n for n, node in sorted(self.cluster.nodes.items()) if node.daemon_up and n not in self.scenario.shape.alien
-        ]
+        shape, plan = self.scenario.shape, self.cluster.store.shared.plan
+        up = [n for n, node in sorted(self.cluster.nodes.items()) if node.daemon_up and n not in shape.alien]
+        seated = plan.seats[0].member.node if plan and plan.seats else ""
+        return [n for n in up if not seated or (n in shape.foreign) == (seated in shape.foreign)]
 
     def _want(self) -> int:
         """How many seats the configuration gives to the nodes that are there."""

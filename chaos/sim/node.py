@@ -490,6 +490,7 @@ class Node:
                 exit=self.exit,
                 stall=self.stall,
                 endpoint=self.endpoint if self.agent_up else "",
+                versions=self.cluster.versions_of(self.name),
             )
         )
 

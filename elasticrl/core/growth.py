@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elasticrl.core import versions
 from elasticrl.core.dossier import by_rank
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Record, Rung, Work, rounds
@@ -28,6 +29,8 @@ def form(scene: Scene) -> Move | None:
     if len(seats) < need:
         others = sum(record.warm and record.bits != scene.bits for record in scene.records.values())
         unlike = f"; {others} compute other bits than the job" if others and scene.settings.exact == "require" else ""
+        strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
+        unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
     if len(seats) < most and scene.now < scene.settled_at:
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")

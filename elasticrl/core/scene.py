@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import inf
 
+from elasticrl.core import versions
 from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Rung, Seat, Strike, View, Work
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
@@ -96,6 +97,14 @@ class Scene:
         return min((bits for bits, n in common if n == common[0][1]), default="")
 
     @cached_property
+    def wire(self) -> str:
+        """What those speak who go on; where nobody does, what most speak. Of a gang all speak the same."""
+        going = (record for seat in self.kept if (record := self.record_of(seat)))
+        said = next(filter(None, map(versions.wire, going)), "")
+        common = [] if said else Counter(filter(None, map(versions.wire, self.records.values()))).most_common()
+        return said or min((wire for wire, n in common if n == common[0][1]), default="")
+
+    @cached_property
     def gang(self) -> tuple[str, ...]:
         """The nodes of the newest gang that trained, in rank order: what is newer than the commit is in their vaults."""
         if self.plan is None:
@@ -175,7 +184,8 @@ class Scene:
         readmit_s = self.settings.membership.lease_ttl_s + 1.0
         doubted = self.now < self.lead.doubted.get(member, -inf) + readmit_s
         trusted = node not in self.held and node not in self.conviction.guilty and not doubted
-        return trusted and (record.bits == self.bits or self.settings.exact != "require")
+        fits = record.bits == self.bits or self.settings.exact != "require"
+        return trusted and fits and versions.wire(record) == self.wire
 
     def _seated(self, member: Member) -> bool:
         """Has it a seat that it keeps? A held plan's seats can be taken anew."""
@@ -391,5 +401,5 @@ def seat_for(record: Record, born: int) -> Seat:
 
 # What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
 TIMELESS = frozenset(
-    {"records", "conviction", "held", "bits", "fates", "kept", "keepers", "candidates", "doing", "missing"}
+    {"records", "conviction", "held", "bits", "wire", "fates", "kept", "keepers", "candidates", "doing", "missing"}
 )

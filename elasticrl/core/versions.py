@@ -13,6 +13,9 @@ from typing import Final
 from elasticrl.core.model import Record
 from elasticrl.core.value import dataclass
 
+#: What workers of one gang say to each other: votes, digests, how buffers are told. Raised with each change of it; those who
+#: speak another one get no seat beside them (`Scene.ready`). Vaults and engines have numbers of their own.
+WIRE: Final = "1"
 FATAL: Final = frozenset({"torch", "nccl"})
 REMEDY: Final = "Install the same on all nodes, then restart their agents (drain, start), one after the other."
 
@@ -65,6 +68,11 @@ def claimed(records: Mapping[str, Record]) -> dict[str, dict[str, str]]:
     """What each node's workers say that they run. Older ones name torch alone, in the fingerprint of their bits."""
     said = {node: read(record.versions) or read(record.bits, "torch") for node, record in sorted(records.items())}
     return {node: each for node, each in said.items() if each}
+
+
+def wire(record: Record) -> str:
+    """What its workers speak; "" if they do not say."""
+    return read(record.versions).get("wire", "")
 
 
 @lru_cache(maxsize=256)  # of thousands of nodes most say the same

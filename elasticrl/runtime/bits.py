@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 
 from elasticrl import __version__
+from elasticrl.core.versions import WIRE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def versions() -> str:
     """What this process runs, as JSON: what an operator makes equal on all nodes, whatever it does to bits."""
     import torch
 
-    found = {"python": platform.python_version(), "elasticrl": __version__, "torch": torch.__version__}
+    found = {"python": platform.python_version(), "elasticrl": __version__, "wire": WIRE, "torch": torch.__version__}
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return json.dumps(found, separators=(",", ":"))

@@ -3,6 +3,7 @@
 After a wanted change of behaviour: `GOLDEN=write pytest tests/unit/test_core_step.py`, then read the diff.
 """
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -415,6 +416,16 @@ def test_a_gang_that_forms_hears_at_once_where_a_vault_has_moved_and_goes_on_as_
     assert "the vault of n01/1 answers at another port" in proposed.reason
     assert proposed.rung is rung
     assert [(seat.born, seat.vault) for seat in proposed.seats] == [(1, ""), (1, "n01:7999")]
+
+
+def test_who_speaks_another_wire_gets_no_seat_beside_the_others_and_why_is_said():
+    life = Life("n00/1", settings=replace(SETTINGS, membership=replace(SETTINGS.membership, min_nodes=3)))
+    leads(life)
+    spoken = {"n00": "1", "n01": "2", "n02": "2"}
+    life.told(1.0, *(record(name, versions=json.dumps({"wire": wire})) for name, wire in spoken.items()))
+    life.at(2.5, Tick(now=0))
+    assert not [a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)]
+    assert "2 of the 3 nodes it needs are ready; 1 node of another wire" in life.state.reason
 
 
 @pytest.mark.parametrize(

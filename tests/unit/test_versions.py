@@ -24,7 +24,7 @@ from elasticrl.daemon.picture import picture
 from elasticrl.runtime import bits
 from elasticrl.telemetry.log import set_up
 
-SAME = {"python": "3.11.7", "elasticrl": "0.1.0", "torch": "2.13.0", "nccl": "2.30.4"}
+SAME = {"python": "3.11.7", "elasticrl": "0.1.0", "wire": "1", "torch": "2.13.0", "nccl": "2.30.4"}
 
 
 class Led:
@@ -98,6 +98,11 @@ def test_of_two_that_differ_both_are_named() -> None:
     assert versions.sentence(found) == "a runs python 3.11.7; b runs python 3.12.1"
 
 
+def test_another_wire_is_said_and_puts_nobody_out(led: Led) -> None:
+    assert led.sees(wire="2") == ()
+    assert led.said == ["n01 runs wire 2, the others 1"]
+
+
 def test_status_says_it() -> None:
     advice = picture("j", View(), claiming(python="3.11.8"), {}, needs=1).advice
     assert advice[-1].startswith("n01 runs python 3.11.8, the others 3.11.7. Install the same on all nodes")
@@ -110,3 +115,4 @@ def test_a_worker_says_what_it_runs() -> None:
     assert said["python"].startswith("3.")
     assert ("nccl" in said) == torch.cuda.is_available()
     assert said["elasticrl"]
+    assert said["wire"] == versions.WIRE
