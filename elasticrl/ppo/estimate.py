@@ -214,14 +214,21 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
 
     p, t, w = role.count, role.trained, world
     if role.strategy is None:
-        each = 2 if tree.model.dtype == "bfloat16" else WIDE
+        narrow = tree.model.dtype == "bfloat16"
+        wide = p - role.shape.matrices if role.name == "ref" else 0  # what a reference keeps wide all the same
+        size = 2 * p + (WIDE - 2) * wide if narrow else WIDE * p
+        each = size / p
         placement = {"ref": tree.placement.ref, "reward": tree.placement.reward}[role.name]
         if placement.strategy == "fsdp":
             part = p / w + role.shape.ends + role.shape.layer
             return [
-                line("weights", each * part, f"{each} B x (P {p:,} / W {w} + what is around the layers and one layer)")
+                line(
+                    "weights",
+                    each * part,
+                    f"{each:.3g} B x (P {p:,} / W {w} + what is around the layers and one layer)",
+                )
             ]
-        return [line("weights", each * p, f"{each} B x P {p:,} (frozen, whole on each worker)")]
+        return [line("weights", size, f"{each:.3g} B x P {p:,} (frozen, whole on each worker)")]
     optimizer = [] if role.offload else [_optimizer(role, world)]
     own = int(not role.offload)  # the gradient that the optimizer reads lies where it does
     rows, arrivals = _rows(tree, role, world)

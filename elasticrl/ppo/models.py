@@ -7,6 +7,7 @@ reward model its sequence-classification model, so `from_pretrained`, `save_pret
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from http import HTTPStatus
 from importlib import import_module
@@ -19,6 +20,7 @@ from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from elasticrl.runtime.rng import Streams
 
@@ -121,14 +123,17 @@ def critic(model: Model, path: str) -> nn.Module:
 
 
 def reference(model: Model, path: str) -> nn.Module:
-    """What the actor is held near to. Frozen."""
-    return _load(transformers.AutoModelForCausalLM, path, model, trained=False)
+    """What the actor is held near to. Frozen, and bit for bit what an actor with these weights computes."""
+    return narrowed(_load(transformers.AutoModelForCausalLM, path, model, trained=False), model)
 
 
 def reward_model(model: Model, path: str) -> nn.Module:
     """Scores whole answers. Frozen."""
     config = transformers.AutoConfig.from_pretrained(path, num_labels=1)
-    found = _load(transformers.AutoModelForSequenceClassification, path, model, trained=False, config=config)
+    narrow = model.dtype == "bfloat16"  # what it says is compared with nothing
+    found = _load(
+        transformers.AutoModelForSequenceClassification, path, model, trained=False, narrow=narrow, config=config
+    )
     if not hasattr(found, "score"):
         raise ModelError(
             f"{path} is a {type(found).__name__}, which has no `score` head; use one on a causal language model"
@@ -203,6 +208,19 @@ def computing(model: Model, device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, torch.bfloat16) if model.dtype == "bfloat16" else nullcontext()
 
 
+def narrowed(found: nn.Module, model: Model) -> nn.Module:
+    """In bfloat16, if that is what is computed in, whatever `computing` would make bfloat16 in each pass anyway: the weights of
+    matrix products that nothing else reads. All else stays float32, as it does in what is trained, and so do experts.
+    """
+    if model.dtype != "bfloat16":
+        return found
+    read = Counter(param for module in found.modules() for param in module.parameters(recurse=False))
+    for module in found.modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and all(read[param] == 1 for param in module.parameters()):
+            module.to(torch.bfloat16)
+    return found
+
+
 def hidden_size(model: nn.Module) -> int:
     """The width of the last hidden state."""
     return int(cast("Any", model).config.hidden_size)
@@ -245,8 +263,8 @@ def _inputs(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {"input_ids": rows["tokens"], "attention_mask": attention, "position_ids": position, "use_cache": False}
 
 
-def _load(kind: Any, path: str, model: Model, *, trained: bool, **more: Any) -> nn.Module:
-    dtype = torch.bfloat16 if model.dtype == "bfloat16" and not trained else torch.float32
+def _load(kind: Any, path: str, model: Model, *, trained: bool, narrow: bool = False, **more: Any) -> nn.Module:
+    dtype = torch.bfloat16 if narrow else torch.float32
     try:
         with quietly():
             found, info = kind.from_pretrained(

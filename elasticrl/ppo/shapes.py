@@ -107,6 +107,12 @@ class Shape:
         return self.words * self.hidden * (1 if self.tied else 2) + self.hidden
 
     @property
+    def matrices(self) -> int:
+        """Parameters that matrix products alone read: what a frozen reference keeps in bfloat16 (`models.narrowed`)."""
+        head = 0 if self.tied else self.words * self.hidden
+        return self.layers * sum(linear.count for linear in self.linears) + head
+
+    @property
     def count(self) -> int:
         """All parameters: V H (twice if not tied) + H + L x a layer."""
         return self.ends + self.layers * self.layer

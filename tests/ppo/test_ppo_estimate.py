@@ -47,6 +47,17 @@ def test_parameters_are_counted_exactly(folders, arch):
     assert shapes.read(folders["reward"]).reward == count(models.reward_model(model, folders["reward"]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arch", ["qwen2", "llama"])
+def test_a_reference_takes_the_memory_that_the_plan_says(folders, arch, dtype):
+    ref = models.reference(Model(dtype=dtype), folders[arch])
+    (line,) = (
+        line for line in estimate.read(tree(folders[arch], model={"dtype": dtype})).memory
+        if (line.role, line.what) == ("ref", "weights")
+    )  # fmt: skip
+    assert line.bytes == sum(p.numel() * p.element_size() for p in ref.parameters())
+
+
 @pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj")])
 def test_adapters_are_counted_exactly(folders, targets):
     actor = models.actor(Model(lora=Lora(rank=3, targets=targets)), folders["qwen2"], seed=0)

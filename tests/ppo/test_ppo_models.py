@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, Phi3Config
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -79,14 +79,37 @@ def test_an_exported_actor_and_tied_head_load_as_they_were(folders, rows, tmp_pa
     assert torch.equal(models.response_logits(plain, rows)[0], logits)
 
 
-def test_only_trained_roles_are_trained_and_frozen_ones_take_the_type_to_compute_in(folders, rows):
+def test_only_trained_roles_are_trained_and_what_is_frozen_is_narrow(folders, rows):
     model = Model(dtype="bfloat16")
-    ref, actor = models.reference(model, folders["qwen2"]), models.actor(model, folders["qwen2"], seed=0)
-    assert not any(p.requires_grad for p in ref.parameters())
-    assert {p.dtype for p in ref.parameters()} == {torch.bfloat16}
+    judge, actor = models.reward_model(model, folders["reward"]), models.actor(model, folders["qwen2"], seed=0)
+    assert not any(p.requires_grad for p in judge.parameters())
+    assert {p.dtype for p in judge.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in actor.parameters()} == {torch.float32}
     with models.computing(model, "cpu"):
         assert models.response_logits(actor, rows)[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arch", ["qwen2", "llama", "tied", "gpt2"])
+def test_the_reference_computes_bit_for_bit_what_the_actor_does_before_its_first_update(
+    folders, rows, tmp_path, arch, dtype
+):
+    path = folders.get(arch, str(tmp_path))
+    if arch == "tied":  # one matrix is both embedding and head
+        config = LlamaConfig.from_pretrained(folders["llama"], tie_word_embeddings=True)
+        LlamaForCausalLM(config).save_pretrained(path)
+    if arch == "gpt2":  # its matrices are no Linear
+        config = GPT2Config(
+            vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1
+        )
+        GPT2LMHeadModel(config).save_pretrained(path)
+    model = Model(dtype=dtype)
+    ref, actor = models.reference(model, path), models.actor(model, path, seed=0)
+    assert not any(p.requires_grad for p in ref.parameters())
+    with torch.no_grad(), models.computing(model, "cpu"):
+        assert torch.equal(*(models.response_logits(each, rows)[0] for each in (ref, actor)))
+    narrow = sum(p.numel() for p in ref.parameters() if p.dtype == torch.bfloat16)
+    assert (narrow > 0.5 * sum(p.numel() for p in ref.parameters())) is (dtype == "bfloat16")
 
 
 def test_gradient_checkpointing_changes_no_gradient(folders, rows):

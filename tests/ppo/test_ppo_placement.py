@@ -82,6 +82,15 @@ def test_each_role_in_its_own_way_gives_the_same_bits(tmp_path: Path, conf, plai
     assert found == plain[0]
 
 
+def test_in_bfloat16_two_workers_come_to_one_s_bits_and_an_actor_begins_at_its_reference(tmp_path: Path, conf):
+    narrow = {**conf["model"], "dtype": "bfloat16"}
+    apart = {"ref": {"strategy": "fsdp"}, "reward": {"strategy": "fsdp"}}
+    alone, notes = trained(tmp_path / "one", conf, "n0", model=narrow)
+    both, _ = trained(tmp_path / "two", conf, "n0", "n1", model=narrow, placement=apart)
+    assert both == alone
+    assert notes[0]["kl"] == 0.0 < notes[-1]["kl"]
+
+
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_sharded_models_are_gone_before_the_next_generation_builds_its_own(tmp_path: Path, conf, strategy: str):
     critic = {"strategy": "replicated" if strategy == "replicated" else "fsdp", **AWAY}
@@ -210,17 +219,19 @@ from elasticrl.ppo import models
 from elasticrl.ppo.frozen import layered
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = layered(models.reference(Model(), sys.argv[1]), DeviceMesh.from_group(dist.group.WORLD, "cpu"))
-with torch.no_grad():
+config = Model(dtype=sys.argv[2])
+model = layered(models.reference(config, sys.argv[1]), DeviceMesh.from_group(dist.group.WORLD, "cpu"))
+with torch.no_grad(), models.computing(config, "cpu"):
     model(input_ids=torch.tensor([[1, 2, 3]]))
 kinds = [isinstance(param, DTensor) for layer in model.model.layers for param in layer.parameters()]
 print(len(kinds), "sharded", all(kinds), flush=True)
 """
 
 
-def test_a_frozen_model_s_layers_are_sharded_again_after_they_have_computed(tmp_path: Path, conf):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # where layers have parameters of two types
+def test_a_frozen_model_s_layers_are_sharded_again_after_they_have_computed(tmp_path: Path, conf, dtype: str):
     (tmp_path / "sharded.py").write_text(SHARDED)
-    life = live(tmp_path / "sharded.py", conf["model"]["path"])
+    life = live(tmp_path / "sharded.py", conf["model"]["path"], dtype)
     assert life.returncode == 0, life.stderr
     assert life.stdout.endswith(" sharded True\n"), life.stdout
 
