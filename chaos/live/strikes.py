@@ -768,6 +768,8 @@ class Hands:
     # ---- operators
 
     def _asked(self, asked: str, verb: str, **fields: str | bool) -> bool:
+        if not asked:
+            return False  # nobody is up at this moment
         try:
             self.gang.ask(asked, verb, **fields)
         except (Unanswered, OSError):
@@ -780,8 +782,7 @@ class Hands:
         )
 
     def _pause_job(self, verb: str, undo: str) -> Done | None:
-        asked = self._anyone()
-        if not asked or not self._asked(asked, verb):
+        if not self._asked(self._anyone(), verb):
             return None
 
         def back() -> None:
