@@ -144,14 +144,22 @@ class Drive:
             self._react(fact)
         for name in self.lab.revive():
             self.say(f"  {self.eye.now:7.1f} s  {name} ended of itself and was started again")
-        now = self.eye.now
-        for number in [n for n, active in self.active.items() if active.until is not None and now >= active.until]:
-            if not self._asks_in_vain(self.active[number].fault):
-                self.ease(number)
+        for number in self._due():
+            self.ease(number)
 
-    def _asks_in_vain(self, fault: Fault) -> bool:
-        """To undo it somebody asks the daemons to write, and the store is ill: that is over first."""
-        return fault.kind == "pause" and any(ALL[a.fault.kind].reach == "store" for a in self.active.values())
+    def _due(self) -> list[int]:
+        """Whose time is over. To take a pause back somebody who is up writes to the store: first the store's faults end, and who
+        has been told to leave for good is back.
+        """
+        due = [n for n, active in self.active.items() if active.until is not None and self.eye.now >= active.until]
+        others = [n for n in due if self.active[n].fault.kind != "pause"]
+        if self.over or others == due:
+            return due
+        if any(ALL[active.fault.kind].reach == "store" for active in self.active.values()):
+            return others
+        return (
+            due if self.hands.anyone() else others or [n for n, active in self.active.items() if active.until is None]
+        )
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:
         """Wait for something; `Late` says what was seen instead."""

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos.faults import IN_A_STEP, Fault
+from chaos.history import Asked
 from chaos.live import net
 from chaos.live.box import Box, BoxError, alive, command_line, parent, stopped
 from chaos.live.eye import Eye
 from chaos.live.gang import VAULT_DIR, Gang, gone, send
 from chaos.live.lab import Lab
+from elasticrl.core.model import Intent, Phase
 from elasticrl.daemon.client import Unanswered
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings
@@ -776,18 +778,22 @@ class Hands:
             return False
         return True
 
-    def _anyone(self) -> str:
+    def anyone(self) -> str:
+        """A node whose daemon could be asked for something; "" if there is none."""
         return next(
             (n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)), ""
         )
 
+    def _stopped(self) -> bool:
+        return self.eye.plan is not None and self.eye.plan.phase is Phase.STOP
+
     def _pause_job(self, verb: str, undo: str) -> Done | None:
-        if not self._asked(self._anyone(), verb):
+        if not self._asked(self.anyone(), verb):
             return None
 
         def back() -> None:
             deadline = time.monotonic() + 30.0
-            while not self._asked(self._anyone(), undo):
+            while not self._stopped() and not self._asked(self.anyone(), undo):
                 if time.monotonic() > deadline:
                     raise BoxError(f"nobody takes {undo!r}")
                 time.sleep(0.2)
@@ -795,20 +801,25 @@ class Hands:
         return Done(nodes=(), undo=back)
 
     def _pause(self, _: Fault) -> Done | None:
+        before = len(self.eye.facts)
+
+        def proof() -> str:
+            asked = (fact.verb for fact in self.eye.facts[before:] if isinstance(fact, Asked))
+            return "" if Intent.PAUSE in asked else "the store has not said that a pause is asked"
+
         done = self._pause_job("pause", "resume")
-        said = lambda: "" if self.eye.paused_since is not None else "the store does not say that a pause is asked"  # noqa: E731
-        return done and replace(done, proof=said)
+        return done and replace(done, proof=proof)
 
     def _stop(self, _: Fault) -> Done | None:
-        return Done(nodes=()) if self._asked(self._anyone(), "stop") else None
+        return Done(nodes=()) if self._asked(self.anyone(), "stop") else None
 
     def _admit(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        return Done(nodes=()) if node and self._asked(self._anyone(), "admit", node=node) else None
+        return Done(nodes=()) if node and self._asked(self.anyone(), "admit", node=node) else None
 
     def _drain(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or node in self.off or not self._asked(self._anyone(), "drain", node=node, force=True):
+        if not node or node in self.off or not self._asked(self.anyone(), "drain", node=node, force=True):
             return None
         self.off.add(node)
         return Done(nodes=(node,), undo=self._left(node))
