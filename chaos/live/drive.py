@@ -148,8 +148,8 @@ class Drive:
             self.ease(number)
 
     def _due(self) -> list[int]:
-        """Whose time is over. To take a pause back somebody who is up writes to the store: first the store's faults end, and who
-        has been told to leave for good is back.
+        """Whose time is over. To take a pause back somebody who is up writes to the store: first the store's faults end, and
+        who has been told to leave for good is back.
         """
         due = [n for n, active in self.active.items() if active.until is not None and self.eye.now >= active.until]
         others = [n for n in due if self.active[n].fault.kind != "pause"]
