@@ -53,6 +53,7 @@ class Scenario:
     trouble_s: float = 40.0  # how long anything may fail
     liveness_s: float = 240.0  # how long after the healing the job may take to be well
     all_must_strike: bool = True
+    virtual: str = ""  # why only the simulator can meet the moment that it is about
     expect: Expect = field(default_factory=Expect)
 
 

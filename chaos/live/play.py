@@ -37,6 +37,8 @@ LONG = ("port_taken", "late_node")  # takes longer to put in than a worker may s
 def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] | None = None) -> str:
     """Why a scenario cannot be run on real nodes here; empty if it can. `lacks` is what the machine has not (`box.lacking`)."""
     shape = scenario.shape
+    if scenario.virtual:
+        return f"only the simulator meets its moment: {scenario.virtual}"
     unknown = sorted({fault.kind for fault in scenario.faults if not hasattr(Hands, "_" + fault.kind)})
     if unknown:
         return f"only the simulator has {', '.join(unknown)}"
