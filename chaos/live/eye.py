@@ -116,11 +116,12 @@ class Eye:
         self._loop.close()
 
     def _take(self, changes: list[Change]) -> None:
-        for change in changes:
-            if change.key == keys.COMMIT and change.entry:  # looked at now: later commits make place for themselves
+        newer = False  # is a commit that came later, but with this one, whole? Then it may have made place for itself already
+        for change in reversed(changes):
+            if change.key == keys.COMMIT and change.entry:
                 manifest = keys.load(Commit, change.entry.value, change.key).manifest
                 place = self.gang.saves / manifest
-                self._whole[manifest] = place.is_dir() and any(place.iterdir())
+                newer = self._whole[manifest] = newer or (place.is_dir() and any(place.iterdir()))
         with self._lock:
             self._changes += [(self.now, change) for change in changes]
 

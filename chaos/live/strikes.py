@@ -424,7 +424,7 @@ class Hands:
         return Done(nodes=(box.name,), undo=box.unfreeze)
 
     def _join_node(self, fault: Fault) -> Done | None:
-        node = self.whom(fault.node)
+        node = self.whom(fault.node) if fault.node else min(self.off, default="")
         if not node or node not in self.off:
             return None
         if not self.lab.boxes[node].on:

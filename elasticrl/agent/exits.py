@@ -28,7 +28,7 @@ BAD: Final = {
 
 # Exceptions that say that somebody else went away. A rank that dies of one is a victim.
 VICTIM: Final = re.compile(
-    r"^(Broken|Interrupted|GangError|DistNetworkError|DistStoreError)\b"
+    r"^(Broken|Interrupted|GangError|Outlived|DistNetworkError|DistStoreError)\b"
     r"|[Cc]onnection (closed by peer|reset by peer|refused|was reset)"
     r"|[Bb]roken pipe|Timed out waiting \d+ms for (recv|send)|remote process exited"
     r"|ncclRemoteError|NCCL communicator was aborted"

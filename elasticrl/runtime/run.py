@@ -67,7 +67,7 @@ from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
-from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, VaultError
+from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, Outlived, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -796,6 +796,11 @@ class Run:
                 values = source.values
         elif not (self.progress.count or place.resume or self._begun):
             self._begin_anew(parts, lived)
+        elif not place.resume:
+            raise Outlived(
+                f"what was made until step {self.progress.step} is lost with those who had it, and nothing was saved before: "
+                "a fresh process begins anew, as this one's model is no longer what it began with"
+            )
         else:
             raise CheckpointRefused(
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "

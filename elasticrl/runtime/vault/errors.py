@@ -39,6 +39,10 @@ class CheckpointRefused(CheckpointError):
     """A checkpoint that this run must not continue from as it is configured."""
 
 
+class Outlived(CheckpointRefused):
+    """This process has made steps, and the job goes back to its beginning, where it cannot go: a fresh one begins anew."""
+
+
 class CheckpointStorage(CheckpointError):
     """The place where checkpoints go does not take them."""
 
