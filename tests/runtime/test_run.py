@@ -13,6 +13,7 @@ import pytest
 from gang_kit import Nodes, digests, writer, writers
 
 from elasticrl.agent.beats import State
+from elasticrl.agent.exits import Facts, judge
 from elasticrl.core.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
@@ -100,6 +101,29 @@ def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Pa
         nodes.until_done()
         assert undisturbed.items() <= digests(nodes.run_dir).items()
         proof(nodes.run_dir, 2 * STEPS)
+
+
+def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_processes_begin_anew(
+    tmp_path: Path, undisturbed
+):
+    with Nodes(tmp_path, steps=STEPS, every=1000, copies=0, step_ms=20.0) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_sealed(3)
+        nodes.lose("n1")  # and with it the only copy of its part, before anything was saved
+        survivor = nodes.workers["n0"]
+        nodes.plan("n0", "n2")
+        survivor.process.join(30)
+        said = re.search(r"Outlived: what was made until step \d+ is lost with those who had it", survivor.text)
+        assert said, survivor.text
+        assert judge(Facts(code=survivor.process.exitcode, message=said.group())) == (
+            f"exit code 1: {said.group()}",
+            False,
+        )
+        nodes.kill_worker("n0")
+        nodes.plan("n0", "n2")
+        nodes.until_done()
+        assert digests(nodes.run_dir).items() >= undisturbed.items()
+        proof(nodes.run_dir, STEPS)
 
 
 def test_a_drained_worker_ends_after_a_whole_step_that_is_on_the_disk(tmp_path: Path, undisturbed):
