@@ -24,7 +24,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from elasticrl.agent import exits, pool, seat, wire, worker
+from elasticrl.agent import exits, pool, seat, warm, wire, worker
 from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
 from elasticrl.agent.gather import Beating, Look, Pace, Stride, look
@@ -43,6 +43,7 @@ LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until i
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
+FORMED_S: Final = 10.0  # a gang that has not trained by then has spares all the same
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
@@ -142,6 +143,7 @@ class Hand(LocalElasticAgent):
         self._sent: Report | None = None
         self._sent_at = 0.0
         self._rotated_at = 0.0
+        self._complete = 0  # the fork server that was told to import the rest
         self._began = (-1, 0)  # the newest generation that trains, and the step that it went on from
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
@@ -287,6 +289,7 @@ class Hand(LocalElasticAgent):
             self._initialize_workers(self._group)
             self._last = self._look_at()
             self._fill()
+            asyncio.get_running_loop().call_later(FORMED_S, self._spare)
         self._poke()
 
     def _reform(self, gang: Gang) -> None:
@@ -419,10 +422,10 @@ class Hand(LocalElasticAgent):
         return sorted(living, key=lambda p: (not p.warm, p.number))
 
     def _wanted(self) -> int:
-        """How many processes should be warm: a seat's worth, or none beside a seat that is to have no spares."""
+        """How many processes should be warm: a seat's worth; none beside a seat that is to have no spares, or none yet."""
         if self._stopping or self._quit.is_set():
             return 0
-        if self._seated and not self._spec.spares:
+        if self._seated and not (self._spec.spares and self._complete == warm.server()):
             return 0
         return max(self._spec.slots, self._spec.spares)
 
@@ -432,6 +435,13 @@ class Hand(LocalElasticAgent):
         for _ in range(missing):
             self._starting += 1
             self._spawn(self._start())
+
+    def _spare(self) -> None:
+        """The gang trains: what only spares need is done now, when it is in nobody's way."""
+        if self._complete != (server := warm.server()):
+            self._complete = server
+            warm.complete(server)
+            self._fill()
 
     async def _start(self) -> None:
         self._number += 1
@@ -569,6 +579,8 @@ class Hand(LocalElasticAgent):
         if report.work is Work.TRAINING and self._began[0] != report.generation:
             self._began = (report.generation, report.step)
         begun = self._began[1]
+        if report.work is Work.TRAINING and report.step > begun:
+            self._spare()
         if self._server and (news(report, begun) != news(self._sent, begun) or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
             self._server.send(report)

@@ -42,7 +42,7 @@ def main() -> int:
             write_private(runtime / CONFIG, spec.config)
             os.environ["ELASTICRL_CONFIG"] = str(runtime / CONFIG)
         forks = runtime / "fork.sock"
-        warm.start_server(spec.preload, forks)
+        warm.start_server(spec.preload, spec.later, forks)
         whose = f"{spec.job}/{spec.node}".replace("%", "%%")
         layout = f"%(asctime)s %(levelname)s {whose} %(name)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=layout, stream=sys.stderr)  # the agent's: workers have their own

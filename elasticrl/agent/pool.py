@@ -26,7 +26,7 @@ from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import life, started_at
 
-STATUS_S = 2.0  # how long the fork server may take to say how a dead child ended
+STATUS_S = 5.0  # how long the fork server may take to say how a dead child ended: it may be importing
 UNKNOWN = 255  # what multiprocessing says when it has died without having said it
 
 
@@ -161,7 +161,7 @@ def start(spec: Spec, number: int, runtime: Path, logs: Logs, *, tells_bits: boo
     place = witness.folder_of(runtime)
     job = worker.Job(
         program=spec.program, args=spec.args,
-        page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead,
+        page=str(page.path), log=str(log), witness=str(place), ahead=spec.ahead, later=spec.later,
         fingerprint=spec.fingerprint if tells_bits else "",
     )  # fmt: skip
     ours, theirs = socket.socketpair()

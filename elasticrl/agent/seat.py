@@ -207,10 +207,10 @@ class Seat:
         self.beat.joining(order.generation, order.born, order.resume)
         return order
 
-    def expect(self) -> Order | None:
-        """Blocks until there is any order, and leaves it untaken."""
+    def expect(self, within_s: float | None = None) -> Order | None:
+        """Blocks until there is any order, and leaves it untaken; None if there is none in time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not None)
+            self._changed.wait_for(lambda: self._order is not None, within_s)
             return self._order
 
     def ready(self, bits: str = "", versions: str = "") -> None:

@@ -22,7 +22,10 @@ from elasticrl.core.value import dataclass
 NO_PLUGINS: Final = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 # What the fork server imports, so that its children need not; the trainer's own entry brings the rest.
-PRELOAD: Final = ("torch", "torch.distributed", "torch.optim", "torch._dynamo")
+PRELOAD: Final = ("torch", "torch.distributed", "torch.optim")
+# What it imports when nobody waits for it any more: a second's worth of what the first checkpoint to be committed needs, and of
+# what torch's optimizers do, which many jobs never have.
+LATER: Final = ("torch.distributed.checkpoint.filesystem", "torch._dynamo")
 
 
 class BadSpec(ValueError):
@@ -45,7 +48,8 @@ class Spec:
     log_dir: str
     host: str = "127.0.0.1"  # where other nodes reach this one's TCPStore
     interface: str = ""  # for gloo and NCCL; "": theirs to choose
-    preload: tuple[str, ...] = PRELOAD
+    preload: tuple[str, ...] = PRELOAD  # before the first worker
+    later: tuple[str, ...] = LATER  # when the first gang trains, for all workers after it
     # A worker process computes what decides its bits, once for each agent; by name, as the agent knows nothing of what it runs.
     fingerprint: str = ""  # the module with `bits()` and `versions()`; "": nobody asks
     ahead: str = ""  # the module whose `fork()` each worker process calls while it has no threads; "": there is none

@@ -12,6 +12,7 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import Final
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -21,6 +22,8 @@ from elasticrl.agent.parent import die_with
 from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
+
+IDLE_S: Final = 5.0  # a process that has waited so long for a rank is in nobody's way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Job:
     witness: str  # the folder where it answers for its stack and its flight recorder
     ahead: str = ""  # the module whose fork() is called before there are threads; "": there is none
     fingerprint: str = ""  # the module with bits() and versions(), of what computes here; "": nobody asks
+    later: tuple[str, ...] = ()  # modules to import if there is nothing else to do
 
 
 def main(channel: socket.socket, job: Job) -> None:
@@ -67,6 +71,8 @@ def live(channel: socket.socket, job: Job) -> None:
     seat = Seat(channel, Beat(Path(job.page)))
     told = importlib.import_module(job.fingerprint) if job.fingerprint else None
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
+    if seat.expect(IDLE_S) is None:
+        warm.load(job.later)
     order = seat.expect()
     if isinstance(order, Assignment):
         open_log(order.log)  # what the program prints before it looks at its seat belongs there too

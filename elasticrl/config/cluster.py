@@ -141,7 +141,8 @@ class Membership(Section):
     spares: Whole = 0
     """Nodes kept warm and unseated, to take a dead one's place. Each costs a node's work and saves the gang from shrinking."""
     settle_s: Span = 1.0
-    """Seconds that the first plan, and growth, wait for more nodes to arrive. More starts later and reforms less often."""
+    """Seconds that the first plan waits for more nodes to arrive, and growth for those who are there and get ready. More
+    starts later and reforms less often."""
     grow: Literal["useful", "always"] = "useful"
     """When a free node is let in. useful: only when more nodes mean fewer rounds of lanes; always: at once, which costs a
     reform even when no step gets shorter."""

@@ -32,7 +32,8 @@ def form(scene: Scene) -> Move | None:
         strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
         unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
-    if len(seats) < most and scene.now < scene.settled_at:
+    back = plan is not None and {seat.member.node for seat in seats} >= set(scene.gang)
+    if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
         return Move(plan=scene.train(seats, "first plan", Rung.START))
@@ -88,7 +89,7 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.settings.membership.grow == "useful" and rounds(lanes, after) >= rounds(lanes, before):
         return None
-    if scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
+    if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
     return Move(plan=scene.train(seats, f"{count(came, 'node')} joined", Rung.START, strike=plan.strike))
 

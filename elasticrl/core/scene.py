@@ -187,6 +187,14 @@ class Scene:
         fits = record.bits == self.bits or self.settings.exact != "require"
         return trusted and fits and versions.wire(record) == self.wire
 
+    @cached_property
+    def coming(self) -> bool:
+        """Is somebody in sight who has no seat, and gets ready?"""
+        return any(
+            not (record.warm or record.problem or record.leaving or record.member in self.keepers or node in self.held)
+            for node, record in self.records.items()
+        )
+
     def _seated(self, member: Member) -> bool:
         """Has it a seat that it keeps? A held plan's seats can be taken anew."""
         if self.plan is None or member not in self.plan.seat_of:
@@ -401,5 +409,18 @@ def seat_for(record: Record, born: int) -> Seat:
 
 # What a Scene derives without its timers. (`candidates` asks who is doubted; the newly doubted are convicted, so are none.)
 TIMELESS = frozenset(
-    {"records", "conviction", "held", "bits", "wire", "fates", "kept", "keepers", "candidates", "doing", "missing"}
+    {
+        "records",
+        "conviction",
+        "held",
+        "bits",
+        "wire",
+        "fates",
+        "kept",
+        "keepers",
+        "candidates",
+        "coming",
+        "doing",
+        "missing",
+    }
 )

@@ -72,6 +72,7 @@ ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been go
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
 OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
+FSDP = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
 AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT = "elasticrl.runtime.bits"
 FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
@@ -136,6 +137,10 @@ class Daemon:
         """What the agent is told."""
         tree = self.tree
         program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
+        strategies = {
+            tree.model.strategy,
+            *(role.strategy for role in (tree.placement.actor, tree.placement.critic) if role),
+        }
         return Spec(
             job=tree.job.name,
             node=self.name,
@@ -151,6 +156,7 @@ class Daemon:
                 *PRELOAD,
                 *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
                 *OWN.get(tree.job.program, ()),
+                *((FSDP,) if "fsdp" in strategies else ()),
                 *tree.agent.preload,
             ),
             fingerprint=FINGERPRINT,

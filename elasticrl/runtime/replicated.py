@@ -78,6 +78,7 @@ class Replicated(Strategy):
         With `offload` the optimizer's state is in the host's memory, and computed there.
         """
         super().__init__(deal, rank, group, point)
+        self.model = model
         # Backward passes finish the last layers first, so those fill the first bucket.
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad][::-1]
         kinds = {(param.dtype, param.device) for _, param in named}

@@ -55,7 +55,6 @@ from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest, outliers
 from elasticrl.runtime.disks import Disk, agree_on_disks
-from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
@@ -748,6 +747,8 @@ class Run:
                 build, role.rule_of, deal=deal, rank=rank, group=group, stage=self.tree.model.zero_stage, offload=host,
                 device=device, bucket_bytes=bucket_bytes, shard=shard,
             )  # fmt: skip
+        from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
+
         return Fsdp(build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host)
 
     def _built(self, build: Build, mesh: DeviceMesh) -> torch.nn.Module:

@@ -66,6 +66,7 @@ class Reduced:
 class Strategy(ABC):
     """The common part. `group` is None for a world of one."""
 
+    model: torch.nn.Module  # as it computes
     _shard: Shard  # both are known once the subclass has the model
     _device: torch.device
 

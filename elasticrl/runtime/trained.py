@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticrl.runtime.buffers import Buffers
-from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import Rule, follow
-from elasticrl.runtime.zero import Zero
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,11 +46,7 @@ class Trained:
     @property
     def model(self) -> torch.nn.Module:
         """The model as it computes now."""
-        live = self.live
-        if isinstance(live, Fsdp | Zero):
-            return live.model
-        assert isinstance(self.given, torch.nn.Module)
-        return self.given
+        return self.live.model
 
     def let_go(self) -> None:
         """The generation is over: nothing of what it computed with is kept here."""

@@ -14,8 +14,6 @@ import time
 import traceback
 from dataclasses import dataclass
 
-import torch.distributed.checkpoint.filesystem  # noqa: F401 - what a save needs beside its own module is loaded here, once
-
 from elasticrl.runtime.checkpoint.writer import MESSAGE, serve
 
 _libc = ctypes.CDLL(None)

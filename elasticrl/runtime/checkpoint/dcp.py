@@ -119,7 +119,7 @@ def metadata(
     paths: Mapping[str, tuple[str | int, ...]],
 ) -> bytes:
     """The `.metadata` that torch's readers begin with. `paths` says where in a nested state dict a tensor belongs."""
-    # Imported by the one who finishes only: it takes as long as the rest of a writer's start, and all others need none of it.
+    # Imported by the one who finishes only: it takes half a second (if the fork server has not done it yet).
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
     from torch.distributed.checkpoint.metadata import (
         BytesStorageMetadata,
