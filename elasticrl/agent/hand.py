@@ -447,7 +447,7 @@ class Hand(LocalElasticAgent):
         self._number += 1
         number, pause_s = self._number, self._pause_s
         try:
-            await asyncio.sleep(pause_s)
+            await self._until(self._quit.is_set, pause_s)
             # Of a fork server that has died all processes die. How they ended is asked in the same thread, which a start holds
             # until the next server has imported torch: meanwhile nobody would hear that the gang has failed.
             await self._until(lambda: not any(process.orphaned() for process in self._living()), END_S)

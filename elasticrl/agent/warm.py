@@ -54,14 +54,28 @@ def own_threads() -> list[str]:
     return [(task / "comm").read_text(encoding="utf-8").strip() for task in Path("/proc/self/task").iterdir()]
 
 
+def load_later(modules: Iterable[str]) -> None:
+    """Import what only some need. Those will say why, if it cannot be imported."""
+    try:
+        load(modules)
+    except Exception:  # noqa: BLE001 - a module may raise anything
+        traceback.print_exc()
+
+
 def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> None:
     """Make this process a fork server of the agent."""
+    global failure  # noqa: PLW0603 - read in the children
     die_with(agent)
     os.environ[PARENT] = str(os.getpid())
-    begin_with(modules)
+    try:
+        load(modules)
+    except Exception:  # noqa: BLE001 - a program's module may raise anything; its workers will tell
+        failure = traceback.format_exc()
+    settle(modules)
 
     def rest(*_: object) -> None:
-        begin_with(later)
+        load_later(later)
+        settle(later)
 
     def forget() -> None:
         if signal.getsignal(signal.SIGUSR1) is rest:  # and not the program's own
@@ -71,19 +85,9 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
     os.register_at_fork(after_in_child=forget)
 
 
-def complete(server: int) -> None:
-    """Have a fork server import the rest, before it forks another child. A child asked for meanwhile waits."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(server, signal.SIGUSR1)
-
-
-def begin_with(modules: Iterable[str]) -> None:
-    """Import what the next children begin with."""
+def settle(modules: Iterable[str]) -> None:
+    """These were imported: see that a child can begin with them."""
     global failure  # noqa: PLW0603 - read in the children
-    try:
-        load(modules)
-    except Exception:  # noqa: BLE001 - a program's module may raise anything; its workers will tell
-        failure = traceback.format_exc()
     threads = lost(own_threads())
     if len(threads) > 1:
         failure = failure or (
@@ -92,6 +96,12 @@ def begin_with(modules: Iterable[str]) -> None:
         )
     gc.collect()
     gc.freeze()  # children then do not copy these pages only because the collector looks at them
+
+
+def complete(server: int) -> None:
+    """Have a fork server import the rest, before it forks another child. A child asked for meanwhile waits."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGUSR1)
 
 
 def start_server(modules: Iterable[str], later: Iterable[str], address: Path) -> None:

@@ -72,7 +72,7 @@ def live(channel: socket.socket, job: Job) -> None:
     told = importlib.import_module(job.fingerprint) if job.fingerprint else None
     seat.ready(*((str(told.bits()), str(told.versions())) if told else ()))
     if seat.expect(IDLE_S) is None:
-        warm.load(job.later)
+        warm.load_later(job.later)
     order = seat.expect()
     if isinstance(order, Assignment):
         open_log(order.log)  # what the program prints before it looks at its seat belongs there too

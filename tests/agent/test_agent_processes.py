@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,7 @@ def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_pro
         one = launch([a, b])
         await training([a, b], one)
         await stepping(a, 5)
+        await b.until(lambda r: r.warm)
         survivor, victim = pid(a), pid(b)
 
         at = time.monotonic()
@@ -393,12 +395,43 @@ def test_the_agents_death_ends_its_workers_even_a_stopped_one(duo: Lab) -> None:
     duo.run(scenario)
 
 
+def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_gang_trains(tmp_path: Path) -> None:
+    imported = tmp_path / "imported"
+    (tmp_path / "needed_by_few.py").write_text(
+        f"import os\nwith open({str(imported)!r}, 'a') as file:\n    file.write(f'{{os.getpid()}} ')\n"
+    )
+
+    def importers() -> list[int]:
+        return [int(pid) for pid in imported.read_text().split()] if imported.exists() else []
+
+    async def scenario(a: Node) -> None:
+        begun = time.monotonic()
+        while not importers():  # nobody calls the process that is there
+            assert time.monotonic() < begun + 20.0
+            await asyncio.sleep(0.05)
+        one = launch([a])
+        await training([a], one)
+        waited = pid(a)
+        await a.until(lambda r: r.warm and r.spares == 1)
+        assert importers() == [waited, parent_of(waited)], "the one who waited, then its fork server"
+        os.kill(waited, signal.SIGKILL)
+        await a.until(lambda r: r.exit is not None and r.warm)
+        a.send(wire.Launch(gang=gang(one + 1, [a], a)))
+        await training([a], one + 1)
+        await a.until(lambda r: r.warm and r.spares == 1)
+        assert len(importers()) == 2, "a spare has it from its fork server"
+
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with lab(tmp_path, 1, later=("needed_by_few",), env={"PYTHONPATH": path}) as made:
+        made.run(scenario)
+
+
 def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon_ends(tmp_path: Path) -> None:
     async def scenario(a: Node) -> None:
         assert "No module named 'no_such_module'" in a.now.problem
         assert not a.now.warm
         await a.disconnect()
-        assert await asyncio.to_thread(a.process.wait, 15) == 0
+        assert await asyncio.to_thread(a.process.wait, 5) == 0, "it does not wait for a start that it puts off"
 
     with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
         made.run(scenario)
