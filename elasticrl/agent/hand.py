@@ -43,7 +43,9 @@ LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until i
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
-FORMED_S: Final = 10.0  # a gang that has not trained by then has spares all the same
+FORMED_S: Final = (
+    10.0  # a gang that has not trained by then has spares all the same, and a fork server that has not answered
+)
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
@@ -143,7 +145,8 @@ class Hand(LocalElasticAgent):
         self._sent: Report | None = None
         self._sent_at = 0.0
         self._rotated_at = 0.0
-        self._complete = 0  # the fork server that was told to import the rest
+        self._asked = 0  # the fork server that was told to import the rest
+        self._complete = 0  # and the one that has
         self._began = (-1, 0)  # the newest generation that trains, and the step that it went on from
         self._changed = asyncio.Event()  # there is something to look at
         self._stirred = asyncio.Event()  # replaced at each change: what `_until` waits for
@@ -161,6 +164,7 @@ class Hand(LocalElasticAgent):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain, f"the agent was sent {number.name}")
+        loop.add_signal_handler(warm.COMPLETE, self._completed)
         await self._echo.open(self._spec.host)
         async with Server(self._runtime / "agent.sock", self._take, self._report_now) as server:
             self._server = server
@@ -437,11 +441,15 @@ class Hand(LocalElasticAgent):
             self._spawn(self._start())
 
     def _spare(self) -> None:
-        """The gang trains: what only spares need is done now, when it is in nobody's way."""
-        if self._complete != (server := warm.server()):
-            self._complete = server
+        """The gang trains: what only spares need is done now, when it is in nobody's way, and first for them all at once."""
+        if self._asked != (server := warm.server()):
+            self._asked = server
             warm.complete(server)
-            self._fill()
+            asyncio.get_running_loop().call_later(FORMED_S, self._completed)
+
+    def _completed(self) -> None:
+        self._complete = self._asked
+        self._fill()
 
     async def _start(self) -> None:
         self._number += 1

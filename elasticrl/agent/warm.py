@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,7 @@ SHARED: Final = ("torch.distributed",)  # what an agent and its workers both imp
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import
 KEPT: Final = ("jemalloc_bg_thd",)  # threads that come again by themselves after a fork: pyarrow's allocator has one
 PARENT: Final = "ELASTICRL_PARENT"  # in a worker's: whose death is its own
+COMPLETE: Final = signal.SIGUSR1  # to a fork server: import the rest; from it: that is done
 
 failure: str = (
     ""  # why the imports did not succeed; every worker then fails with it, instead of the server over and over
@@ -73,25 +75,37 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
         failure = traceback.format_exc()
     settle(modules)
 
-    def rest(*_: object) -> None:
+    def rest() -> None:
         load_later(later)
-        settle(later)
+        settle(later, threads=2)
+        os.kill(agent, COMPLETE)
+
+    # In a thread, as how children end is told by this one. A child that is asked for meanwhile waits until there is but one.
+    importing = threading.Thread(target=rest, name="rest", daemon=True)
+
+    def begin(*_: object) -> None:
+        if importing.ident is None:
+            importing.start()
+
+    def wait() -> None:
+        if importing.is_alive():
+            importing.join()
 
     def forget() -> None:
-        if signal.getsignal(signal.SIGUSR1) is rest:  # and not the program's own
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        if signal.getsignal(COMPLETE) is begin:  # and not the program's own
+            signal.signal(COMPLETE, signal.SIG_DFL)
 
-    signal.signal(signal.SIGUSR1, rest)
-    os.register_at_fork(after_in_child=forget)
+    signal.signal(COMPLETE, begin)
+    os.register_at_fork(before=wait, after_in_child=forget)
 
 
-def settle(modules: Iterable[str]) -> None:
-    """These were imported: see that a child can begin with them."""
+def settle(modules: Iterable[str], threads: int = 1) -> None:
+    """These were imported, with so many threads: see that a child can begin with them."""
     global failure  # noqa: PLW0603 - read in the children
-    threads = lost(own_threads())
-    if len(threads) > 1:
+    names = lost(own_threads())
+    if len(names) > threads:
         failure = failure or (
-            f"importing {', '.join(modules)} has started threads ({', '.join(sorted(threads))}), which a fork would lose: "
+            f"importing {', '.join(modules)} has started threads ({', '.join(sorted(names))}), which a fork would lose: "
             "import less beforehand (agent.preload)"
         )
     gc.collect()
@@ -99,9 +113,9 @@ def settle(modules: Iterable[str]) -> None:
 
 
 def complete(server: int) -> None:
-    """Have a fork server import the rest, before it forks another child. A child asked for meanwhile waits."""
+    """Have a fork server import the rest. It answers with the same signal; a child that is asked for meanwhile waits."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(server, signal.SIGUSR1)
+        os.kill(server, COMPLETE)
 
 
 def start_server(modules: Iterable[str], later: Iterable[str], address: Path) -> None:
