@@ -380,7 +380,7 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
         limit = settings.recovery.no_progress_limit
-        before = (told for told in case.history if told.at <= fact.at)
+        before = (told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1))
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
@@ -389,10 +389,16 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 
 
+def _died_under(fact: Fact, generation: int) -> bool:
+    """Did somebody die under this plan or an earlier one? What answers it may be told before it: each log is read by itself."""
+    return isinstance(fact, Died) and fact.generation <= generation
+
+
 def _most_in_vain(history: Iterable[Fact], updates: int) -> int:
     """How often the program failed by its own doing at most, with the job never beyond the step of the first of these.
 
     A worker that fails as it starts has no step: it fails where the job had got to (seed 355), or was thrown back to (6616).
+    That others have sealed one step more than the one who fails again knows of is no progress (found live).
     """
     most = count = newest = 0
     reached = -1
@@ -402,7 +408,7 @@ def _most_in_vain(history: Iterable[Fact], updates: int) -> int:
         elif isinstance(fact, Resumed):
             newest = fact.version // updates
         elif isinstance(fact, Died) and fact.own:
-            step = max(fact.step, newest)
+            step = fact.step or newest
             count = 1 if step > reached else count + 1
             reached, most = max(reached, step), max(most, count)
     return most

@@ -43,9 +43,7 @@ LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until i
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
-FORMED_S: Final = (
-    10.0  # a gang that has not trained by then has spares all the same, and a fork server that has not answered
-)
+FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
 QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word

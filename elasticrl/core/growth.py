@@ -32,7 +32,7 @@ def form(scene: Scene) -> Move | None:
         strange = sum(record.warm and versions.wire(record) != scene.wire for record in scene.records.values())
         unlike += f"; {count(strange, 'node')} of another wire: elasticrl of another version" if strange else ""
         return Move(why=f"{len(seats)} of the {need} nodes it needs are ready{unlike}{unready(scene.records)}")
-    back = plan is not None and {seat.member.node for seat in seats} >= set(scene.gang)
+    back = bool(scene.gang) and {seat.member.node for seat in seats} >= set(scene.gang)
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:

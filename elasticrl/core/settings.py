@@ -17,9 +17,7 @@ class Membership:
     min_nodes: int = 1  # below this many the plan holds instead of training
     max_nodes: int = 64  # never seat more nodes than this
     spares: int = 0  # nodes kept warm and unseated, to take a dead one's place
-    settle_s: float = (
-        1.0  # the first plan waits this long for more nodes to arrive, and growth for those in sight to get ready
-    )
+    settle_s: float = 1.0  # the first plan waits this long for nodes to arrive, and growth for those who get ready
     grow: Literal["useful", "always"] = "useful"  # useful: only when more nodes mean fewer rounds of lanes
     lease_ttl_s: float = 10.0  # a member whose lease is not renewed this long is dead to all
     keepalive_s: float = 4.0

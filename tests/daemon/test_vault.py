@@ -35,6 +35,7 @@ def job() -> Iterator[Job]:
         ) as job:
             job.start(*NODES)
             job.until_steps(3, within_s=90.0, count=3)
+            job.until(lambda: all(job.ask(node, "crew")["spares"] for node in NODES), 30.0, "a spare on every node")
             yield job
             job.check()
     finally:

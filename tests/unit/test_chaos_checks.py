@@ -1,12 +1,15 @@
 """What the judge says of a history: that of real workers, who tell one after the other."""
 
+from dataclasses import replace
+
 import pytest
 from test_core_step import plan
 
-from chaos.checks import TOLD_S, Case, no_sealed_step_is_lost
-from chaos.history import Fact, Planned, Resumed, Sealed, Struck
+from chaos.checks import TOLD_S, Case, a_job_ends_for_a_reason, no_sealed_step_is_lost
+from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Scenario, Shape
-from elasticrl.core.settings import Settings
+from elasticrl.core.model import Phase
+from elasticrl.core.settings import Recovery, Settings
 
 NODES = ("n00", "n01", "n02")
 
@@ -47,3 +50,27 @@ def test_what_a_slow_worker_tells_after_two_copies_were_lost_brings_none_of_them
 
 def test_a_version_that_is_sealed_long_after_a_vault_was_lost_does_not_lie_there():
     assert going_back(lost(11.0, "n01"), sealed(11.0 + 2 * TOLD_S, 41), nodes=("n00", "n01"))
+
+
+def stopped(*deaths: Died, between: tuple[Fact, ...] = ()) -> list[tuple[float, str]]:
+    """The job is ended for a crash loop at 20.0 s by generation 4, where three failures are allowed."""
+    end = replace(plan(4, *NODES), phase=Phase.STOP, exit_code=70, reason="crash loop")
+    told = (*deaths, *between, Planned(at=20.0, plan=end, by="n00/1", committed=0, paused_s=0.0))
+    settings = Settings(lanes=6, recovery=Recovery(no_progress_limit=3))
+    scenario = Scenario(name="made up", shape=Shape(nodes=3, settings=settings))
+    return list(a_job_ends_for_a_reason(Case(scenario, tuple(sorted(told, key=lambda fact: fact.at)))))
+
+
+def failed(at: float, generation: int, step: int = 40) -> Died:
+    return Died(at=at, node="n01", generation=generation, step=step, cause="bad prompt", own=True)
+
+
+def test_a_failure_that_is_told_after_the_stop_which_answers_it_counts():
+    assert not stopped(failed(10.0, 1), failed(12.0, 2), failed(20.3, 3))
+    assert stopped(failed(10.0, 1), failed(12.0, 2)), "two are not three"
+    assert stopped(failed(10.0, 1), failed(12.0, 2), failed(20.3, 4)), "it came after"
+
+
+def test_a_step_that_others_have_sealed_meanwhile_is_no_progress_of_the_one_who_fails():
+    assert not stopped(failed(10.0, 1), failed(12.0, 2), failed(14.0, 3), between=(sealed(11.0, 41),))
+    assert stopped(failed(10.0, 1), failed(12.0, 2, step=41), failed(14.0, 3, step=42)), "it got further each time"
