@@ -196,8 +196,8 @@ class Ours(Side):
             self.job.daemons[node].wait(10.0)
         shutil.rmtree(self.job.folder / "vault", ignore_errors=True)  # it is memory
         time.sleep(REVIVE_S)
+        self.start(*NODES)  # all at once: nodes get ready beside a store that is not there yet
         self.job.run(self.job.etcd.revive(0))
-        self.start(*NODES)
         return NODES
 
 

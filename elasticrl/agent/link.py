@@ -26,6 +26,7 @@ class Link:
         self._reported = reported
         self._lost = lost
         self._writer: asyncio.StreamWriter | None = None
+        self.tried = asyncio.Event()  # whether there is an agent
 
     @property
     def connected(self) -> bool:
@@ -45,9 +46,11 @@ class Link:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=wire.LIMIT)
             except OSError:
+                self.tried.set()
                 await asyncio.sleep(RETRY_S)
                 continue
             self._writer, why = writer, "its socket closed"
+            self.tried.set()
             try:
                 await self._read(reader)
             except (ConnectionError, ValueError) as error:

@@ -64,9 +64,10 @@ class Crew:
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
         linking = asyncio.create_task(self._link.run(), name="agent link")
+        tried = asyncio.create_task(self._link.tried.wait(), name="is there an agent?")
         said = ""
         try:
-            await asyncio.sleep(LOOK_S)  # an agent of an earlier daemon is found first
+            await asyncio.wait({linking, tried}, return_when=asyncio.FIRST_COMPLETED)  # one of an earlier daemon, first
             while True:
                 if linking.done():
                     linking.result()  # it goes on for ever, so this raises what ended it
@@ -88,7 +89,8 @@ class Crew:
                         await self._silent.wait()
         finally:
             linking.cancel()
-            await asyncio.gather(linking, return_exceptions=True)
+            tried.cancel()
+            await asyncio.gather(linking, tried, return_exceptions=True)
 
     def _heard(self, report: Report) -> None:
         before, self.report = self.report, report
