@@ -24,6 +24,7 @@ its plot are made of all trials in the record. `--report` makes them anew and ru
 import argparse
 import json
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -38,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.race.environments import environment
 from bench.race.judge import Outcome, progress, same_bits, steps_lost
 from bench.race.results import figures, noise, show_table, write
-from bench.race.sides import NODE, SAVE_EVERY, SIDES, Peer, Side
+from bench.race.sides import NODE, SAVE_EVERY, SIDES, STEP_S, Ours, Peer, Side, Torchrun
 from bench.recovery import NODES
 from bench.report import Watch, commit, cpu, dump, end_cleanly, some_of
 from chaos.live.local import Late
@@ -74,7 +75,7 @@ def trial(name: str, fault: str, undisturbed: dict[int, str]) -> Outcome:
             side.ready(len(nodes))
         except Late as late:
             return replace(none, end=f"did not start: {str(late).partition('; last steps')[0]}")
-        time.sleep(AFTER_S)
+        time.sleep(AFTER_S + random.uniform(0.0, SAVE_EVERY * STEP_S))  # at any moment between two saves
         at = time.monotonic()
         struck = side.strike(fault)
         survivors = [node for node in nodes if node not in struck]
@@ -119,7 +120,11 @@ def unfit(name: str) -> str:
 
 
 def undisturbed(name: str, kept: Path) -> dict[int, str]:
-    """Digests of a run of three ranks to which nothing is done, as fast as it goes."""
+    """Digests of a run of three ranks to which nothing is done, as fast as it goes.
+
+    Peers have it from stock torchrun: they run the same loop, and some begin with two ranks if one of three comes late.
+    """
+    name = name if name == Ours.name else Torchrun.name
     known = json.loads(kept.read_text()) if kept.exists() else {}
     if name not in known and not unfit(name):
         with SIDES[name](step_s=0.0) as side:
@@ -129,7 +134,9 @@ def undisturbed(name: str, kept: Path) -> dict[int, str]:
                 if max((line.step for line in side.lines()), default=0) >= UNDISTURBED_STEPS:
                     break
                 time.sleep(0.2)
-            known[name] = {str(line.step): line.digest for line in side.lines() if line.world == len(NODES)}
+            if odd := [line for line in side.lines() if line.world != len(NODES)]:
+                raise ValueError(f"the undisturbed run of {name} made step {odd[0].step} on {odd[0].world} ranks")
+            known[name] = {str(line.step): line.digest for line in side.lines()}
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(known))
     return {int(step): digest for step, digest in known.get(name, {}).items()}
