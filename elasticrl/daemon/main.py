@@ -462,7 +462,15 @@ class Daemon:
         if conf.metrics_port:
             from prometheus_client import start_http_server
 
-            server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
+            try:
+                server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
+            except OSError as error:  # a port that is taken costs the metrics alone
+                where = f"{conf.metrics_address}:{conf.metrics_port}"
+                self.log.warning(
+                    "metrics.refused",
+                    reason=f"{where}: {error.strerror or error}; choose another telemetry.metrics_port",
+                )
+                return
             stack.callback(server.shutdown)
 
     async def _serve_page(self, stack: AsyncExitStack) -> None:

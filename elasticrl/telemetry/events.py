@@ -395,6 +395,12 @@ EVENTS: tuple[Declared, ...] = (
         fields={"state": "open or away", "reason": "where, or what happened"},
     ),
     Declared(
+        name="metrics.refused",
+        meaning="This node's metrics cannot be served until its daemon starts again. Training does not notice.",
+        level="warning",
+        fields={"reason": "where, what happened, and what to do"},
+    ),
+    Declared(
         name="beats.refused",
         meaning="A datagram on the beat port was not signed by a member of this job, or cannot be read.",
         level="warning",
