@@ -466,7 +466,7 @@ class Daemon:
                 server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
             except OSError as error:  # a port that is taken costs the metrics alone
                 where = f"{conf.metrics_address}:{conf.metrics_port}"
-                self.log.warning(
+                self.log.info(
                     "metrics.refused",
                     reason=f"{where}: {error.strerror or error}; choose another telemetry.metrics_port",
                 )
