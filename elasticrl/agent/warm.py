@@ -57,11 +57,12 @@ def own_threads() -> list[str]:
 
 
 def load_later(modules: Iterable[str]) -> None:
-    """Import what only some need. Those will say why, if it cannot be imported."""
-    try:
-        load(modules)
-    except Exception:  # noqa: BLE001 - a module may raise anything
-        traceback.print_exc()
+    """Import what only some need. One that cannot be imported is no fault of those who never use it."""
+    for name in modules:
+        try:
+            load((name,))
+        except Exception as error:  # noqa: BLE001 - a module may raise anything, and who needs it will meet it again
+            print(f"{name} is not imported beforehand: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> None:
@@ -73,11 +74,11 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
         load(modules)
     except Exception:  # noqa: BLE001 - a program's module may raise anything; its workers will tell
         failure = traceback.format_exc()
-    settle(modules)
+    ready_to_fork(modules)
 
     def rest() -> None:
         load_later(later)
-        settle(later, threads=2)
+        ready_to_fork(later, threads=2)
         os.kill(agent, COMPLETE)
 
     # In a thread, as how children end is told by this one. A child that is asked for meanwhile waits until there is but one.
@@ -99,9 +100,9 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
     os.register_at_fork(before=wait, after_in_child=forget)
 
 
-def settle(modules: Iterable[str], threads: int = 1) -> None:
+def ready_to_fork(modules: Iterable[str], threads: int = 1) -> None:
     """These were imported, with so many threads: see that a child can begin with them."""
-    global failure  # noqa: PLW0603 - read in the children
+    global failure  # noqa: PLW0603 - a child is a fork and reads it there: it has no other way to hear
     names = lost(own_threads())
     if len(names) > threads:
         failure = failure or (

@@ -420,9 +420,10 @@ def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_
         await training([a], one + 1)
         await a.until(lambda r: r.warm and r.spares == 1)
         assert len(importers()) == 2, "a spare has it from its fork server"
+        assert "no_such_module is not imported beforehand: ModuleNotFoundError" in a.logs(), "and nobody died of that"
 
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    with lab(tmp_path, 1, later=("needed_by_few",), env={"PYTHONPATH": path}) as made:
+    with lab(tmp_path, 1, later=("no_such_module", "needed_by_few"), env={"PYTHONPATH": path}) as made:
         made.run(scenario)
 
 
@@ -431,7 +432,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon
         assert "No module named 'no_such_module'" in a.now.problem
         assert not a.now.warm
         await a.disconnect()
-        assert await asyncio.to_thread(a.process.wait, 5) == 0, "it does not wait for a start that it puts off"
+        assert await asyncio.to_thread(a.process.wait, 8) == 0, "it does not wait for a start that it puts off"
 
     with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
         made.run(scenario)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -182,3 +183,15 @@ def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason
 
         job.until(named, 60.0, "the status says why n0 gets no worker ready")
         assert "n0 cannot get ready: a process ended before it was warm: exit code 1:" in job.reasons()["n0"]
+
+
+def test_a_metrics_port_that_is_taken_costs_the_metrics_alone():
+    # Found by a daemon that started again: while it was away its port had been given to somebody else, and it died of that.
+    with socket.create_server(("127.0.0.1", 0)) as taken, Job(etcd=1, conf={"job": {"program": str(PROGRAM)}}) as job:
+        port = job.metrics_ports["n0"] = taken.getsockname()[1]
+        job.start("n0", "n1")
+        job.until_steps(2, within_s=90.0)
+        (said,) = job.events("n0", "metrics.refused")
+        assert said["reason"].startswith(f"127.0.0.1:{port}: Address already in use; "), said
+        assert not job.events("n1", "metrics.refused")
+        assert job.metrics("n1")
