@@ -45,6 +45,8 @@ class Side(ABC):
     about: str  # versions and settings, for the table's notes
     faults: Mapping[str, str] = {}  # fault -> why this side cannot have it
     remedy: Mapping[str, str] = {}  # fault -> the setting that would help, where the job is lost or never comes back
+    bits_of = ""  # the side whose undisturbed run has the same bits; empty: its own
+    begins_whole = True  # with all nodes, if nothing happens
 
     @abstractmethod
     def __init__(self, step_s: float = STEP_S) -> None: ...
@@ -204,6 +206,7 @@ class Ours(Side):
 class Peer(Side):
     """A job of processes that are known by what they have in their environment: the job's folder and the node's name."""
 
+    bits_of = "torchrun"
     environment: str = ""  # the name of the peer's own; empty: elasticrl's, which has torch
     program: str  # the loop's script
     blames: Sequence[str] = ()  # patterns of the nodes' logs; what their group holds is what is blamed
@@ -438,6 +441,8 @@ class Torchft(Peer):
         "torchft-nightly 2026.10.26, ProcessGroupGloo, all defaults, each replica under its own torchrun; replicas join "
         "as they come, so no two starts have the same bits"
     )
+    bits_of = ""  # it takes means, and deals samples by replica
+    begins_whole = False  # replicas join as they come
     environment = "torchft"
     program = "loop_torchft.py"
     blames = TORCHELASTIC
