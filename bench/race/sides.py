@@ -34,6 +34,7 @@ HOSTED_S = 60.0
 STOP_S = 90.0
 STEP_S = 0.05
 SAVE_EVERY = 20
+SOCKETS = Path("/tmp/ckpt_sock/race")  # where DLRover has those of a job of this name, whatever TMPDIR says
 COLLECTIVE_S = 10.0  # timeout of collectives where a side is tuned: the shortest one sees on real gangs
 WORKER, NODE = "n1", "n2"  # whose worker is struck; which node dies, or joins. n0 hosts what a side hosts in a node.
 
@@ -557,6 +558,10 @@ class Dlrover(Peer):
         "stop": "patience: it came back after about a minute elsewhere",
     }
 
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        shutil.rmtree(SOCKETS, ignore_errors=True)
+
     def host(self) -> Sequence[str]:
         own = ["--platform", "local", "--node_num", "3", "--port", str(self.port), "--job_name", "race"]
         return [self.python, "-m", "dlrover.python.master.main", *own]
@@ -567,11 +572,12 @@ class Dlrover(Peer):
         return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *agent]
 
     def env(self, node: str) -> Mapping[str, str]:
+        events = {"DLROVER_EVENT_FILE_DIR": str(self.folder)}  # else they pile up in a folder of all its jobs
         if node == "host":
-            return {}
+            return events
         number = node[1:]
         return {
-            "DLROVER_MASTER_ADDR": f"127.0.0.1:{self.port}", "ELASTIC_JOB_NAME": "race", "NODE_TYPE": "worker",
+            **events, "DLROVER_MASTER_ADDR": f"127.0.0.1:{self.port}", "ELASTIC_JOB_NAME": "race", "NODE_TYPE": "worker",
             "NODE_ID": number, "NODE_RANK": number, "NODE_NUM": "3", "WORKER_NUM": "3", "WORKER_RANK": number,
             "POD_NAME": f"race-{node}", "PATH": f"{Path(self.python).parent}:{os.environ.get('PATH', '')}",
         }  # fmt: skip
