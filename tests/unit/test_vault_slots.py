@@ -1,6 +1,8 @@
 """The files of a vault: which may be written, which must stay."""
 
+import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,46 @@ def test_pins_that_are_never_released_are_an_error_with_a_sentence(home: Path):
     for one in pins:
         assert isinstance(one, Pinned)
         one.close()
+
+
+def test_a_file_pinned_as_it_appears_is_passed_over_and_used_the_next_time(home: Path):
+    slots = make(home)
+    home.joinpath("n0+w0+0.shard").touch(
+        mode=0o600
+    )  # as a vault sees it that looks around between its making and its lock
+    with home.joinpath("n0+w0+0.shard").open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        assert keep(slots, 1).name == "n0+w0+1.shard"
+    assert keep(slots, 2).name == "n0+w0+0.shard"
+    assert versions(home) == [(1, 1), (2, 1)]
+
+
+def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
+    prepare(home)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            for path, _ in files(home):
+                if isinstance(found := pin(path), Pinned):
+                    found.close()
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for each in looking:
+        each.start()
+    try:
+        for turn in range(100):
+            for path, _ in files(home):
+                path.unlink()
+            slots = make(home)
+            for step in range(4):
+                keep(slots, step)
+            assert (3, 1) in versions(home), turn
+            slots.close()
+    finally:
+        over.set()
+        for each in looking:
+            each.join()
 
 
 def test_a_file_being_written_cannot_be_pinned(home: Path):

@@ -217,17 +217,17 @@ class Slots:
                 return self._begin(slot, nbytes)
             if not slot.path.exists():
                 self._slots.pop(number).close()
-        number = next(n for n in range(MAX_FILES + 1) if n not in self._slots)
-        if number == MAX_FILES:
-            raise VaultError(
-                f"All {MAX_FILES} files of {self.stem} in {self.directory} are pinned: a reader has not let go of any of them."
-            )
-        slot = self._make(number)
-        if not slot.lock():
-            raise VaultError(
-                f"{slot.path} is being written by another process: two workers have one name on this node."
-            )
-        return self._begin(slot, nbytes)
+        for number in (n for n in range(MAX_FILES) if n not in self._slots):
+            slot = self._make(number)
+            if slot.lock():
+                return self._begin(slot, nbytes)
+            # A vault that looked around pinned it as it appeared; the next time it is free. One that started may have swept it.
+            if not slot.path.exists():
+                self._slots.pop(number).close()
+        raise VaultError(
+            f"All {MAX_FILES} files of {self.stem} in {self.directory} are pinned: a reader has not let go of any of them, or "
+            "two workers have one name on this node."
+        )
 
     def _make(self, number: int) -> Slot:
         """A new file. A directory that somebody has cleared away is made again: its loss shall not cost the worker too."""
