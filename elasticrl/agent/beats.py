@@ -313,7 +313,12 @@ def _map(path: Path, *, create: bool) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(handle).st_size < SIZE:
-            os.ftruncate(handle, SIZE)
+            try:
+                os.posix_fallocate(
+                    handle, 0, SIZE
+                )  # a hole that a full disk cannot fill would end the worker with SIGBUS
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
         return mmap.mmap(handle, SIZE)
     finally:
         os.close(handle)

@@ -441,8 +441,10 @@ class Hand(LocalElasticAgent):
     def _spare(self) -> None:
         """The gang trains: what only spares need is done now, when it is in nobody's way, and first for them all at once."""
         if self._asked != (server := warm.server()):
+            if not warm.complete(server):
+                asyncio.get_running_loop().call_later(FORMED_S, self._spare)
+                return
             self._asked = server
-            warm.complete(server)
             asyncio.get_running_loop().call_later(FORMED_S, self._completed)
 
     def _completed(self) -> None:

@@ -7,6 +7,7 @@ readers would lose it.
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -25,6 +26,8 @@ from elasticrl.agent.wire import Gang
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import life, started_at
+
+log = logging.getLogger(__name__)
 
 STATUS_S = 5.0  # how long the fork server may take to say how a dead child ended: it may be importing
 UNKNOWN = 255  # what multiprocessing says when it has died without having said it
@@ -133,7 +136,11 @@ class Process:
         self.sweep()
         if self.orphaned():
             return None, None
-        result = self.context.wait(0)
+        try:
+            result = self.context.wait(0)
+        except Exception as error:  # noqa: BLE001 - torch reads what the process wrote as it failed, on a disk that may be full
+            log.info("process %d left no account of its end that can be read: %s", self.pid, error)
+            return child.exitcode, None
         failure = result.failures[0] if result and result.failures else None
         code = failure.exitcode if failure else child.exitcode
         if code == UNKNOWN and self.orphaned():  # just now: the kernel was ending both

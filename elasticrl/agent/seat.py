@@ -25,6 +25,7 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
@@ -245,48 +246,63 @@ class Seat:
 
     def _watch(self) -> None:
         for line in self._channel.makefile("rb"):
-            plain = json.loads(line)
-            if plain.get("is") == "Log":
-                open_log(plain["path"])
-                continue
-            if plain.get("is") == "Committed":
-                del plain["is"]
-                self.committed = Committed(**plain)
-                continue
-            order = read(plain)
-            with self._changed:
-                self._order = order
-                self._number += 1
-                told = self._told
-                self._changed.notify_all()
-            if told is not None:
-                told(order)
+            try:
+                self._hear(json.loads(line))
+            except Exception:  # noqa: BLE001 - a program's own, in what it has put in our way: without us it would be deaf
+                traceback.print_exc()
         # The agent is gone. The kernel ends its workers; should it not have been able to, nobody would ever tell us anything.
         os._exit(1)
+
+    def _hear(self, plain: dict[str, Any]) -> None:
+        if plain.get("is") == "Log":
+            open_log(plain["path"])
+            return
+        if plain.get("is") == "Committed":
+            del plain["is"]
+            self.committed = Committed(**plain)
+            return
+        order = read(plain)
+        with self._changed:
+            self._order = order
+            self._number += 1
+            told = self._told
+            self._changed.notify_all()
+        if told is not None:
+            told(order)
 
 
 def open_log(path: str) -> None:
     """From now on, what this process writes goes to the end of this file: straight, so that a kill loses nothing.
 
-    Where there can be no such file, it goes on where it went before: no log is worth a worker.
+    Where there can be no such file, it goes on where it went before: no log is worth a worker. What a program has put in place
+    of its streams is its own, and stays.
     """
     if not path:
         return
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the disk that it goes to is full
+        with contextlib.suppress(Exception):  # the disk that it goes to is full, or it is a program's own
             stream.flush()
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     except OSError as error:
         with contextlib.suppress(OSError):
-            print(f"{path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
+            os.write(2, f"{path} cannot be opened: {error.strerror}\n".encode())
         return
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    if not isinstance(getattr(sys.stdout.buffer, "raw", None), Lossy):
-        sys.stdout, sys.stderr = Lossy.text(1, sys.stdout), Lossy.text(2, sys.stderr)
+    if _begun_with(sys.stdout, 1):
+        sys.stdout = Lossy.text(1, sys.stdout)
+    if _begun_with(sys.stderr, 2):
+        sys.stderr = Lossy.text(2, sys.stderr)
+
+
+def _begun_with(stream: TextIO, fd: int) -> bool:
+    """Whether it is the one that Python made for this descriptor."""
+    inner = getattr(stream, "buffer", None)
+    raw = getattr(inner, "raw", inner)  # with PYTHONUNBUFFERED there is nothing in between
+    return isinstance(stream, io.TextIOWrapper) and isinstance(raw, io.FileIO) and raw.fileno() == fd
 
 
 class Lossy(io.RawIOBase):

@@ -113,10 +113,21 @@ def ready_to_fork(modules: Iterable[str], threads: int = 1) -> None:
     gc.freeze()  # children then do not copy these pages only because the collector looks at them
 
 
-def complete(server: int) -> None:
-    """Have a fork server import the rest. It answers with the same signal; a child that is asked for meanwhile waits."""
+def complete(server: int) -> bool:
+    """Have a fork server import the rest. It answers with the same signal; a child that is asked for meanwhile waits.
+
+    False: it is gone, or is not through with the first part yet, and the signal would end it.
+    """
+    from elasticrl.diagnose.witness import (
+        listens,  # of the agent's alone: this module is the first that a fork server imports
+    )
+
+    if not listens(server, COMPLETE):
+        return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(server, COMPLETE)
+        return True
+    return False
 
 
 def start_server(modules: Iterable[str], later: Iterable[str], address: Path) -> None:

@@ -5,6 +5,7 @@ as `__main__`, with its arguments and torchrun's variables. torch's own classes 
 """
 
 import atexit
+import contextlib
 import importlib
 import os
 import runpy
@@ -55,7 +56,8 @@ def main(channel: socket.socket, job: Job) -> None:
         end(left.code if isinstance(left.code, int) else int(left.code is not None))
     except Exception as error:  # noqa: BLE001 - whatever a program raises; it goes to its log and to the error file
         traceback.print_exc()
-        get_error_handler().record_exception(error)
+        with contextlib.suppress(OSError):  # the disk that it goes to is full: it has ended all the same
+            get_error_handler().record_exception(error)
         end(1)
 
 

@@ -49,6 +49,11 @@ def sockets(explicit: Path | None = None, job: str | None = None, node: str | No
 def daemon(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> Path:
     """The socket to ask: the only one, else this host's, else the first of a single job's (all show the same job)."""
     found = sockets(explicit, job, node)
+    if not found and (closed := [folder for folder in run_dirs(explicit) if shut(folder)]):
+        raise NotFound(
+            f"{closed[0]} is closed to this user: it is open to the group {group_of(closed[0])} "
+            "(usermod -aG, then log in anew); or ask the store: --store HOST:PORT"
+        )
     if not found:
         where = ", ".join(map(str, run_dirs(explicit)))
         raise NotFound(
@@ -61,6 +66,19 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     mine = [path for path in found if path.parent.name == socket.gethostname()]
     answering = [path for path in (mine or found) if answers(path)]
     return (answering or mine or list(found))[0]
+
+
+def shut(folder: Path) -> bool:
+    """There, and not ours to look into: what is in it looks like nothing."""
+    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+
+
+def group_of(folder: Path) -> str:
+    """Its group's name, or number where it has none."""
+    try:
+        return folder.group()
+    except KeyError:
+        return str(folder.stat().st_gid)
 
 
 def answers(path: Path) -> bool:

@@ -314,9 +314,9 @@ class Checkpoint(Section):
     """Seconds for one checkpoint to be written, before it is given up and said so; training goes on. More suits slow
     storage; less reports a dead file server sooner."""
     wait_s: Span = 600.0
-    """Seconds that a gang waits, with shared: false and all memory lost, for nodes whose disks have parts of the newest
-    checkpoint; then it goes back to an older one that is whole, or ends. Less goes on without a dead node sooner; more suits
-    machines that start slowly."""
+    """Seconds that a gang that has lost all memory waits, with shared: false for nodes whose disks have parts of the newest
+    checkpoint, else for a file server that does not answer; then it goes back to an older checkpoint that is whole, or ends.
+    Less goes on without a dead node sooner; more suits machines that start slowly."""
     allow: tuple[Literal["lanes", "batch", "data", "job", "parts", "frozen"], ...] = ()
     """What may differ from the run that wrote a checkpoint. A resume in which anything else of these differs is refused:
     samples would be lost or used twice, state dropped, or (frozen: a reference, a reward model, the base under adapters, the

@@ -243,6 +243,9 @@ class Rollout(Section):
     """The share of probability sampled from. Less cuts off unlikely tokens, and biases the ratio."""
     top_k: Whole = 0
     """Sample from so many likeliest tokens. 0: from all. Fewer bias the ratio."""
+    gather: bool = True
+    """Where engine torch generates in workers whose strategy is fsdp: true keeps the actor's weights whole on each of them
+    meanwhile; false gathers them anew for each token, which takes less memory and far longer."""
     overlap: bool = False
     """true generates half of the next batch while this one is trained on (with engine torch before it is): shorter steps where
     the engine is a process of its own, with half of each batch one step off-policy. A fault in an update then costs all of the

@@ -21,11 +21,13 @@ from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Commit, Member, Verb, Work
+from elasticrl.core.pauses import pause
 from elasticrl.diagnose.process import started_at
 
 LOOK_S = 0.2  # between looks whether the agent that we started still runs, while it does not speak to us
 STEADY_S = 1.0  # and while it does: we are told when it falls silent
 AGAIN_S = 1.0  # until an agent that could not be started is tried again
+REST_S = 5.0  # and at most where each ends as it starts
 QUIT_LOOK_S = 0.02  # between looks whether it has ended
 KILL_S = 5.0  # for one that was killed to be gone
 
@@ -60,12 +62,12 @@ class Crew:
         self._logged = 0
         self._over = False  # it was told to end: none is started in its place
         self._known = (0, 0)  # pid and start of the agent that has spoken last, or of one before
+        self._said, self._rest_s = "", 0.0  # why there is no agent, and how long it was waited before the last try
 
     async def run(self) -> None:
         """Keep an agent there, and stay connected to it. Until cancelled."""
         linking = asyncio.create_task(self._link.run(), name="agent link")
         tried = asyncio.create_task(self._link.tried.wait(), name="is there an agent?")
-        said = ""
         try:
             await asyncio.wait({linking, tried}, return_when=asyncio.FIRST_COMPLETED)  # one of an earlier daemon, first
             while True:
@@ -73,13 +75,17 @@ class Crew:
                     linking.result()  # it goes on for ever, so this raises what ended it
                 gone = self._child is None or self._child.poll() is not None
                 if not (self._managed or self._over or self._link.connected) and gone:
+                    if why := self._stillborn():
+                        self._complain(why)
+                        self._rest_s = pause(self._rest_s, 0.0, first_s=AGAIN_S / 2, most_s=REST_S, steady_s=0.0)
+                        await asyncio.sleep(self._rest_s)
+                        continue
                     try:
-                        self._child, said = start_agent(self._spec, self._folder), ""
+                        self._child = start_agent(self._spec, self._folder)
                     except OSError as error:  # a full disk, no memory: that may pass
-                        if str(error) != said:
-                            self.log.info("agent.failed", error=str(error))
-                        said = str(error)
+                        self._complain(str(error))
                         await asyncio.sleep(AGAIN_S)
+                        continue
                 if not self._link.connected:
                     await asyncio.sleep(LOOK_S)
                     continue
@@ -92,8 +98,31 @@ class Crew:
             tried.cancel()
             await asyncio.gather(linking, tried, return_exceptions=True)
 
+    def _stillborn(self) -> str:
+        """How an agent of ours ended that had not said a word: another would end like it, so it is not started at once. Told
+        once; empty where none did.
+        """
+        child = self._child
+        if child is None or self._known[0] == child.pid:
+            return ""
+        from elasticrl.agent.exits import last_line  # with all that it judges by, for which a start has no use
+
+        self._child = None
+        last = last_line(Path(self._spec.log_dir) / "agent.log")
+        return f"the agent ended as it started (exit code {child.returncode}){f': {last}' if last else ''}"
+
+    def _complain(self, why: str) -> None:
+        """Why there is no agent: once, and in this node's record."""
+        if why == self._said:
+            return
+        self._said = why
+        self.log.info("agent.failed", error=why)
+        self._told = replace(self._told, now=time.monotonic(), problem=why)
+        self.post(self._told)
+
     def _heard(self, report: Report) -> None:
         before, self.report = self.report, report
+        self._said, self._rest_s = "", 0.0
         self._known = report.pid, report.started
         now = time.monotonic()
         if before is None:

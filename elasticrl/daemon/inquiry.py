@@ -62,7 +62,6 @@ TRIES = 20  # to find a port that is free for both
 ENDED = (Work.PARKED, Work.FAILED)  # whoever says so has written all that it has to say
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
-GPUS = Path("/proc/driver/nvidia/version")  # there is a driver, so there are GPUs
 T = TypeVar("T")
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
@@ -101,6 +100,7 @@ class Inquiry:
         self._probing = 0
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
+        self._unseen: dict[str, str] = {}  # why cards cannot be asked, by who would tell of them
         self._cards: Mapping[str, tuple[health.Check, ...]] = {}  # what was found of GPUs last, by who tells of them
         self._due: dict[str, float] = {}  # when each of those is asked again; never, while it has not answered
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
@@ -305,7 +305,7 @@ class Inquiry:
 
         root = self.place.root
         await asyncio.gather(
-            self._ask("NVML", 0.0, lambda: health.gpus()[0]),
+            self._ask("NVML", 0.0, lambda: health.gpus(root)[0]),
             self._ask("amd-smi", CARDS_S, lambda: amd.gpus(root)[0]),
             self._ask("bus", CARDS_S, lambda: tuple(fabric.gone(root))),
         )
@@ -317,9 +317,19 @@ class Inquiry:
         self._due[whom] = math.inf  # a driver may hang for ever: then one thread waits for it, not one more each time
         try:
             found = await apart(look)
+            self._say_unseen(whom, found)
             self._cards = {**self._cards, whom: found}  # another one, as a thread may be reading the last
         finally:
             self._due[whom] = now + every_s
+
+    def _say_unseen(self, whom: str, found: "tuple[health.Check, ...]") -> None:
+        """Once, and again where it is something else: cards that cannot be asked look like cards that are well."""
+        from elasticrl.diagnose.health import WHY_UNSEEN
+
+        said = "; ".join(f"{check.value}. {check.remedy}" for check in found if check.why.startswith(WHY_UNSEEN))
+        if said and said != self._unseen.get(whom):
+            self.log.info("cards.unseen", said=said)
+        self._unseen[whom] = said
 
     async def _sample(self) -> None:
         from elasticrl.diagnose import health
@@ -402,8 +412,10 @@ class Inquiry:
     @property
     def _on_gpus(self) -> bool:
         """NCCL is what carries this job, or would be."""
+        from elasticrl.diagnose.health import NVIDIA
+
         wanted, device = self.tree.comm.backend, self.tree.node.device
-        there = device == "cuda" or (device == "auto" and GPUS.exists())
+        there = device == "cuda" or (device == "auto" and (self.place.root / NVIDIA).exists())
         return wanted != "gloo" and there
 
     async def _test(self, action: Probe) -> None:

@@ -26,6 +26,7 @@ from elasticrl.agent.spec import PRELOAD, Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
+from elasticrl.core.address import split
 from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
@@ -119,6 +120,7 @@ class Daemon:
         self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
+        self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
         self._plan: Plan | None = None
@@ -131,6 +133,7 @@ class Daemon:
         self._unkept = False  # it could not be saved, and that is said
         self._scribe = Scribe()
         self._leads = False
+        self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
         self._told_of = 0  # the generation that the newest incident led to
 
     def spec(self) -> Spec:
@@ -242,6 +245,8 @@ class Daemon:
                 ended = await self._patiently(lambda: how_it_ended(store))
                 if ended is not None:
                     return await self._stay_out(*ended)
+            if not adopted and (taken := await self._name_taken(store, last)):
+                return await self._give_way(taken)
             life = last if last and adopted else await self._begin(store, last)
             self.home.save(life)
             me = life.member
@@ -309,6 +314,39 @@ class Daemon:
         await self._withdraw(reason)
         return code
 
+    async def _name_taken(self, store: Store, last: Life | None) -> str:
+        """Why this node cannot have its name; "" if it can. A dead one's record goes with its lease, which is awaited."""
+        deadline, said = time.monotonic() + self.settings.membership.lease_ttl_s + 2 * AGAIN_S, False
+        here = await asyncio.to_thread(numbers_of, self.host)
+        while True:
+            record = await self._patiently(lambda: record_at(store, keys.member_key(self.name)))
+            if record is None or at_home(record, here) or (last is not None and record.member == last.member):
+                return ""
+            if time.monotonic() > deadline:
+                return namesake(record)
+            if not said:
+                said = True
+                self.notify.status(f"waiting whether {record.member}, at {record.beat}, still lives")
+            await asyncio.sleep(AGAIN_S)
+
+    def _meets(self, record: Record) -> None:
+        """What stands in the place of this node's record. Of two machines with one name the one goes that began earlier: the
+        later one has found the name free.
+        """
+        assert self.node is not None
+        assert self.neighbours is not None
+        me, own = self.node.loop.state.me, self.neighbours.address
+        if at_home(record, {split(own)[0]}) or self._rival:
+            return
+        if (record.member.incarnation, record.beat) > (me.incarnation, own):
+            self._rival = namesake(record)
+            self._rivalled.set()
+
+    async def _give_way(self, taken: str) -> int:
+        self.log.info("daemon.refused", reason=taken)
+        await self._withdraw("another machine has this node's name")
+        return REFUSED
+
     async def _refuse(self, lost: Lost, *, adopted: bool) -> int:
         """The store is not this job's. What runs here already runs on: its memory is newer than any checkpoint."""
         self.log.info("daemon.refused", reason=str(lost))
@@ -370,7 +408,7 @@ class Daemon:
         said = ""
         while self.etcd is not None:
             await asyncio.sleep(AGAIN_S)
-            if self.etcd.running() is None:
+            if self.etcd is not None and self.etcd.running() is None:  # it is None as soon as it is being stopped
                 try:
                     process = await self.etcd.ensure()
                     self.log.info("store.started", endpoint=process.endpoint, adopted=False)
@@ -429,6 +467,7 @@ class Daemon:
         self.crew.broken = self.neighbours.doubt
         self.crew.reported = self.inquiry.heard
         self.inquiry.post = node.post
+        node.sight.met = self._meets
         node.sight.asked = lambda to: self.inquiry.spawn(self._say_where(to), "where")
         self.inquiry.state = lambda: node.loop.state
         self.inquiry.kept = self._tell_incident
@@ -493,8 +532,14 @@ class Daemon:
     ) -> int:
         """Run the node until it leaves, or until a signal ends this daemon."""
         running = asyncio.create_task(node.run(), name="node")
-        some: set[asyncio.Future[Any]] = {running, told, crew}
+        rivalled = asyncio.create_task(self._rivalled.wait(), name="namesake")
+        some: set[asyncio.Future[Any]] = {running, told, crew, rivalled}
         await asyncio.wait(some, return_when=asyncio.FIRST_COMPLETED)
+        rivalled.cancel()
+        if self._rival and not running.done():
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return await self._give_way(self._rival)
         if told.done() and not running.done() and self.keep and await asyncio.to_thread(self.notify.for_good):
             self.keep = False
         if told.done() and not running.done() and not self.keep:
@@ -625,7 +670,8 @@ class Daemon:
             self.metrics.timeouts.inc(sum(fact.kind is Kind.WATCHDOG_TIMEOUT for fact in event.evidence))
         leads, self._leads = self._leads, decision.state.lead is not None
         if self._leads and not leads:
-            self.inquiry.spawn(self._scribe.write(self.node.store, time.time()), "past")
+            # Who led before may have left before he told it.
+            self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past")
         self._remember()
         self._measure(decision, now)
 
@@ -634,13 +680,12 @@ class Daemon:
         if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
             self._told_of = told.generation
             self.metrics.lost.inc(told.steps or 0)
-        if self.node is None or not self._leads:
-            return
-        broken = Broken(
+        self._broken_last = broken = Broken(
             at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
             generation=told.generation, seconds=told.seconds,
         )  # fmt: skip
-        self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
+        if self.node is not None and self._leads:
+            self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:
@@ -876,6 +921,34 @@ def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
         with suppress(keys.Unreadable):
             found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
     return found
+
+
+async def record_at(store: Store, key: str) -> Record | None:
+    """What a member says of itself there; None for nobody, and for what cannot be read."""
+    entry = await store.get(key)
+    with suppress(keys.Unreadable):
+        return keys.load(Record, entry.value, key) if entry else None
+    return None
+
+
+def numbers_of(host: str) -> set[str]:
+    """The addresses of this host, as beats tell them."""
+    with suppress(OSError):
+        return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
+    return {host}
+
+
+def at_home(record: Record, here: set[str]) -> bool:
+    """Whether it is of a daemon on this machine; torchrun's agents do not say."""
+    return not record.beat or split(record.beat)[0] in here
+
+
+def namesake(record: Record) -> str:
+    """What an operator is told of two machines with one name."""
+    return (
+        f"another machine is {record.member.node}: {record.member}, at {record.beat}. Give each node a name of its own "
+        "(node.name, or ELASTICRL__NODE__NAME in its environment)"
+    )
 
 
 async def highest_incarnation(store: Store, node: str) -> int:

@@ -59,15 +59,18 @@ class Scribe:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
-    async def write(self, store: Store, now: float, broken: Broken | None = None) -> None:
-        """That the job runs; with `broken`, and what befell it. After some attempts nobody is told."""
+    async def write(self, store: Store, now: float, broken: Broken | None = None, *, anew: bool = True) -> None:
+        """That the job runs; with `broken`, and what befell it, though it was told already or, without `anew`, only if it was
+        not. After some attempts nobody is told.
+        """
         async with self._one:
             for pause in PAUSES_S:
                 await asyncio.sleep(pause)  # nothing waits for it
                 try:
                     past = await read(store)
                     fresh = past or Past(began=now)
-                    fresh = fresh.after(broken) if broken else fresh
+                    if broken and (anew or fresh.last is None or fresh.last.generation < broken.generation):
+                        fresh = fresh.after(broken)
                     if fresh != past:
                         await store.put(keys.PAST, keys.dump(fresh))
                 except StoreError:

@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -136,6 +138,14 @@ class Talk:
         async with asyncio.timeout(deadline_s):
             return cls(*await asyncio.open_unix_connection(path, limit=LINE), deadline_s)
 
+    @property
+    def pid(self) -> int:
+        """Whose socket it is, as the kernel knows."""
+        sock: socket.socket = self._writer.get_extra_info("socket")
+        return int(
+            struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+        )
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
@@ -242,6 +252,7 @@ class Vault:
             adopted = False
             await self._keyed.wait()
             talk = await self._start()
+        self.pid, self._started = talk.pid, started_at(talk.pid)  # before it says a word: it may be stuck
         try:
             status = await talk.ask("status")
             if (status["job"], status["node"]) != (options.job, options.node):
@@ -251,7 +262,6 @@ class Vault:
         except BaseException:
             await talk.close()
             raise
-        self.pid, self._started = int(status["pid"]), started_at(int(status["pid"]))
         address = join(options.host, status["port"]) if status["port"] else ""
         write_private(self._port_file, str(status["port"]))
         self._note("up", "adopted" if adopted else "started")
@@ -322,6 +332,10 @@ class Vault:
                 raise Silent(f"process {self.pid} is gone")
             if not done:
                 await talk.ask("status")
+                if (
+                    not self._options.socket.exists()
+                ):  # who cleared the folder took it; it is bound once, and workers ask there
+                    raise Stuck(f"{self._options.socket} is gone: nobody reaches it any more")
 
     async def _until_stopped(self) -> None:
         """Until somebody has stopped it (SIGSTOP, a debugger). Its files outlive it, so a new one is soon there: sooner than a
@@ -363,7 +377,9 @@ class Vault:
         if self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        if self._child is not None and self._child.pid == self.pid:
+        if self._child is not None:
+            if self._child.pid != self.pid and self._child.poll() is None:
+                self._child.kill()  # one that was just started, and has not answered yet
             await reaped(self._child, self._options.deadline_s)
 
     # ---- small things

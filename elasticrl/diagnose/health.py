@@ -582,6 +582,7 @@ def kernel(text: str, source: str) -> tuple[Check, tuple[Evidence, ...]]:
     ), facts  # fmt: skip
 
 
+NVIDIA: Final = "proc/driver/nvidia/version"  # where there is a driver there are GPUs
 #: Why what a GPU says of itself matters, whoever made it.
 WHY_UNSEEN: Final = "GPU health cannot be looked at."
 WHY_ECC: Final = "An uncorrected error has changed data; the run's numbers cannot be trusted."
@@ -589,22 +590,23 @@ WHY_CLOCKS: Final = "A throttled GPU is the straggler that all others wait for."
 WHY_MEMORY: Final = "Memory that a dead process holds is missing at the next start."
 
 
-def gpus() -> tuple[tuple[Check, ...], str]:
+def _unseen(value: str, remedy: str) -> Check:
+    return Check(name="gpu", level=WARN, value=value, why=WHY_UNSEEN, remedy=remedy)
+
+
+def gpus(root: Path = ROOT) -> tuple[tuple[Check, ...], str]:
     """What NVML says of this machine's GPUs. The second is why there is nothing to say."""
+    if not (root / NVIDIA).exists():
+        return (), "no NVIDIA driver"
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        if Path("/proc/driver/nvidia/version").exists():
-            check = Check(
-                name="gpu", level=WARN, value="a driver, but no nvidia-ml-py", why=WHY_UNSEEN,
-                remedy="pip install nvidia-ml-py",
-            )  # fmt: skip
-            return (check,), ""
-        return (), "no NVIDIA driver and no nvidia-ml-py: GPU health is not looked at"
+        return (_unseen("a driver, but no nvidia-ml-py", "pip install nvidia-ml-py, where elasticrl is."),), ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), f"NVML does not start: {error}"
+        remedy = "See whether nvidia-smi works for this user, and whether the unit hides /dev/nvidia* (PrivateDevices)."
+        return (_unseen(f"a driver, but NVML does not start: {error}", remedy),), ""
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         return tuple(check for i, handle in enumerate(handles) for check in gpu(pynvml, i, handle)), ""

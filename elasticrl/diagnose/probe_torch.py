@@ -1,8 +1,8 @@
 """The part of the probe that computes: pairs over gloo, and over NCCL, in a process of its own. `probe` starts it and asks.
 
 Its first line of input is the task, which it answers with "ready"; each further one is what carries (gloo, nccl), a time and a
-partner, answered with "ok", "late" (the partner did not come in that time), or what happened. Behind NCCL's "ok" is the way
-that it chose, as it said itself.
+partner, answered with "ok", "late" (the partner did not come in that time, or there is no card here), or what happened. Behind
+NCCL's "ok" is the way that it chose, as it said itself.
 """
 
 import json
@@ -34,6 +34,8 @@ _WAY = re.compile(r"\bvia ((?:NET/\w+|P2P|SHM)\b)")
 
 def collectives(task: Task, carrier: str, peer: str, within_s: float) -> str:
     """All-reduce and all-to-all between the two, with the right result: "ok", or what happened."""
+    if carrier == "nccl" and not torch.cuda.is_available():
+        return LATE  # no card is to be seen from here, which says nothing of the way: the partner hears nothing of us either
     rank, owner = int(task.me > peer), min(task.me, peer)
     prefix = f"{task.token}/{carrier}/{min(task.me, peer)}/{max(task.me, peer)}"
     try:

@@ -149,11 +149,11 @@ def signal_main(pid: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def listens(pid: int) -> bool:
-    """Whether a process would catch the signal instead of dying of it."""
+def listens(pid: int, number: int = SIGNAL) -> bool:
+    """Whether a process would catch that signal, ours if none is named, instead of dying of it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -135,7 +135,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         temperature=tree.rollout.temperature,
     )  # fmt: skip
     gathers = collective(tree, "actor")
-    engine = away or TorchEngine(body(roles.actor), sampling, lockstep=gathers)
+    engine = away or TorchEngine(body(roles.actor), sampling, lockstep=gathers, whole=gathers and tree.rollout.gather)
     trainer = Trainer(
         run,
         roles,

@@ -345,7 +345,16 @@ def _cache(tree: Tree, actor: Shape, engine: str) -> list[Line]:
     tokens = tree.data.max_prompt + tree.rollout.max_tokens
     size = WIDE * rows * tokens * actor.cached * (1 + 1 / actor.layers)
     formula = f"4 B x {rows} rows x {tokens} tokens x {actor.cached:,} x (1 + 1 / {actor.layers} layers: one is copied to grow)"
-    return [Line(role="rollout", what="KV cache", bytes=int(size), formula=formula)]
+    what = "KV cache"
+    if engine == "torch" and _sharded(tree) and tree.rollout.gather:
+        size += WIDE * actor.count
+        what, formula = "KV cache and weights", f"{formula} + 4 B x P {actor.count:,} (rollout.gather)"
+    return [Line(role="rollout", what=what, bytes=int(size), formula=formula)]
+
+
+def _sharded(tree: Tree) -> bool:
+    """Whether FSDP cuts up what generates."""
+    return (tree.placement.actor.strategy or tree.model.strategy) == "fsdp"
 
 
 def _engine(tree: Tree, actor: Shape, memory_bytes: int | None) -> tuple[list[Line], list[Line], tuple[str, ...]]:
@@ -504,6 +513,13 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
         "sync": (0.0, "nothing is moved: the engine has the trainer's weights"),
         "reward": (0.0, "the function's own time"),
     }
+    if tree.rollout.engine == "torch" and _sharded(tree):
+        took, formula = seconds["rollout"]
+        often, why = (
+            (lanes, f"{lanes} lanes") if tree.rollout.gather else (lanes * answer, f"{lanes} lanes x {answer} tokens")
+        )
+        gathered = f"{why} x 4 B x P {actor.count:,} / {NETWORK:g} B/s"
+        seconds["rollout"] = (took + often * WIDE * actor.count / NETWORK, f"{formula} + {gathered}")
     if "critic" in shape:
         seconds["values"] = (forward("critic"), one_pass)
     if "reward" in shape:

@@ -7,21 +7,20 @@ those (`holdings.newest_whole`); only what is on disks is looked at by rank 0 al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from elasticrl.runtime.checkpoint.shelf import newest_good
 from elasticrl.runtime.group import settle
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Lineage, Version, lineage_from_json, mark
 
 if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.manifest import Manifest
-    from elasticrl.runtime.checkpoint.place import Place
+    from elasticrl.runtime.checkpoint.shelf import Found
     from elasticrl.runtime.group import Gang
 
 
@@ -54,17 +53,15 @@ def agree(
     node: str,
     holdings: Sequence[Holding],
     gang: Gang,
-    place: Place,
+    look: Callable[[], Found | None],
     *,
     floor: int,
     committed: int | None,
     disk: bool,
-    commit: str | None,
-    uncommitted: bool,
 ) -> Agreed:
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
-    `committed` has committed (None: this rank does not know); else the newest good checkpoint. `disk`: do not look into vaults.
-    Collective.
+    `committed` has committed (None: this rank does not know); else the newest good checkpoint, for which rank 0 takes a `look`.
+    `disk`: do not look into vaults. Collective.
     """
     said = {"vault": [holding.to_json() for holding in holdings], "committed": committed}
     rows, lineages = exchange_with(gang, said, (holding.lineage for holding in holdings))
@@ -75,7 +72,7 @@ def agree(
         return Agreed(version=whole.version, lineage=whole.lineage, whole=whole, passed_over=whole.passed_over)
     found: dict[str, Any] = {}
     if gang.rank == 0:
-        good = newest_good(place, commit=commit, uncommitted=uncommitted)
+        good = look()
         if good is not None:
             manifest = good.manifest
             found = {

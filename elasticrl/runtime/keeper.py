@@ -148,12 +148,14 @@ class Keeper:
         with self._softly():
             self.ledger.restored(values)
 
-    def holdings(self) -> tuple[Holding, ...]:
-        """What lies whole in this node's vault, once what is under way is there too."""
+    def holdings(self, *, speaks: bool = True) -> tuple[Holding, ...]:
+        """What lies whole in this node's vault, once what this worker has under way is there too. Of several workers one
+        `speaks` for the node, the others each of what they have written themselves: it may have been sealed a moment later.
+        """
         if self.kept is not None:
             with suppress(VaultError):  # then it is not there, and the gang goes on from what is
                 self.kept.ticket.wait_sealed(self.context.tree.vault.timeout_s)
-        return self.vault.holdings()
+        return self.vault.holdings(own=not speaks)
 
     # -- after an update
 
@@ -227,8 +229,8 @@ class Keeper:
         self, kept: Kept, check: Callable[[], None], waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         tree = self.context.tree
-        deadline = time.monotonic() + (2 * SLICE_S if self.late else tree.vault.timeout_s)
         nearer, moved = time.monotonic(), 0
+        deadline, late = nearer + tree.vault.timeout_s, self.late
         while True:
             check()
             try:
@@ -237,14 +239,16 @@ class Keeper:
                     with waiting():
                         self._wait_copied(kept.ticket)
             except VaultError as error:
-                path = kept.ticket.path
-                if kept.ticket.done and not path:
+                done, path = kept.ticket.done, kept.ticket.path  # in this order: it may be done just now
+                if done and not path:
                     raise
                 if path and not path.exists():  # cleared away after it was sealed: no copy of it would ever come
                     self.vault.mend()
                 came = error.moved_bytes if isinstance(error, CopiesLate) else moved
                 if came != moved or not path:
                     nearer, moved = time.monotonic(), came
+                elif late:  # of buddies that had too little time for the last
+                    deadline, late = min(deadline, time.monotonic() + 2 * SLICE_S), False
                 if time.monotonic() > min(deadline, nearer + NO_NEARER * tree.timeouts.floor_s):
                     self._complain("copies", f"step {kept.version} has too few copies: {error}")
                     self.late = True

@@ -49,7 +49,7 @@ from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
-from elasticrl.runtime.checkpoint.shelf import read_manifest
+from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
@@ -66,7 +66,7 @@ from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
-from elasticrl.runtime.vault.errors import CheckpointRefused, DataError, Outlived, VaultError
+from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, DataError, Outlived, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -532,7 +532,7 @@ class Run:
                     error, Broken
                 ):  # an interface that is not there; nobody else would say it
                     self._say(f"generation {place.generation} was not formed: {error}")
-            except VaultError as error:  # a vault that was to be read died too: the next plan knows
+            except (VaultError, CheckpointStorage) as error:  # what was to be read died too: the next plan knows
                 self._refused += 1
                 if self._seat is None or self._refused > PATIENCE:
                     raise
@@ -625,18 +625,16 @@ class Run:
         told = self._seat.committed if self._seat else None
         commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
         committed = told.generation if told and told.step == place.resume else None
-        holdings = keeper.holdings() if place.slot == 0 else ()
+        holdings = keeper.holdings(speaks=place.slot == 0)
         if not self.context.own_disk:
             return agree(
                 self.context.node,
                 holdings,
                 gang,
-                keeper.place,
+                lambda: self._look(keeper, commit),
                 floor=0 if rung4 else place.resume,
                 committed=committed,
                 disk=rung4,
-                commit=commit,
-                uncommitted=self.context.alone,
             )
         since = self._lacking_since
         disk = Disk(
@@ -650,6 +648,26 @@ class Run:
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
             self._lacking_since = None
         return agreed
+
+    def _look(self, keeper: Keeper, commit: str | None) -> Found | None:
+        """The newest good checkpoint. A place that does not answer, as file servers do not for a while after a loss of power,
+        is waited for: nothing that it holds is lost.
+        """
+        limit_s, begun, said = self.tree.checkpoint.wait_s, time.monotonic(), False
+        while True:
+            try:
+                return newest_good(keeper.place, commit=commit, uncommitted=self.context.alone)
+            except CheckpointStorage as error:
+                if time.monotonic() > begun + limit_s:
+                    raise
+                if not said:
+                    self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
+                    said = True
+            self._flag.check("waiting for checkpoints")
+            if self._seat and self._seat.halt:
+                raise GangError("it is time to end, and checkpoints cannot be read")
+            self._beat.still()
+            time.sleep(SLICE_S)  # between looks, up to checkpoint.wait
 
     def _await_disks(self, why: str, waited_s: float) -> None:
         """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""

@@ -109,20 +109,26 @@ class Office:
         self._post(Leased(now=self._clock(), sent=lease.sent, held=lease.held))
 
     async def _publish(self, key: str, value: bytes) -> None:
-        if self.lease is None:
+        if (under := self.lease) is None:
             return
         try:
-            await self._store.put(key, value, self.lease.id)
+            await self._store.put(key, value, under.id)
         except LeaseGone:
-            self.lease = None
-            self._post(Leased(now=self._clock(), sent=0.0, held=False))
+            self._lost(under)
 
     async def _write(self, fences: Sequence[Compare], ops: Sequence[Op]) -> None:
+        under = self.lease
         try:
             await self._store.txn(fences, ops)
         except LeaseGone:
-            self.lease = None
-            self._post(Leased(now=self._clock(), sent=0.0, held=False))
+            self._lost(under)
+
+    def _lost(self, lease: Lease | None) -> None:
+        """It has run out; another may have been granted while the store said so."""
+        if self.lease is not None and lease is not None and self.lease.id != lease.id:
+            return
+        self.lease = None
+        self._post(Leased(now=self._clock(), sent=0.0, held=False))
 
 
 async def together(ttl_s: float) -> None:

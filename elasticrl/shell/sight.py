@@ -42,6 +42,7 @@ class Sight:
         self.asked: Callable[[int], None] = lambda _: (
             None
         )  # told the revision at which somebody asked where all workers are
+        self.met: Callable[[Record], None] = lambda _: None  # told what stands in the place of our own record
         self._everyone = False
         self._revisions: dict[str, int] = {}  # of each key's newest event, deletions too
         self._records: dict[str, Record] = {}
@@ -131,6 +132,8 @@ class Sight:
                 record = read(Record, entry, key)
                 if key == keys.member_key(self._me.node):
                     self.view = replace(self.view, own=record if record and record.member == self._me else None)
+                    if record is not None:
+                        self.met(record)
                 put(self._records, key.removeprefix(keys.MEMBERS), in_place(record, key))
             case _ if key.startswith(keys.QUARANTINES):
                 put(self._quarantines, key.removeprefix(keys.QUARANTINES), in_place(read(Quarantine, entry, key), key))

@@ -214,6 +214,12 @@ EVENTS: tuple[Declared, ...] = (
         level="warning",
         fields={"said": "the checks and their figures; `elasticrl doctor` says what to do about each"},
     ),
+    Declared(
+        name="cards.unseen",
+        meaning="There are GPUs here that cannot be asked how they are: one that breaks is known by what its worker says.",
+        level="warning",
+        fields={"said": "why, and what to do"},
+    ),
     Declared(name="machine.calm", meaning="The machine is not short of anything any more.", fields={"said": "empty"}),
     Declared(
         name="incident.saved",
@@ -343,7 +349,7 @@ EVENTS: tuple[Declared, ...] = (
     ),
     Declared(
         name="agent.failed",
-        meaning="The agent could not be started; it is tried again.",
+        meaning="The agent could not be started, or ended as it started; it is tried again, ever more rarely.",
         level="warning",
         fields={"error": "what happened"},
     ),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 
-from elasticrl.agent import wire
+from elasticrl.agent import warm, wire
 from elasticrl.core.model import Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.diagnose.process import life
@@ -176,6 +177,7 @@ def test_a_worker_that_hangs_outside_a_collective_is_told_from_its_victim(pair: 
     [
         ("raise", "exit code 1: ValueError: bad prompt"),
         ("exit", "exit code 3"),
+        ("torn", "exit code 1"),
         ("segv", "signal 11 (SIGSEGV)"),
     ],
 )
@@ -292,6 +294,28 @@ def test_a_log_folder_that_takes_nothing_new_costs_neither_a_reform_nor_a_launch
         await training([a, b], one + 2)
         assert logs_of(b, one + 2, 1)
         assert (a.now.unlogged, b.now.unlogged) == ("", "")
+
+    pair.run(scenario)
+
+
+def test_a_program_that_puts_its_own_in_place_of_its_output_is_reformed_like_any(pair: Lab) -> None:
+    async def scenario(a: Node, b: Node) -> None:
+        pair.fault("tee", step=2)
+        one = launch([a, b])
+        await training([a, b], one)
+        await stepping(a, 4)
+        survivor = pid(a)
+        os.kill(pid(b), signal.SIGKILL)
+        await a.until(lambda r: r.work is Work.PARKED)
+        await b.until(lambda r: r.work is Work.FAILED and r.warm)
+        endpoint = a.now.endpoint
+        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
+        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        await training([a, b], one + 1)
+        at = await stepping(a, 1)
+        await stepping(a, at + 3)
+        assert pid(a) == survivor
+        assert steps(a, one + 1, 0), "what it prints goes to the new generation's log"
 
     pair.run(scenario)
 
@@ -425,6 +449,17 @@ def test_what_few_need_is_imported_by_who_waits_and_by_the_fork_server_when_the_
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with lab(tmp_path, 1, later=("no_such_module", "needed_by_few"), env={"PYTHONPATH": path}) as made:
         made.run(scenario)
+
+
+def test_a_fork_server_that_is_not_ready_to_hear_it_is_not_ended_by_being_asked_for_the_rest() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:  # as Python is until its first line
+        try:
+            assert not warm.complete(other.pid)
+            time.sleep(0.1)
+            assert other.poll() is None
+        finally:
+            other.kill()
+    assert not warm.complete(other.pid), "it is gone"
 
 
 def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon_ends(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ step N must look like, whatever happened on the way. It prints one line a step:
     train_small.py [--steps N] [--step-ms 50] [--save DIR --save-every 10] [--history FILE]
                    [--faults FILE] [--child]
 
-FILE may appear at any time: {"step": 12, "rank": 0, "do": "raise" | "hang" | "segv" | "exit"}. It happens once; the file goes.
+FILE may appear at any time: {"step": 12, "rank": 0, "do": "raise" | "hang" | "segv" | "exit" | "torn" | "tee"}. It happens
+once; the file goes.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 import zlib
 from datetime import timedelta
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,19 @@ SIZE = 4096
 def lane_gradient(step: int, lane: int) -> torch.Tensor:
     """What a lane contributes to a step. Whole numbers, so that sums are exact in any order."""
     return torch.full((SIZE,), float((step * 31 + lane * 7) % 1024))
+
+
+class Tee:
+    """What a program may put in place of its output: it has no more than it needs."""
+
+    def __init__(self, to: TextIO) -> None:
+        self.to = to
+
+    def write(self, text: str) -> int:
+        return self.to.write(text)
+
+    def flush(self) -> None:
+        self.to.flush()
 
 
 class Model:
@@ -152,6 +167,11 @@ class Trainer:
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "exit":
                 sys.exit(3)
+            case "torn":  # as on a disk that is full: the account of its end is begun, and empty
+                Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text("")
+                sys.exit(1)
+            case "tee":  # as some logging libraries do
+                sys.stdout = Tee(sys.stdout)
 
     def tell(self, step: int, place: Assignment) -> None:
         if self.seat.committed != self.committed:

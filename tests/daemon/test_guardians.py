@@ -1,9 +1,11 @@
 """What starts etcd and the agent goes on trying where the machine says no, and leaves nothing that nobody would find again."""
 
 import asyncio
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +25,15 @@ from chaos.live.local import SCRIPT
 from elasticrl.agent import wire
 from elasticrl.agent.spec import Spec
 from elasticrl.config.tree import Tree
+from elasticrl.core.events import Event, Workers
 from elasticrl.core.model import Member, Record
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import State
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
-from elasticrl.diagnose.process import started_at
+from elasticrl.daemon.vault import Options, Vault, once
+from elasticrl.diagnose.process import started_at, state
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.store import StoreSettings, open_store
@@ -142,6 +147,90 @@ def test_an_agent_that_cannot_be_started_is_tried_again(folder: Path) -> None:
             await crew.quit("the test is over", 20.0)
         finally:
             await ended(crew, task, folder)
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_ends_as_it_starts_is_tried_ever_more_rarely_and_says_why(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        spec = Spec(job="j", node="n0", program=("-m", "nothing"), log_dir=str(folder / "log"), spares=0, preload=())
+        (folder / "home").mkdir()
+        told: list[Event] = []
+        with (folder / "home" / "agent.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # so that each ends with code 2
+            crew = Crew(folder / "home", spec, log=said, managed=False)
+            crew.post = told.append
+            task = asyncio.create_task(crew.run())
+            await until(lambda: bool(heard(said, "agent.failed")), task)
+            await asyncio.sleep(4.0)
+            (failed,) = heard(said, "agent.failed")
+            assert "exit code 2): an agent runs here already" in failed["error"]
+            assert isinstance(told[-1], Workers)
+            assert told[-1].problem == failed["error"]
+            assert 2 <= (folder / "log" / "agent.log").read_text().count("an agent runs here already") <= 5
+        try:
+            await until(lambda: bool(heard(said, "agent.started")), task, within_s=60.0)
+            assert isinstance(told[-1], Workers)
+            assert told[-1].problem == ""
+            await crew.quit("the test is over", 20.0)
+        finally:
+            await ended(crew, task, folder)
+
+    asyncio.run(run())
+
+
+def test_a_vault_that_hangs_already_when_its_daemon_comes_is_ended_and_another_serves(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=20.0)
+        before = Vault(options, log=said)
+        before.know(b"s" * 32)
+        async with background(before.run(), "vault", said) as task:
+            await until(lambda: bool(before.address), task)
+        hung = before.pid
+        os.kill(hung, signal.SIGSTOP)
+        after = Vault(replace(options, deadline_s=1.0), log=said)
+        async with background(after.run(), "vault", said) as task:
+            await until(lambda: bool(after.address), task)
+            assert after.pid != hung
+            assert not started_at(hung) or state(hung) == "Z", "it is the first one's child"
+        assert before._child is not None
+        before._child.wait(10.0)
+        await after.end()
+
+    asyncio.run(run())
+
+
+def test_a_vault_whose_folder_is_cleared_away_is_there_again_for_who_comes_later(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=5.0)
+        vault = Vault(options, log=said)
+        vault.know(b"s" * 32)
+        async with background(vault.run(), "vault", said) as task:
+            await until(lambda: bool(vault.address), task)
+            first, address = vault.pid, vault.address
+            shutil.rmtree(options.folder)
+            await until(options.socket.exists, task)
+            status = await once(options.socket, 5.0, "status")
+            assert (status["pid"] != first, vault.address) == (True, address)
+        await vault.end()
+
+    asyncio.run(run())
+
+
+def test_a_vault_that_was_just_started_when_the_job_ended_is_not_left(folder: Path) -> None:
+    async def run() -> None:
+        said = CapturingLogger()
+        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=5.0)
+        vault = Vault(options, log=said)
+        vault.know(b"s" * 32)
+        async with background(vault.run(), "vault", said) as task:
+            await until(lambda: bool(processes("elasticrl.runtime.vault", folder)), task)
+        assert not vault.pid, "it has not answered yet"
+        await vault.end()
+        assert processes("elasticrl.runtime.vault", folder) == []
 
     asyncio.run(run())
 

@@ -11,6 +11,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+import torch
 from diagnose_net import Net, cannot, network, probe
 
 from elasticrl.core.evidence import Evidence, Sign
@@ -18,7 +19,6 @@ from elasticrl.core.judge import judge
 from elasticrl.core.matrix import late, trips
 from elasticrl.core.pairs import everyone
 from elasticrl.core.verdict import Confidence, Fault
-from elasticrl.daemon.inquiry import GPUS
 from elasticrl.diagnose.probe import Task, task_of
 
 pytestmark = pytest.mark.timeout(240)
@@ -218,7 +218,16 @@ def test_a_node_that_is_only_slow_is_the_odd_one_of_all_pairs_and_no_fault(net: 
     assert judge(facts).nodes == ()
 
 
-@pytest.mark.skipif(not GPUS.exists(), reason="there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_no_gpu_is_to_be_seen_nccl_is_not_called_broken() -> None:
+    """As in a unit that hides devices, and where one node's driver is gone: the way was not tried."""
+    ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(2))}
+    results, facts = probe(ends, nccl="on", within_s=20.0, gloo_s=4.0)
+    assert [(result.gloo, result.nccl) for result in results] == [("ok", None)] * 2
+    assert signs(facts) == {("n0", "n1"): Sign.HEALTHY}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_nccl_is_tried_where_there_are_gpus_and_says_which_way_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     ends = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free(2))}

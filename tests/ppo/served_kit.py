@@ -45,9 +45,12 @@ def service(path: str, **more: Any) -> Service:
 class Trainer:
     """One trainer's end: its engine, and what that said."""
 
-    def __init__(self, home: Path, what: Service, *, limits: Limits = LIMITS, python: str | None = None) -> None:
+    def __init__(
+        self, home: Path, what: Service, *, limits: Limits = LIMITS, python: str | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         self.home, self.said = home, []
-        self.attendant = Attendant(home, what, limits, python=python, say=self.said.append)
+        self.attendant = Attendant(home, what, limits, python=python, say=say or self.said.append)
         self.waited: list[float] = []  # when it said that it waits for its engine
         self.engine = Served(
             self.attendant, what.sampling, check=self.check, waits=lambda: self.waited.append(time.monotonic())

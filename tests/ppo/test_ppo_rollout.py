@@ -1,5 +1,6 @@
 """The torch engine: what is sampled depends on the request and the weights, and on nothing else."""
 
+import copy
 import json
 import shutil
 from collections import Counter
@@ -7,6 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from elasticrl.config.training import Model
 from elasticrl.config.tree import Tree
@@ -93,6 +99,44 @@ def test_lockstep_makes_as_many_passes_whatever_ends_and_the_same_samples(actor)
     handle.remove()
     assert counts == [SAMPLING.max_tokens] * 3
     assert found.tokens.shape == (0, 13)
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again_after(actor, mesh):
+    wanted = TorchEngine(actor, SAMPLING).generate(requests(9), version=0)
+    cut = copy.deepcopy(actor)
+    layers = next(module for module in cut.modules() if isinstance(module, nn.ModuleList))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(cut, mesh=mesh)
+    together = []  # at the beginning of each pass: whether the layers are
+    cut.register_forward_pre_hook(lambda *_: together.append(not any(cut_up(layer) for layer in layers)))
+    engine = TorchEngine(cut, SAMPLING, lockstep=True, whole=True)
+    for asked, passes in ((requests(9), None), (requests(1)[:0], 1)):
+        together.clear()
+        found = engine.generate(asked, version=0)
+        assert together == [False] + [True] * (len(together) - 1)
+        assert passes in {None, len(together)}, "nobody waits for more"
+        assert all(cut_up(layer) for layer in layers)
+        if asked:
+            assert torch.equal(found.tokens, wanted.tokens)
+            assert torch.equal(found.logprobs, wanted.logprobs)
+    together.clear()
+    engine.whole = False
+    assert torch.equal(engine.generate(requests(9), version=0).tokens, wanted.tokens)
+    assert together == [False] * SAMPLING.max_tokens
+    cut.train()
+    cut(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()  # as a trainer goes on
+
+
+def cut_up(layer):
+    return all(isinstance(param, DTensor) for param in layer.parameters())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

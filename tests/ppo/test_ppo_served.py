@@ -3,6 +3,7 @@
 All with the program `torch`, which needs no more than the worker does. tests/vllm does the like with vLLM.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -393,6 +394,40 @@ def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, h
         idle.attendant.close()
 
 
+def test_an_engine_that_holds_on_to_old_weights_is_ended_so_that_new_ones_can_be_written(trainer, home, folders, actor):
+    pid = trainer.ready()
+    tag, _ = slow_to_read(home, actor, 120)
+    limits = replace(LIMITS, health_s=1.5, sync_s=0.5)
+    writer = Trainer(home, service(folders["qwen2"]), limits=limits)
+    writer.enter(actor)
+    try:
+        writer.ready()
+        with Talk(home / SOCKET, within_s=20.0) as talk:
+            talk.send("load", tag=asdict(tag))
+            until((home / LOADS).exists, "an engine that reads")
+            time.sleep(0.2)
+            (home / weights.FILE).unlink()  # a pipe cannot be written over; the engine has it open
+            writer.engine.publish(121)
+        assert gone(pid)
+        assert same(writer.engine.generate(requests(20), version=121), inline(actor, requests(20)))
+    finally:
+        weights.forget(home)
+        writer.attendant.close()
+
+
+def test_weights_that_somebody_else_holds_on_to_are_an_error_with_a_sentence(tmp_path, folders, actor):
+    limits = replace(LIMITS, start_s=2.0, health_s=1.0, sync_s=0.3, starts=1)
+    writer = Trainer(tmp_path, service(folders["qwen2"]), limits=limits)
+    writer.enter(actor)
+    try:
+        with (tmp_path / weights.LOCK).open("ab") as other:
+            fcntl.flock(other, fcntl.LOCK_SH)
+            with pytest.raises(EngineFailed, match=r"stayed in use for 2 s, though the rollout engine was to be ended"):
+                writer.engine.publish(1)
+    finally:
+        writer.attendant.end()
+
+
 def test_what_is_under_way_is_finished_before_weights_are_taken(trainer, home):
     """Of a vLLM that computes, the cache of prefixes by older weights stays."""
     trainer.engine.publish(23)
@@ -637,6 +672,20 @@ def test_an_engine_that_answers_and_never_generates_is_none(tmp_path, folders, a
         assert "rollout engine: it said nothing for 5 s; it is killed" in trainer.said
         trainer.engine.publish(0)
         assert same(trainer.engine.generate(requests(4), version=0), inline(actor, requests(4)))
+    finally:
+        trainer.attendant.end()
+
+
+def test_a_log_that_takes_no_more_does_not_end_who_looks_after_the_engine(tmp_path, folders):
+    def full(_sentence):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = Trainer(tmp_path, service(folders["qwen2"]), limits=replace(LIMITS, health_every_s=0.1), say=full)
+    try:
+        first = trainer.ready()
+        os.killpg(first, signal.SIGKILL)
+        until(lambda: not trainer.attendant.up, "that it is missed")
+        assert trainer.ready() != first
     finally:
         trainer.attendant.end()
 

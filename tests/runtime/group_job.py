@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from elasticrl.runtime import group
 from elasticrl.runtime.agree import agree
 from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.shelf import newest_good
 from elasticrl.runtime.group import Broken, ElasticGroup, Gang, GangError, Interrupt, Interrupted, settle
 from elasticrl.runtime.vault.holdings import Holding
 from elasticrl.runtime.vault.version import Cut, Version
@@ -340,12 +341,10 @@ def agrees(rank: int, world: int, store: dist.Store, *, generation: int, past: i
         f"n{rank}",
         holdings,
         gang,
-        place(Path(folder)),
+        lambda: newest_good(place(Path(folder))),
         floor=0,
         committed=None,
         disk=False,
-        commit=None,
-        uncommitted=False,
     )
     costs, _ = gang.flag.meter.taken()
     gang.leave()

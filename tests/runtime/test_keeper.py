@@ -14,6 +14,7 @@ from elasticrl.config.tree import Tree
 from elasticrl.runtime.checkpoint.parts import Parts
 from elasticrl.runtime.context import Context
 from elasticrl.runtime.keeper import Keeper, facts_of
+from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.version import Cut, Version
 
 
@@ -95,6 +96,46 @@ def test_copies_that_come_no_nearer_are_given_up_before_somebody_calls_it_a_hang
         keeper.await_copies(lambda: None)
         assert not keeper.late
         keeper.close(over=False)
+
+
+def test_where_copies_are_late_ones_own_seal_is_waited_for_all_the_same(tmp_path: Path, monkeypatch):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}, "vault": {"copies": 1}}
+    sums_of = layout.sums_of
+
+    def slowly(*args):  # as for a large shard
+        time.sleep(0.5)
+        return sums_of(*args)
+
+    monkeypatch.setattr(layout, "sums_of", slowly)
+    told: list[str] = []
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=nodes[0].directory, alone=False)
+        keeper = begun(context, told.append, "n0", "n1")
+        nodes[1].kill()
+        keeper.late = True  # of the last
+        keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(1), steps=1, whole=True)
+        start = time.monotonic()
+        keeper.await_copies(lambda: None)
+        assert keeper.kept.ticket.done
+        assert time.monotonic() - start < 2.0, "and the copies for a moment only"
+        assert keeper.late
+        keeper.close(over=False)
+
+
+def test_who_does_not_speak_for_its_node_says_what_it_has_written_itself(tmp_path: Path):
+    plain = {"job": {"name": "job"}, "checkpoint": {"dir": str(tmp_path / "saves")}}
+    told: list[str] = []
+    with cluster(tmp_path, 1) as nodes:
+        context = Context(tree=Tree.model_validate(plain), node="n0", vault=nodes[0].directory, alone=False)
+        keepers = [begun(context, told.append, "n0", writer=writer) for writer in ("w0", "w1")]
+        for keeper in keepers:
+            keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(1), steps=1, whole=True)
+        keepers[0].kept.ticket.wait_sealed(5)
+        assert {held.writer for held in keepers[1].holdings(speaks=False)} == {"w1"}
+        assert {held.writer for held in keepers[0].holdings()} == {"w0", "w1"}
+        for keeper in keepers:
+            keeper.close(over=False)
 
 
 def test_a_server_that_hangs_as_a_generation_seals_its_first_state_holds_up_nobody(tmp_path: Path):

@@ -103,6 +103,27 @@ def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Pa
         proof(nodes.run_dir, 2 * STEPS)
 
 
+def test_a_file_server_that_does_not_answer_yet_is_waited_for(tmp_path: Path, undisturbed):
+    """As after a loss of power, which nodes are through with sooner."""
+    with Nodes(tmp_path, steps=STEPS, every=10, step_ms=40.0, program="stale_job") as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until(lambda: nodes.commit() > 0, "a commit, whose writer has to start first", 60.0)
+        committed = nodes.resume
+        for node in ("n0", "n1"):
+            nodes.lose(node)
+        (tmp_path / "stale").touch()
+        nodes.rung = 4
+        nodes.plan("n2", "n3")
+        nodes.until(lambda: "It is waited for up to 600 s" in nodes.workers["n2"].text, "word of it", 60.0)
+        time.sleep(2.0)
+        assert nodes.workers["n2"].process.exitcode is None
+        (tmp_path / "stale").unlink()
+        nodes.until(lambda: f"from step {committed}.0" in nodes.workers["n2"].text, "word of where it goes on", 60.0)
+        nodes.until_done()
+        assert undisturbed.items() <= digests(nodes.run_dir).items()
+        proof(nodes.run_dir, STEPS)
+
+
 def test_who_cannot_go_back_to_the_beginning_is_nobody_s_fault_and_fresh_processes_begin_anew(
     tmp_path: Path, undisturbed
 ):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -21,7 +22,7 @@ from elasticrl.runtime.vault.channel import MAC_BYTES, MAX_HELLO, Channel, load_
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.holdings import newest_whole
 from elasticrl.runtime.vault.push import Caller
-from elasticrl.runtime.vault.slots import Pinned, files, pin
+from elasticrl.runtime.vault.slots import Pinned, Slots, files, pin
 from elasticrl.runtime.vault.transfer import offer, promised
 from elasticrl.runtime.vault.version import Version
 
@@ -564,6 +565,31 @@ def test_files_of_writers_that_are_gone_are_released_once_all_others_are_beyond(
         assert held(nodes[1]) == [(step, node) for step in (3, 4, 5) for node in ("n1", "n2")]
         nodes[1].announce(nodes[1].keep(6, generation=2))
         assert copied(nodes[1], 6, generation=2) == 1
+
+
+def test_what_is_being_written_is_not_released_under_its_writer(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        old = node.keep(1)
+        slots = Slots(node.directory, origin="n0", writer="w0")
+        slot = slots.take(1000, below=(Version(9), 1))
+        node.control.release(Version(5))
+        assert not old.exists()
+        assert slot.path.exists(), "a state that is just being kept"
+        slot.unlock()
+        slots.close()
+
+
+def test_a_buddy_that_lost_its_memory_has_the_copies_again_with_the_next_plan(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes)
+        here, there = nodes
+        here.announce(here.keep(1))
+        until(lambda: any(h.at == "n1" for h in holdings(nodes)), "a copy")
+        there.kill()
+        shutil.rmtree(there.directory)
+        there.start()  # at the port that it had
+        ring(nodes, generation=2)
+        until(lambda: any(h.at == "n1" for h in holdings(nodes)), "the copy again")
 
 
 def test_copies_leave_from_the_interface_they_were_told_to(tmp_path: Path):

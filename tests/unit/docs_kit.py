@@ -399,5 +399,5 @@ PROGRAMS: dict[str, Callable[[list[str], bool], Inner]] = {
     "exec": lambda words, _: words,
     "srun": lambda words, _: words,
     "sudo": lambda words, _: words[2:] if words[0] == "-u" else words,
-    **dict.fromkeys((".", "set", "etcdctl", "journalctl", "scontrol"), foreign),
+    **dict.fromkeys((".", "set", "etcd", "etcdctl", "journalctl", "scontrol"), foreign),
 }

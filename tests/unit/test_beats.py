@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,30 @@ def test_a_reader_sees_what_the_worker_wrote_last(tmp_path: Path) -> None:
     seen = page.read()
     assert seen is not None
     assert (seen.step, seen.waiting, seen.state, seen.bytes) == (1261, False, State.TRAINING, 5000)
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+from elasticrl.agent.beats import Page
+
+disk = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
+(disk / "other").write_bytes(b"x" * (60 << 10))
+try:
+    for number in range(64):
+        Page(disk / f"{number}.page", create=True)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_page_for_which_there_is_no_memory_is_an_error_with_a_name_and_ends_nobody(tmp_path: Path) -> None:
+    command = ["unshare", "-m", sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"\[Errno 28\] No space left on device: '.*\.page'", done.stdout)
 
 
 def test_who_puts_its_state_back_waits_for_others_until_it_is_there_whatever_comes_through_meanwhile(

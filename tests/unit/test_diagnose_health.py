@@ -264,12 +264,22 @@ def test_a_sick_gpu_is_told_by_what_the_card_reports_and_what_it_does_not_suppor
     assert "gpu.3.rows" not in by_name(health.gpu(Plain(), 3, object()))
 
 
-def test_without_gpus_it_says_so_and_the_rest_works() -> None:
-    if Path("/proc/driver/nvidia/version").exists():
-        pytest.skip("this machine has a GPU")
-    checks, reason = health.gpus()
+def test_without_gpus_it_says_so_and_the_rest_works(tmp_path: Path) -> None:
+    checks, reason = health.gpus(tmp_path)
     assert checks == ()
     assert reason
+
+
+def test_gpus_that_cannot_be_asked_are_a_warning_with_what_to_do(tmp_path: Path) -> None:
+    if (health.ROOT / health.NVIDIA).exists():
+        pytest.skip("this machine has a GPU")
+    driver = tmp_path / health.NVIDIA
+    driver.parent.mkdir(parents=True)
+    driver.touch()
+    (check,), _ = health.gpus(tmp_path)
+    assert (check.level, check.why) == (Level.WARN, health.WHY_UNSEEN)
+    assert "a driver, but" in check.value
+    assert check.remedy
 
 
 def test_this_machine_can_be_looked_at_and_nothing_crashes_where_nothing_is(tmp_path: Path) -> None:

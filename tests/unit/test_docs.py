@@ -75,7 +75,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
             row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
             row("n01", 1, "training", phase="rollout", beat_s=0.6),
             row("n02", 2, "training", phase="rollout", beat_s=0.5),
-            row("n03", None, "quarantined", beat_s=750.0, note=reason),
+            row("n03", None, "quarantined", note=reason),
             *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
         ],
         "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 750.0, "last": {"said": reason, "seconds": 0.98},

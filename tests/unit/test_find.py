@@ -1,11 +1,13 @@
 """Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from elasticrl.agent.spec import write_private
-from elasticrl.cli.find import NotOurs, made_private
+from elasticrl.cli.find import NotFound, NotOurs, daemon, made_private
 
 
 def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -19,6 +21,24 @@ def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_p
     for folder in (open_to_all, link):
         with pytest.raises(NotOurs, match="set XDG_RUNTIME_DIR"):
             made_private(folder)
+
+
+def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_daemon() -> None:
+    if os.geteuid():
+        pytest.skip("only root can be somebody else for a moment")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others above it
+    try:
+        folder.chmod(0o750)
+        os.chown(folder, 0, 54321)
+        os.seteuid(65534)
+        with pytest.raises(NotFound, match="is closed to this user: it is open to the group 54321"):
+            daemon(folder)
+        os.seteuid(0)
+        with pytest.raises(NotFound, match="no daemon here"):
+            daemon(folder)
+    finally:
+        os.seteuid(0)
+        folder.rmdir()
 
 
 def test_what_is_written_for_nobody_else_follows_no_link(tmp_path: Path) -> None:

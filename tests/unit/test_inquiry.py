@@ -209,6 +209,23 @@ def test_what_a_worker_has_written_before_its_daemon_hears_of_it_is_read_and_an_
     assert [(fact.sign, fact.generation) for fact in found.evidence] == [(Sign.SETTING, 2)]
 
 
+def test_gpus_that_cannot_be_asked_are_told_of_once(tmp_path: Path) -> None:
+    if (health.ROOT / health.NVIDIA).exists():
+        pytest.skip("this machine has a GPU")
+    screen = io.StringIO()
+    place = machine_of(tmp_path, {health.NVIDIA: b"NVRM version: 1\n"})
+    node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(screen, pretty=False), history=History())
+
+    async def look() -> None:
+        for _ in range(3):
+            await node._look_at_cards()
+
+    asyncio.run(look())
+    (said,) = [line for text in screen.getvalue().splitlines() if (line := json.loads(text))["event"] == "cards.unseen"]
+    assert "a driver, but" in said["said"]
+    assert said["level"] == "warning"
+
+
 def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_look_at_each_sample(
     tmp_path: Path,
 ) -> None:
@@ -241,7 +258,7 @@ def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor
     old = b"3,1,1000000,-;NVRM: Xid (PCI:0000:07:00): 48, pid=9, an uncorrectable error\n"
     new = b"3,339,512200417,-;NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus\n"
     little = b"MemTotal: 1000 kB\nMemAvailable: 1 kB\n"  # which each look tells again
-    place = machine_of(tmp_path, {"dev/kmsg": old, "proc/meminfo": little})
+    place = machine_of(tmp_path, {"dev/kmsg": old, "proc/meminfo": little, health.NVIDIA: b"NVRM version: 1\n"})
     asked, over = list[float](), threading.Event()
 
     def hang() -> None:

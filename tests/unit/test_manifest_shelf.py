@@ -1,5 +1,7 @@
 """The checkpoints of a place, with small files in place of tensors: trust, stepping back, retention."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,41 @@ def test_the_newest_committed_checkpoint_is_found(where: Place):
     save(where, 10)
     save(where, 20)
     save(where, 30, commit=False)
+    found = newest_good(where)
+    assert found is not None
+    assert (found.manifest.version.step, found.passed_over) == (20, ())
+
+
+@pytest.mark.parametrize("at", ["names", "read", "digest"])
+def test_a_file_server_that_is_away_makes_no_checkpoint_a_bad_one(tmp_path: Path, at: str):
+    class Server(Local):
+        """Away for a moment, at that call."""
+
+        away = False
+
+        def _served(self, name: str) -> None:
+            if name == at and self.away:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        def names(self) -> list[str]:
+            self._served("names")
+            return super().names()
+
+        def read(self, name: str, file: str) -> bytes:
+            self._served("read")
+            return super().read(name, file)
+
+        def digest(self, name: str, file: str) -> tuple[int, str]:
+            self._served("digest")
+            return super().digest(name, file)
+
+    where = Server(tmp_path / "ck")
+    save(where, 10)
+    save(where, 20)
+    where.away = True
+    with pytest.raises(CheckpointStorage, match=r"Stale file handle\. See that the place is mounted"):
+        newest_good(where)
+    where.away = False
     found = newest_good(where)
     assert found is not None
     assert (found.manifest.version.step, found.passed_over) == (20, ())

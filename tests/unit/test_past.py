@@ -85,3 +85,17 @@ def test_a_store_that_is_away_is_tried_again_and_what_cannot_be_read_is_begun_an
         return await past.read(store), store.tries
 
     assert asyncio.run(main()) == (Past(began=100.0, faults=1, last=KILLED), 2)
+
+
+def test_who_begins_to_lead_tells_what_the_last_leader_had_not_told_and_leaves_what_he_had() -> None:
+    async def told(*words: Broken) -> list[Broken | None]:
+        store, found = MemoryStore(), []
+        for word in words:
+            await Scribe().write(store, 100.0, word, anew=False)
+            written = await past.read(store)
+            assert written is not None
+            found.append(written.last)
+        return found
+
+    better, later = replace(KILLED, said="n1: its memory was full"), replace(KILLED, generation=5)
+    assert asyncio.run(told(KILLED, better, later, better)) == [KILLED, KILLED, later, later]

@@ -9,18 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.core.events import Action, Asked, Halt, Kill, Launch, Leave, Park, Probe, Probed, Reform, Workers
+from elasticrl.core.events import (
+    Action,
+    Asked,
+    Halt,
+    Kill,
+    Launch,
+    Leave,
+    Park,
+    Probe,
+    Probed,
+    Publish,
+    Reform,
+    Workers,
+)
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Exit, Member, Phase, Plan, Quarantine, Record, Seat, Verb, View, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
-from elasticrl.shell.office import together
+from elasticrl.shell.office import Office, together
 from elasticrl.shell.sight import Sight
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
-from elasticrl.store.protocol import Put
+from elasticrl.store.protocol import Lease, LeaseGone, Put
 from elasticrl.telemetry.log import set_up
 
 
@@ -316,3 +329,24 @@ def test_what_lies_under_another_nodes_key_is_said_and_not_believed(kind: type) 
         assert told == [f"{scope}n03 is of n05/1; delete the key if no running elasticrl wrote it"]
 
     asyncio.run(seen())
+
+
+def test_the_end_of_an_old_lease_that_is_told_late_costs_the_new_one_nothing() -> None:
+    told: list[object] = []
+
+    class Slow(MemoryStore):
+        """Meanwhile another lease is granted."""
+
+        async def put(self, key: str, value: bytes, lease: int = 0) -> int:  # noqa: ARG002
+            office.lease = fresh
+            raise LeaseGone("lease 1 is gone")
+
+    store, me = Slow(), Member(node="n0", incarnation=1)
+    sight = Sight(store, me, changed=lambda _: None, complain=lambda _: None)
+    first, fresh = Lease(id=1, ttl_s=5.0, sent=0.0), Lease(id=2, ttl_s=5.0, sent=1.0)
+    office = Office(store, me, sight, ttl_s=5.0, post=told.append, clock=lambda: 2.0, lease=first)
+    publish = Publish(record=Record(member=me))
+    assert asyncio.run(office.perform(publish))
+    assert (office.lease, told) == (fresh, [])
+    assert asyncio.run(office.perform(publish))
+    assert office.lease is None, "it is this one that has gone"

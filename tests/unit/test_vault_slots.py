@@ -2,7 +2,11 @@
 
 import fcntl
 import os
+import resource
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -119,7 +123,9 @@ def test_a_file_pinned_as_it_appears_is_passed_over_and_used_the_next_time(home:
     assert versions(home) == [(1, 1), (2, 1)]
 
 
-def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
+@contextmanager
+def looked_at(home: Path) -> Iterator[None]:
+    """As by a vault that looks around all the time."""
     prepare(home)
     over = threading.Event()
 
@@ -133,6 +139,15 @@ def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
     for each in looking:
         each.start()
     try:
+        yield
+    finally:
+        over.set()
+        for each in looking:
+            each.join()
+
+
+def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
+    with looked_at(home):
         for turn in range(100):
             for path, _ in files(home):
                 path.unlink()
@@ -141,10 +156,38 @@ def test_a_vault_that_looks_around_all_the_time_stops_no_writer(home: Path):
                 keep(slots, step)
             assert (3, 1) in versions(home), turn
             slots.close()
+
+
+def test_what_was_cleared_away_is_brought_back_however_often_somebody_looks_at_its_new_file(home: Path):
+    with looked_at(home):
+        for _ in range(1000):
+            for path, _ in files(home):
+                path.unlink()
+            slots = make(home)
+            keep(slots, 1)
+            for path, _ in files(home):
+                path.unlink()
+            deadline = time.monotonic() + 10.0
+            while not versions(home):
+                slots.mend()
+                assert time.monotonic() < deadline, "it is lost for good"
+            slots.close()
+
+
+def test_what_could_not_be_mapped_is_not_held_for_ever(home: Path):
+    slots = make(home)
+    path = keep(slots, 1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    os.truncate(path, 1 << 30)  # a hole: for it there is no room in the address space
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (256 << 20), limits[1]))
+    try:
+        with pytest.raises(OSError, match="Cannot allocate"):
+            pin(path)
     finally:
-        over.set()
-        for each in looking:
-            each.join()
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_file_being_written_cannot_be_pinned(home: Path):

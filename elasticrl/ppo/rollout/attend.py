@@ -76,7 +76,7 @@ class Attendant:
         self, home: Path, service: Service, limits: Limits, *, python: str | None, say: Callable[[str], None]
     ) -> None:
         self.home, self.service, self.limits = home, service, limits
-        self.python, self.say = python or sys.executable, say
+        self.python, self._say = python or sys.executable, say
         self._child: subprocess.Popen[bytes] | None = None
         self._up = threading.Event()
         self._stirred = threading.Event()
@@ -87,6 +87,11 @@ class Attendant:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._run, name="rollout engine", daemon=True)
         self._thread.start()
+
+    def say(self, sentence: str) -> None:
+        """For the log. A disk that takes no more of it does not end who looks after the engine."""
+        with suppress(OSError):
+            self._say(sentence)
 
     # ---- what the trainer calls
 
@@ -205,8 +210,7 @@ class Attendant:
                     )
                     return
                 if self._child is None and not self._there():  # one of ours that has let its lock go is still ending
-                    self._spawn()
-                    started = True
+                    started = self._spawn() or started
                 self._closing.wait(LOOK_S)
             if self._closing.is_set():
                 raise Lost("this worker ends")
@@ -244,23 +248,30 @@ class Attendant:
             if time.monotonic() > deadline:  # alive, and busy with somebody else's
                 return
 
-    def _spawn(self) -> None:
-        """In a session of its own, so that it outlives us; the lock that says so is its own from the first instant."""
-        with suppress(FileNotFoundError):
-            (self.home / LOG).rename(self.home / f"{LOG}.before")
+    def _spawn(self) -> bool:
+        """In a session of its own, so that it outlives us; the lock that says so is its own from the first instant. False: that
+        is somebody's at this moment, if only of one who looks whether it is.
+        """
         page = self.home / f"{SPEC}.new"
         page.write_text(self.service.dumps(), encoding="utf-8")
         page.rename(self.home / SPEC)
         env = {name: value for name, value in os.environ.items() if not name.startswith(KEPT_OUT)}
-        with (self.home / ENGINE_LOCK).open("ab") as lock, (self.home / LOG).open("ab") as log:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (self.home / ENGINE_LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            with suppress(FileNotFoundError):
+                (self.home / LOG).rename(self.home / f"{LOG}.before")
             (self.home / LOADS).unlink(missing_ok=True)
             os.ftruncate(lock.fileno(), 0)  # or it would name the last one, whose number may be somebody else's by now
-            self._child = subprocess.Popen(
-                [self.python, "-m", "elasticrl.ppo.rollout.process", "--home", str(self.home), "--lock", str(lock.fileno())],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env,
-                cwd=self.home,
-            )  # fmt: skip
+            given = ["--home", str(self.home), "--lock", str(lock.fileno())]
+            with (self.home / LOG).open("ab") as log:
+                self._child = subprocess.Popen(
+                    [self.python, "-m", "elasticrl.ppo.rollout.process", *given], stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env, cwd=self.home,
+                )  # fmt: skip
+        return True
 
     def _there(self) -> bool:
         """Whether a process is the engine here, answering or not."""

@@ -7,7 +7,8 @@ uniform number per token from the request's own seed, turned into a token by the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +27,14 @@ class TorchEngine:
     """Generates with `model`, a causal language model of transformers.
 
     With `lockstep` every call makes the same number of forward passes, whatever ends early: needed where a forward pass is a
-    collective (FSDP), so that all ranks join in it.
+    collective (FSDP, ZeRO), so that all ranks join in it. With `whole` only the first pass is one where FSDP has cut the model
+    up: what it has put together stays so until the call is over.
     """
 
     by_lane = True
 
-    def __init__(self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False) -> None:
-        self.model, self.sampling, self.lockstep = model, sampling, lockstep
+    def __init__(self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False, whole: bool = False) -> None:
+        self.model, self.sampling, self.lockstep, self.whole = model, sampling, lockstep, whole
         self.rows = max(sampling.rows, MIN_ROWS)
         self.version = 0
 
@@ -48,8 +50,11 @@ class TorchEngine:
                 f"weights of version {version} were asked for, the engine has {self.version}; publish them first"
             )
         self.model.eval()
-        # Without requests a block of padding goes through all the same: it may be a collective.
-        parts = [self._block(requests[i : i + self.rows]) for i in range(0, max(len(requests), 1), self.rows)]
+        with _whole(self.model, self.whole) as stays:
+            every = self.lockstep and not stays
+            # Without requests a block of padding goes through all the same: it may be a collective.
+            starts = range(0, max(len(requests), 1), self.rows)
+            parts = [self._block(requests[i : i + self.rows], every) for i in starts]
         tokens, attention, mask, scores, ended = (torch.cat(column) for column in zip(*parts, strict=True))
         return Samples(
             ids=tuple(request.id for request in requests),
@@ -61,7 +66,7 @@ class TorchEngine:
             version=version,
         )
 
-    def _block(self, requests: Sequence[Request]) -> tuple[torch.Tensor, ...]:
+    def _block(self, requests: Sequence[Request], every: bool) -> tuple[torch.Tensor, ...]:
         s, real = self.sampling, len(requests)
         filler = requests[0] if requests else Request(id="", prompt=(s.pad,), seed=0)
         filled = [*requests, *[filler] * (self.rows - real)]
@@ -95,10 +100,30 @@ class TorchEngine:
             scores[:, t] = torch.where(ended, 0.0, logprobs(logits[:, None], token[:, None], s.temperature)[:, 0])
             ended = ended | torch.isin(token, eos)
             given, position = response[:, t : t + 1], position[:, -1:] + 1
-            if not self.lockstep and bool(ended.all()):
+            if not every and bool(ended.all()):
                 break
         found = (torch.cat([prompts, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
         return tuple(value[:real].cpu() for value in found)
+
+
+@contextmanager
+def _whole(model: nn.Module, wanted: bool) -> Iterator[bool]:
+    """What a pass puts together of what FSDP has cut up stays so inside. True: so passes after the first send nothing."""
+    if not wanted:
+        yield False
+        return
+    from torch.distributed.fsdp import FSDPModule  # a slow import, of which others have no need
+
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    inner = [unit for unit in units if unit is not model]  # the outermost stays whole after a pass by itself
+    for unit in inner:
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield bool(units)
+    finally:
+        for unit in inner:
+            unit.set_reshard_after_forward(True, recurse=False)
+            unit.reshard()
 
 
 def left_padded(rows: Sequence[Sequence[int]], width: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,21 +150,21 @@ def draw(logits: torch.Tensor, noise: torch.Tensor, sampling: Sampling) -> torch
     if not sampling.top_k and sampling.top_p >= 1.0:
         return _invert(p, noise)
     p, order = p.sort(stable=True, dim=-1, descending=True)
-    fine = _whole(p)
+    fine = _fine(p)
     kept = fine.cumsum(-1) - fine < sampling.top_p * FINENESS  # the likeliest is always kept
     if sampling.top_k:
         kept[:, sampling.top_k :] = False
     return order.gather(-1, _invert(torch.where(kept, p, 0.0), noise)[:, None])[:, 0]
 
 
-def _whole(p: torch.Tensor) -> torch.Tensor:
+def _fine(p: torch.Tensor) -> torch.Tensor:
     """Probabilities as whole numbers, whose sum is the same in whatever order a GPU takes it."""
     return (p * FINENESS).long()
 
 
 def _invert(p: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """The first place at which the cumulated weights exceed noise x their total, so never one of weight 0."""
-    cumulated = _whole(p).cumsum(-1)
+    cumulated = _fine(p).cumsum(-1)
     total = cumulated[:, -1:]
     goal = torch.minimum((noise[:, None] * total).long(), total - 1)
     places: torch.Tensor = torch.searchsorted(cumulated, goal, right=True)

@@ -46,9 +46,14 @@ class Served(Outside):
         """Puts them where the engine finds them, and has it take them if it is up; else it will when it comes."""
         start, limit_s = time.monotonic(), self.attendant.limits.sync_s
         self._signed = start  # an engine that is well is through before the first sign
-        nbytes = weights.write(
-            self.attendant.home, tag, buckets, within_s=limit_s, check=self._sync_turn, alone=self._alone
-        )
+        try:
+            nbytes = self._write(tag, buckets, limit_s)
+        except Lost as lost:  # before the first bucket: whoever has read for that long will not run on
+            self.attendant.lost(str(lost))
+            try:
+                nbytes = self._write(tag, buckets, self.attendant.limits.start_s)
+            except Lost as still:
+                raise EngineFailed(f"{still}, though the rollout engine was to be ended for it") from still
         written = time.monotonic() - start
         with self._alone():
             self._hand_over(tag)
@@ -57,6 +62,11 @@ class Served(Outside):
             f"weights of version {tag.version}: {nbytes / 1e6:.1f} MB, "
             f"written in {written:.3f} s, taken in {total - written:.3f} s"
         )
+
+    def _write(self, tag: weights.Tag, buckets: Iterable[weights.Bucket], within_s: float) -> int:
+        """As weights.write."""
+        home = self.attendant.home
+        return weights.write(home, tag, buckets, within_s=within_s, check=self._sync_turn, alone=self._alone)
 
     def _gather(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         with self._alone() if here() else nullcontext():

@@ -292,4 +292,7 @@ def _locked(
                     if time.monotonic() > deadline:
                         raise Lost(f"the weights in {home} stayed in use for {within_s:g} s") from None
                     time.sleep(TURN_S)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closed alone it would stay with a child that was forked meanwhile

@@ -15,7 +15,7 @@ from elasticrl.runtime.checkpoint.manifest import (
     ShardTable,
     differences,
 )
-from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.checkpoint.place import UNREAD, Place, explained
 from elasticrl.runtime.checkpoint.save import machine_facts, table_file
 from elasticrl.runtime.checkpoint.shelf import read_manifest, verify
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointRefused
@@ -38,7 +38,7 @@ def open_checkpoint(place: Place, name: str, *, check: bool = True) -> Source:
 
 def open_shards(place: Place, manifest: Manifest) -> list[Shard]:
     """The shards of a checkpoint that are here: all, or on a node's own disk that node's."""
-    with explained(f"Loading {manifest.name}", place):
+    with explained(f"Loading {manifest.name}", place, UNREAD):
         tables = [_table(place, manifest, shard) for shard in manifest.shards]
         return [_shard(place.buffer(manifest.name, table.data.name), table) for table in tables]
 

@@ -5,6 +5,7 @@ is a rename, after everything below it has been flushed; in an object store, whe
 arrival of the manifest, which is written last.
 """
 
+import errno
 import hashlib
 import mmap
 import os
@@ -12,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, FileEntry, parse_name
 from elasticrl.runtime.vault import faults
@@ -313,17 +314,23 @@ def place(where: str | Path) -> Place:
     return Url(str(where)) if "://" in str(where) else Local(Path(where))
 
 
+#: What a file server says that is away, as after a loss of power; a disk that has lost what was on it says other things.
+AWAY: Final = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
+                         errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED})  # fmt: skip
+UNWRITTEN: Final = (
+    "Training goes on and older checkpoints are untouched; the newest commit ages until the place takes files again (free "
+    "space, mount options, permissions)."
+)
+UNREAD: Final = "See that the place is mounted here and answers; nothing was changed."
+
+
 @contextmanager
-def explained(what: str, where: object) -> Iterator[None]:
+def explained(what: str, where: object, then: str = UNWRITTEN) -> Iterator[None]:
     """Turn the disk's refusals into CheckpointStorage with a sentence."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise CheckpointStorage(
-            f"{what} at {where} failed: {reason}. Training goes on and older checkpoints are untouched; "
-            "the newest commit ages until the place takes files again (free space, mount options, permissions)."
-        ) from error
+        raise CheckpointStorage(f"{what} at {where} failed: {error.strerror or error}. {then}") from error
 
 
 def _write_all(fd: int, data: bytes | memoryview) -> None:

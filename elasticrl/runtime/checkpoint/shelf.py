@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, Manifest, parse_name
-from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Place, explained
+from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Place, explained
 from elasticrl.runtime.vault.errors import CheckpointCorrupt
 from elasticrl.runtime.vault.version import Version
 
@@ -54,7 +54,7 @@ class Found:
 def listing(place: Place) -> tuple[Entry, ...]:
     """All published checkpoints, the newest first."""
     entries: list[Entry] = []
-    with explained("Listing checkpoints", place):
+    with explained("Listing checkpoints", place, UNREAD):
         for name in place.names():
             parsed = parse_name(name)
             assert parsed is not None
@@ -84,6 +84,8 @@ def read_manifest(place: Place, name: str) -> Manifest:
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{name} has no {MANIFEST}: its save never ended.") from error
     except OSError as error:
+        if error.errno in AWAY:
+            raise  # that says nothing of what is in it
         raise CheckpointCorrupt(f"{name}/{MANIFEST} cannot be read ({error.strerror or error}).") from error
     if manifest.name != name:
         raise CheckpointCorrupt(f"{name} holds the manifest of {manifest.name}: directories were mixed up.")
@@ -91,7 +93,14 @@ def read_manifest(place: Place, name: str) -> Manifest:
 
 
 def verify(place: Place, name: str) -> tuple[Problem, ...]:
-    """Hash every file of a checkpoint again; what is wrong with which shard of which node."""
+    """Hash every file of a checkpoint again; what is wrong with which shard of which node. CheckpointStorage if the place is
+    away.
+    """
+    with explained(f"Verifying {name}", place, UNREAD):
+        return _verified(place, name)
+
+
+def _verified(place: Place, name: str) -> tuple[Problem, ...]:
     try:
         manifest = read_manifest(place, name)
     except CheckpointCorrupt as error:
@@ -104,6 +113,8 @@ def verify(place: Place, name: str) -> tuple[Problem, ...]:
         except FileNotFoundError:
             why = "is missing"
         except OSError as error:
+            if error.errno in AWAY:
+                raise
             why = f"cannot be read ({error.strerror or error})"
         else:
             if size != file.nbytes:
@@ -119,6 +130,8 @@ def verify(place: Place, name: str) -> tuple[Problem, ...]:
 
 def newest_good(place: Place, *, commit: str | None = None, uncommitted: bool = False) -> Found | None:
     """The newest checkpoint whose every byte is what was written. None if there is none.
+
+    CheckpointStorage if the place is away: then nothing is known of any.
 
     Only committed ones count: those with a COMMITTED record, and the one that the store names as its commit. `uncommitted`
     also takes what was saved but never committed: for a run without a daemon, whose checkpoints nobody but itself commits, and
@@ -188,6 +201,8 @@ def _commit_problem(place: Place, name: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
+        if error.errno in AWAY:
+            raise
         return f"cannot be read ({error.strerror or error})"
     return "" if read_committed(place, name) is not None else f"does not fit {MANIFEST}: one of the two was changed"
 

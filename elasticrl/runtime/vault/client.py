@@ -318,10 +318,13 @@ class Vault:
 
     # -- reading
 
-    def holdings(self) -> tuple[Holding, ...]:
-        """What lies whole in this node's vault, whoever wrote it. Asks no server."""
+    def holdings(self, *, own: bool = False) -> tuple[Holding, ...]:
+        """What lies whole in this node's vault, whoever wrote it, or with `own` this worker. Asks no server."""
         found: list[Holding] = []
+        mine = {(self.node, self.writer), (self.node, f"{self.writer}{LIGHT}")}
         for path, name in files(self.directory):
+            if own and (name.origin, name.writer) not in mine:
+                continue
             shard = None if name.writer.startswith(PART) else pin(path)
             if isinstance(shard, Pinned):
                 with shard:

@@ -309,8 +309,9 @@ class Server:
             held = newest.get(holding.writer)
             if held is None or (holding.generation, holding.version) > (held[1].generation, held[1].version):
                 newest[holding.writer] = (path, holding)
-        for writer, (path, holding) in newest.items():
-            self._push(writer, path, holding)
+        for writer, (path, _) in newest.items():
+            for buddy in self._buddies.values():
+                buddy.push(writer, path)  # one that has had it may have lost it since: it says so, for little
         async with self._moved:  # whoever waits for copies may wait for other buddies now
             self._moved.notify_all()
 
@@ -397,21 +398,20 @@ class Server:
             # A family without any sealed version is just being written for the first time.
             if not versions or max(versions) >= floor:
                 continue
-            slots = self._incoming.pop((origin, writer), None)
-            if slots is not None:
-                slots[0].close()
-            for path, _ in members:
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
+            removed += self._drop((origin, writer), [path for path, _ in members])
         for family, paths in fetched.items():
-            if family in self._incoming and self._incoming[family][1].locked():
-                continue  # more of it is just coming
-            slots = self._incoming.pop(family, None)
-            if slots is not None:
-                slots[0].close()
-            removed += [path.name for path in paths if drop(path)]
+            removed += self._drop(family, paths)
         self._scan()
         return {"removed": removed}
+
+    def _drop(self, family: tuple[str, str], paths: Iterable[Path]) -> list[str]:
+        """Remove these, but for what is being written or read; the names of those that are gone."""
+        if family in self._incoming and self._incoming[family][1].locked():
+            return []  # more of it is just coming
+        slots = self._incoming.pop(family, None)
+        if slots is not None:
+            slots[0].close()
+        return [path.name for path in paths if drop(path)]
 
     async def _leave(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """This node has left the job: stay for those who may still fetch from here, then end. Without a time: it is back."""

@@ -253,15 +253,17 @@ class Slots:
             held = lost.version()
             if lost.path.exists() or held is None:
                 continue
-            slot = self._make(number)
-            if slot.lock():
-                try:
-                    slot.reserve(len(lost.memory))
-                    layout.copy(lost.memory, slot.memory)
-                finally:
-                    slot.unlock()
+            slot, whole = self._make(number), False
+            try:
+                whole = _refill(slot, lost.memory)
+            finally:
+                if not whole:  # the memory of the removed file is all that there is of it: it stays for the next try
+                    self._slots[number] = lost
+                    slot.path.unlink(missing_ok=True)
+                    slot.close()
+            if whole:
                 found.append((held, slot.path.name))
-            lost.close()
+                lost.close()
         return tuple(name for _, name in sorted(found))
 
     def void_after(self, version: Version, generation: int) -> None:
@@ -281,6 +283,18 @@ class Slots:
         for slot in self._slots.values():
             slot.close()
         self._slots.clear()
+
+
+def _refill(slot: Slot, memory: memoryview) -> bool:
+    """Write what was in a removed file into this one; False if somebody is just looking at it."""
+    if not slot.lock():
+        return False
+    try:
+        slot.reserve(len(memory))
+        layout.copy(memory, slot.memory)
+    finally:
+        slot.unlock()
+    return True
 
 
 def part(
@@ -399,9 +413,12 @@ def pin(path: Path) -> Pinned | Torn:
     fd = _open_shared(path)
     if isinstance(fd, Torn):
         return fd
-    adopted = adopt(path, fd)
-    if isinstance(adopted, Torn):
-        os.close(fd)
+    adopted: Pinned | Torn | None = None
+    try:
+        adopted = adopt(path, fd)
+    finally:
+        if not isinstance(adopted, Pinned):
+            os.close(fd)
     return adopted
 
 
@@ -420,12 +437,17 @@ def _open_shared(path: Path) -> int | Torn:
 
 def adopt(path: Path, fd: int) -> Pinned | Torn:
     """As `pin`, for a descriptor that holds the lock already (it may have come from another process)."""
+    found = _content(fd)
+    return found if isinstance(found, Torn) else Pinned(path, fd, *found)
+
+
+def _content(fd: int) -> tuple[Sealed, mmap.mmap] | Torn:
     size = os.fstat(fd).st_size
     if not size:
         return Torn("empty")
     memory = _map(fd, size, mmap.ACCESS_COPY)
     found = layout.read(memoryview(memory))
-    return found if isinstance(found, Torn) else Pinned(path, fd, found, memory)
+    return found if isinstance(found, Torn) else (found, memory)
 
 
 def files(directory: Path) -> Iterator[tuple[Path, FileName]]:
@@ -439,12 +461,16 @@ def sweep(directory: Path) -> tuple[str, ...]:
     """Remove files that nobody writes and that are not whole; their names are returned. For a server that starts."""
     gone: list[str] = []
     for path, name in files(directory):
-        found = Torn("a part") if name.writer.startswith(PART) else pin(path)
-        if isinstance(found, Pinned):
-            found.close()
-        elif found.reason != "being written":
-            path.unlink(missing_ok=True)
-            gone.append(path.name)
+        fd = _open_shared(path)
+        if isinstance(fd, Torn):
+            continue  # it is being written; or it could not be opened, which says nothing of what is in it
+        try:
+            found = Torn("a part") if name.writer.startswith(PART) else _content(fd)
+            if isinstance(found, Torn):
+                path.unlink(missing_ok=True)  # while it is pinned: nobody has begun to write into it
+                gone.append(path.name)
+        finally:
+            os.close(fd)
     return tuple(gone)
 
 

@@ -1,0 +1,65 @@
+"""Two machines with one name, as after an image was cloned: one of them goes and says why, the other trains on."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.live.local import Job
+
+pytestmark = pytest.mark.timeout(200)
+ALONE = {"membership": {"min_nodes": 1}, "vault": {"copies": 0}}
+REFUSED = 78
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[Job, Job]]:
+    """Two folders that know nothing of each other, and addresses of their own."""
+    with Job(name="one", conf=ALONE) as here:
+        there = {"store": {"endpoints": list(here.etcd.endpoints)}, "node": {"address": "127.0.0.2"}}
+        with Job(name="one", conf={**ALONE, **there}) as other:
+            yield here, other
+
+
+def reason(job: Job) -> str:
+    (refused,) = job.events("n0", "daemon.refused")
+    return str(refused["reason"])
+
+
+def test_a_machine_whose_name_is_taken_is_refused_and_the_other_does_not_notice(machines: tuple[Job, Job]) -> None:
+    here, other = machines
+    here.start("n0")
+    here.until_steps(1, within_s=60.0, count=3)
+    other.start("n0")
+    assert other.daemons["n0"].wait(60.0) == REFUSED
+    assert "another machine is n0: n0/1, at 127.0.0.1:" in reason(other)
+    assert "node.name" in reason(other)
+    here.until_steps(1, within_s=10.0, count=5)
+    assert here.ask("n0", "status")["generation"] == 1
+    assert not other.events("n0", "workers.changed")
+
+
+def test_of_two_that_begin_at_one_moment_one_goes_and_the_other_trains(machines: tuple[Job, Job]) -> None:
+    for job in machines:
+        job.start("n0")
+    deadline = time.monotonic() + 60.0
+    while all(job.daemons["n0"].poll() is None for job in machines):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (gone,) = [job for job in machines if job.daemons["n0"].poll() is not None]
+    (left,) = [job for job in machines if job is not gone]
+    assert gone.daemons["n0"].returncode == REFUSED
+    assert "another machine is n0: " in reason(gone)
+    left.until_steps(1, within_s=60.0, count=5)
+    assert not left.events("n0", "bug")
+
+
+def test_the_name_of_a_machine_that_died_is_free_when_its_lease_has_run_out(machines: tuple[Job, Job]) -> None:
+    here, other = machines
+    here.start("n0")
+    here.until_steps(1, within_s=60.0, count=3)
+    here.kill_node("n0")
+    other.start("n0")
+    other.until(lambda: bool(other.events("n0", "daemon.started")), 30.0, "the other machine's daemon")
+    assert other.events("n0", "daemon.started")[0]["member"] == "n0/2"
+    assert not other.events("n0", "daemon.refused")
