@@ -148,10 +148,14 @@ class Drive:
             self.ease(number)
 
     def _due(self) -> list[int]:
-        """Whose time is over. To take a pause back somebody who is up writes to the store: first the store's faults end, and
-        who has been told to leave for good is back.
+        """Whose time is over. A store that is full is emptied by a member that is up: first its other faults end. To take a
+        pause back somebody who is up writes to the store: first all of the store's faults end, and who has been told to leave
+        for good is back.
         """
         due = [n for n, active in self.active.items() if active.until is not None and self.eye.now >= active.until]
+        kinds = {n: active.fault.kind for n, active in self.active.items()}
+        if any(ALL[kind].reach == "store" and kind != "store_full" for kind in kinds.values()):
+            due = [n for n in due if kinds[n] != "store_full"]
         others = [n for n in due if self.active[n].fault.kind != "pause"]
         if self.over or others == due:
             return due
@@ -224,7 +228,8 @@ class Drive:
 
     def _ease_all(self) -> None:
         for number in sorted(
-            self.active, key=lambda number: (ALL[self.active[number].fault.kind].reach != "store", number)
+            self.active,
+            key=lambda n: (ALL[(kind := self.active[n].fault.kind)].reach != "store", kind == "store_full", n),
         ):
             self.ease(number)
 

@@ -583,7 +583,20 @@ class Hands:
         if not (said := asyncio.run(refused())):
             self._alarm("DEACTIVATE")
             raise NotStruck("the store still takes writes")
-        return Done(nodes=(), detail=said[:200], undo=lambda: self._alarm("DEACTIVATE"))
+
+        def empty() -> None:
+            deadline = time.monotonic() + TERM_S
+            while True:
+                try:
+                    self._alarm("DEACTIVATE")
+                except BoxError:  # a member that was just started again has no leader yet
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+                else:
+                    return
+
+        return Done(nodes=(), detail=said[:200], undo=empty)
 
     def _member(self, *, leading: bool) -> str:
         up = [name for name, member in self.lab.members.items() if not member.down and member.pid()]
