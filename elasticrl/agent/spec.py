@@ -129,6 +129,7 @@ def common_env(spec: Spec) -> dict[str, str]:
         "NCCL_RUNTIME_CONNECT": "0",  # connect while the gang forms, not in the middle of a call
         "NCCL_HOSTID": f"{spec.job}.{spec.node}",  # nodes that share a machine may share a GPU: NCCL refuses that of one host
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS's sums depend on what else the GPU does
+        "FLASH_ATTENTION_DETERMINISTIC": "1",  # without it flash-attn adds in any order backwards, unseen by torch
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking CUDA itself before the fork would break it in the children
         "TORCHINDUCTOR_COMPILE_THREADS": threads,  # else importing it may start threads, and a fork would lose them
         "TOKENIZERS_PARALLELISM": "false",  # its threads would be lost in a spare that is forked

@@ -13,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,9 +32,12 @@ STATE: Final = ("trace/*.jsonl", "incidents/*.json")
 WORDS: Final = (
     r"(?:pass(?:word|wd)?|secret|token(?!i)|api[_-]?key|access[_-]?key|private[_-]?key|credential|authorization)"
 )
+#: What a secret looks like. Each looks only so far back and ahead: a log's line may be one word of a megabyte.
 LOOKS: Final = (
-    re.compile(rf"((?:[\w.-]*{WORDS}[\w.-]*)[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})", re.IGNORECASE),
-    re.compile(r"(\w+://[^\s/:@]+:)([^\s/@]+)(?=@)"),  # a password in an address
+    re.compile(
+        rf"((?:[\w.-]{{0,64}}{WORDS}[\w.-]{{0,64}})[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})", re.IGNORECASE
+    ),
+    re.compile(r"(\b\w{1,32}://[^\s/:@]{1,256}:)([^\s/@]{1,1024})(?=@)"),  # a password in an address
     re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL),
 )  # fmt: skip
@@ -64,9 +68,14 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
             raise typer.Exit(Exit.REFUSED)
     output = output or Path(time.strftime("elasticrl-support-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     veil = Veil(secrets_here(tree))
-    parts = [*said(tree, findings), *found(tree, folders or ())]
+    parts = chain(said(tree, findings), found(tree, folders or ()))  # one in memory at a time: they may be gigabytes
     count, size = 0, 0
-    with tarfile.open(output, "x:gz") as tar:
+    try:
+        packed = tarfile.open(output, "x:gz")  # noqa: SIM115 - closed below
+    except OSError as error:
+        typer.echo(f"{output} cannot be written: {error.strerror}; name another: -o FILE", err=True)
+        raise typer.Exit(Exit.REFUSED) from None
+    with packed as tar:
         for part in parts:
             text = veil.over(part.text)
             if size + len(text) > WHOLE:
@@ -190,13 +199,14 @@ def found(tree: "Tree | None", folders: Iterable[Path]) -> Iterator[Part]:
     places: list[tuple[str, Path, tuple[str, ...]]] = []
     if tree is not None:
         logs, state = Path(tree.telemetry.log_dir) / tree.job.name, Path(tree.node.state_dir) / tree.job.name
-        places += [("logs", logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
         places += [("state", state, tuple(f"*/{name}" for name in STATE))]
+        places += [("logs", logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
     for folder in folders:
         places.append((folder.resolve().name, folder, tuple(f"**/{name}" for name in (*LOGS, *STATE, "history.jsonl"))))
     taken: set[Path] = set()
     for name, folder, patterns in places:
-        for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        # The newest first: if there is too much, what is left out is of long ago.
+        for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}, key=_written, reverse=True):
             real = path.resolve()
             if not path.is_file() or path.is_symlink() or real in taken:
                 continue
@@ -206,6 +216,13 @@ def found(tree: "Tree | None", folders: Iterable[Path]) -> Iterator[Part]:
             except OSError as error:
                 text, at = f"not readable: {error}", 0.0
             yield Part(name=f"{name}/{path.relative_to(folder)}", text=text, at=at)
+
+
+def _written(path: Path) -> tuple[float, Path]:
+    try:
+        return path.stat().st_mtime, path
+    except OSError:
+        return 0.0, path
 
 
 def shortened(path: Path) -> str:

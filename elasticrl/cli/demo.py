@@ -206,7 +206,7 @@ class Show:
     def prepare(self) -> None:
         """A random model, prompts, a configuration."""
         if self.folder.exists():
-            if not self.config.exists() and any(self.folder.iterdir()):
+            if any(self.folder.iterdir()) and not self._earlier():
                 raise Stuck(f"{self.folder} is not empty and not of an earlier demo: name another with --folder.")
             shutil.rmtree(self.folder)
         (self.folder / "log").mkdir(parents=True)
@@ -234,6 +234,13 @@ class Show:
         command = [sys.executable, "-c", code, str(self.folder), str(DIGITS), str(PROMPTS)]
         if subprocess.run(command, check=False, timeout=PATIENCE_S).returncode:
             raise Stuck("the model could not be made (see above)")
+
+    def _earlier(self) -> bool:
+        """Whether this folder is of a demonstration: others have a job.yaml too."""
+        try:
+            return self.config.read_text(encoding="utf-8").startswith(JOB.partition("\n")[0])
+        except (OSError, UnicodeDecodeError):
+            return False
 
     def undisturbed(self) -> None:
         """The same job in one process, without faults: what the other is compared with."""

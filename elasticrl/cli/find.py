@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,8 +17,13 @@ class NotOurs(Exception):
 
 def made_private(folder: Path) -> Path:
     """The folder, made if need be; refused unless it is this user's alone. Who can write there can say what our agents run."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        raise NotOurs(
+            f"{folder} cannot be made ({error.strerror}). Set XDG_RUNTIME_DIR to a directory of your own, or unset it."
+        ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise NotOurs(
             f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode "
@@ -43,7 +49,11 @@ def run_dirs(explicit: Path | None = None) -> tuple[Path, ...]:
 def sockets(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> tuple[Path, ...]:
     """All control sockets that fit."""
     pattern = f"{job or '*'}/{node or '*'}/control.sock"
-    return tuple(sorted(path for folder in run_dirs(explicit) for path in folder.glob(pattern)))
+    found: list[Path] = []
+    for folder in run_dirs(explicit):
+        with suppress(OSError):  # XDG_RUNTIME_DIR may be another user's, as after `su`
+            found += folder.glob(pattern)
+    return tuple(sorted(found))
 
 
 def daemon(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> Path:
@@ -70,7 +80,10 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
 
 def shut(folder: Path) -> bool:
     """There, and not ours to look into: what is in it looks like nothing."""
-    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+    try:
+        return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+    except OSError:  # nor what is above it
+        return False
 
 
 def group_of(folder: Path) -> str:

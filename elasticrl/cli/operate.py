@@ -51,7 +51,7 @@ def status(
         pace = Pace()
 
         def look() -> str:
-            picture.update(outside(store, job, "look") if store else patiently(run_dir, job, "status"))
+            picture.update(quietly(store, job) if store else patiently(run_dir, job, "status"))
             said = pace.after(time.monotonic(), picture["step"])
             return json.dumps(picture) if as_json else "\n\n".join(filter(None, (render.status(picture), said)))
 
@@ -123,6 +123,22 @@ def patiently(run_dir: Path | None, job: str | None, verb: str) -> Any:
         return put(find.daemon(run_dir, job), verb)
     except (find.NotFound, Unanswered) as error:
         raise screen.Silent(str(error)) from None
+
+
+def quietly(where: str, job: str | None) -> Any:
+    """The look at a store, for a screen that stays while it is away."""
+    import asyncio
+
+    from elasticrl.daemon import outside as store
+    from elasticrl.store import StoreError, StoreRefused
+
+    with explained():
+        try:
+            return asyncio.run(store.look(store.reach(where, job)))
+        except StoreRefused:
+            raise  # that does not pass
+        except StoreError as error:
+            raise screen.Silent(str(error)) from None
 
 
 def outside(

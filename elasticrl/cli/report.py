@@ -43,5 +43,9 @@ def report(run: Run, output: Out = Path("report.html"), as_text: AsText = False)
             raise
         typer.echo("the page is drawn by matplotlib: pip install 'elasticrl[report]'; or say --text", err=True)
         raise typer.Exit(Exit.FAILED) from None
-    output.write_text(page(story), encoding="utf-8")
+    try:
+        output.write_text(page(story), encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{output} cannot be written: {error.strerror}", err=True)
+        raise typer.Exit(Exit.REFUSED) from None
     typer.echo(f"{headline(story)}\n{output}")

@@ -27,7 +27,7 @@ class Silent(Exception):
 def watch(look: Callable[[], str], *, every_s: float, rests: Callable[[float], None] | None = None) -> None:
     """Show what `look` returns, again and again, until q or Ctrl-C. `rests`, if given, is what to do between two looks."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return plainly(look, every_s=every_s)
+        return plainly(look, every_s=every_s, rests=rests)
     text, since = "", ""
     with suppressed_interrupt(), full() as draw:
         while True:
@@ -45,7 +45,7 @@ def watch(look: Callable[[], str], *, every_s: float, rests: Callable[[float], N
                 return None
 
 
-def plainly(look: Callable[[], str], *, every_s: float) -> None:
+def plainly(look: Callable[[], str], *, every_s: float, rests: Callable[[float], None] | None = None) -> None:
     """Where there is no terminal: a picture when it has changed, for ever."""
     shown = ""
     with suppressed_interrupt():
@@ -57,7 +57,10 @@ def plainly(look: Callable[[], str], *, every_s: float) -> None:
             if text != shown:
                 print(text, end="\n\n", flush=True)
                 shown = text
-            select.select([], [], [], every_s)
+            if rests is not None:
+                rests(every_s)
+            else:
+                select.select([], [], [], every_s)
 
 
 @contextmanager

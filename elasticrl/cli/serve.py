@@ -1,12 +1,15 @@
 """What runs: `daemon` (one node, for systemd), `agent` (its unit), `run` (some nodes on this machine, in the foreground)."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +21,7 @@ from elasticrl.core.model import REFUSED
 from elasticrl.core.words import bar, count
 
 VAULT_S = 5.0  # for a vault of this run to end
+ENDS_S = 45.0  # for a daemon that has drained, or has not within its time, to end its agent and its vault
 REST_S = 10.0  # between two lines that only tell how far the job is, where there is no terminal
 CLEAR = "\r\033[K"  # back to the beginning of the line, which is emptied
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.", show_default=False)]
@@ -51,6 +55,7 @@ def agent(config: Config, overrides: Overrides = None) -> None:
     from elasticrl.config import ConfigError, load
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import Daemon
+    from elasticrl.daemon.refusal import Refusal
     from elasticrl.telemetry.log import set_up
 
     try:
@@ -61,8 +66,12 @@ def agent(config: Config, overrides: Overrides = None) -> None:
     if tree.node.role == "rollout":
         typer.echo("a rollout node has no agent: its daemon sees to the engine")
         return
-    here = Daemon(tree, log=set_up(), history=History())
-    spec = here.spec()
+    try:
+        here = Daemon(tree, log=set_up(), history=History())
+        spec = here.spec()
+    except Refusal as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(REFUSED) from None
     command = agent_command(spec, here.home.folder)
     os.execve(sys.executable, command, environment(spec))  # noqa: S606 - it becomes the agent
 
@@ -70,8 +79,8 @@ def agent(config: Config, overrides: Overrides = None) -> None:
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration.", show_default=False)],
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes to play on this machine.")] = 1,
-    every: Annotated[float, typer.Option("--every", help="Seconds between looks at the status.")] = 1.0,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes to play on this machine.")] = 1,
+    every: Annotated[float, typer.Option("--every", min=0.05, help="Seconds between looks at the status.")] = 1.0,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,54 +90,94 @@ def run(
     adopt: Adopt = False,
 ) -> None:
     """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing behind."""
+    chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
+    tree, run_dir = settled(config, chosen, nodes)
+    logs = Path(tree.telemetry.log_dir) / tree.job.name
+    with claimed(run_dir, tree.job.name, logs):
+        etcd = start_store(tree) if tree.store.embedded else None
+        endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
+        if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
+            if etcd is not None:
+                stop_store(tree)
+            raise refused(why)
+        own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
+        names = [[f"node.name=n{n}"] for n in range(nodes)]
+        names += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
+        code = play(config, own, names, tree, run_dir, logs, every)
+    if code not in {Exit.OK, 130}:
+        typer.echo(
+            f"ended with {code}; why: elasticrl incidents --state-dir {tree.node.state_dir}, and the logs in {logs}",
+            err=True,
+        )
+    raise typer.Exit(code)
+
+
+def settled(config: Path, chosen: list[str], nodes: int) -> tuple[Any, Path]:
+    """What is to be run, and where its sockets lie; refused if it cannot be."""
     from elasticrl.config import ConfigError, load
 
-    chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     try:
         run_dir = find.made_private(find.private_run_dir())
-    except find.NotOurs as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(Exit.REFUSED) from None
-    try:
         tree = load(config, [*chosen, f"node.run_dir={run_dir}", f"node.name=n{nodes - 1}"])
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(Exit.REFUSED) from None
+    except (find.NotOurs, ConfigError) as error:
+        raise refused(str(error)) from None
     if absent := missing(tree):
-        typer.echo("\n".join(absent), err=True)
-        raise typer.Exit(Exit.REFUSED)
-    etcd = start_store(tree) if tree.store.embedded else None
-    endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
-    if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
-        if etcd is not None:
-            stop_store(tree)
-        typer.echo(why, err=True)
-        raise typer.Exit(Exit.REFUSED)
-    logs = Path(tree.telemetry.log_dir) / tree.job.name
-    logs.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
-    own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
-    daemons = [launch(config, [*own, f"node.name=n{n}"], logs / f"n{n}.daemon.log") for n in range(nodes)]
-    daemons += [
-        launch(config, [*own, f"node.name=r{n}", "node.role=rollout"], logs / f"r{n}.daemon.log")
-        for n in range(tree.rollout.nodes)
-    ]
-    code = Exit.FAILED.value
-    typer.echo(f"{count(nodes, 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
+        raise refused("\n".join(absent))
+    return tree, run_dir
+
+
+def refused(why: str) -> typer.Exit:
+    """To be raised, once it is said."""
+    typer.echo(why, err=True)
+    return typer.Exit(Exit.REFUSED)
+
+
+@contextmanager
+def claimed(run_dir: Path, job: str, logs: Path) -> Iterator[None]:
+    """Inside, no other run on this machine plays this job: they would end each other's etcd and vaults."""
     try:
-        code = follow(daemons, run_dir, tree.job.name, every, tree.job.steps)
-    except KeyboardInterrupt:
-        typer.echo("ending: workers, daemons, etcd")
-        code = 130
+        for folder in (logs, run_dir / job):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (run_dir / job / "run.lock").open("ab")
+    except OSError as error:
+        raise refused(f"{error.filename}: {error.strerror}; telemetry.log_dir must be yours to write") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refused(
+                f"job {job} runs on this machine already, in another terminal. See it: elasticrl status --job {job}; or give "
+                "this one a name of its own: job.name=..."
+            ) from None
+        yield
+
+
+def play(
+    config: Path, own: list[str], names: list[list[str]], tree: Any, run_dir: Path, logs: Path, every_s: float
+) -> int:
+    """The daemons of all nodes, until the job ends or somebody ends it; then nothing of it is left. The exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
+    daemons = [launch(config, [*own, *words], logs / f"{words[0].partition('=')[2]}.daemon.log") for words in names]
+    try:
+        typer.echo(f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
+        return follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps)
+    except (KeyboardInterrupt, OSError) as ended:
+        if isinstance(ended, OSError) and ended.errno not in {
+            errno.EIO,
+            errno.EPIPE,
+        }:  # those of a terminal that is gone
+            raise
+        with suppress(OSError):
+            typer.echo("ending: workers, daemons, etcd")
         stop_job(daemons, run_dir, tree.job.name, within_s=tree.recovery.drain_s)
+        return 130
     finally:
-        end(daemons, within_s=tree.recovery.drain_s)
+        end(daemons, within_s=tree.recovery.drain_s + ENDS_S)
         asyncio.run(end_vaults(sorted((Path(tree.vault.dir) / tree.job.name).glob("*"))))
-        if etcd is not None:
+        if tree.store.embedded:
             stop_store(tree)
-    if code not in {Exit.OK, 130}:
-        typer.echo(f"ended with {code}; why: elasticrl incidents --config {config}, and the logs in {logs}", err=True)
-    raise typer.Exit(code)
 
 
 def missing(tree: Any) -> list[str]:
@@ -191,7 +240,7 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
         time.sleep(every_s)
     if live:
         typer.echo()
-    return max((process.returncode for process in daemons), default=0)
+    return max((process.returncode if process.returncode >= 0 else 1 for process in daemons), default=0)
 
 
 def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ side in one directory.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -129,7 +131,8 @@ def checkpoint_list(where: Where, as_json: AsJson = False) -> None:
     from elasticrl.runtime.checkpoint.shelf import listing
 
     place = place_of(where)
-    entries = listing(place)
+    with there():
+        entries = listing(place)
     if as_json:
         typer.echo(json.dumps({"place": str(place), "checkpoints": [plain(entry) for entry in entries]}, indent=2))
         return
@@ -158,12 +161,14 @@ def checkpoint_verify(where: Where, name: Which = None, as_json: AsJson = False)
     from elasticrl.runtime.checkpoint import shelf
 
     place = place_of(where)
-    entries = [entry for entry in shelf.listing(place) if name in (None, entry.name)]
+    with there():
+        entries = [entry for entry in shelf.listing(place) if name in (None, entry.name)]
     if not entries:
         refuse(f"there is no checkpoint{f' {name}' if name else ''} at {place}; `elasticrl checkpoint list` shows them")
     problems: dict[str, tuple[shelf.Problem, ...]] = {}
     for entry in entries:
-        problems[entry.name] = found = shelf.verify(place, entry.name)
+        with there():
+            problems[entry.name] = found = shelf.verify(place, entry.name)
         if as_json:
             continue
         for problem in found:
@@ -335,6 +340,18 @@ def run_of(named: Path, part: str) -> Path:
     if len(below) > 1:
         refuse(f"several runs lie below {named}; name one: {', '.join(map(str, below))}")
     return below[0] if below else named
+
+
+@contextmanager
+def there() -> Iterator[None]:
+    """Inside, a place that does not answer ends the command with its sentence."""
+    from elasticrl.runtime.vault.errors import CheckpointStorage
+
+    try:
+        yield
+    except CheckpointStorage as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(Exit.FAILED) from None
 
 
 def place_of(where: str) -> "Place":

@@ -16,6 +16,7 @@ from elasticrl.config.section import (
     Mapped,
     Name,
     Names,
+    NodeName,
     Port,
     Portion,
     Positive,
@@ -49,7 +50,7 @@ class Job(Section):
 class Node(Section):
     """This machine's place in the gang. The keys that may differ between the nodes of one job are all here."""
 
-    name: Text | None = None
+    name: NodeName | None = None
     """The node's name in plans, logs and `status`. null: the host's name."""
     role: Literal["train", "rollout"] = "train"
     """What the node does: train, or rollout: run one rollout engine for all that train, and never take a seat (see
@@ -184,8 +185,9 @@ class Recovery(Section):
     """Seconds for rung 1, reform in place. Less falls sooner to a rung that costs more."""
     replace_s: Seconds = 20.0
     """Seconds for rung 2, a fresh process for the sick worker. Needs more where no spare process is warm."""
-    restart_s: Seconds = 60.0
-    """Seconds for rung 3, fresh processes for all with state from vaults. Needs more for a larger model."""
+    restart_s: Seconds = 120.0
+    """Seconds for rung 3, fresh processes for all with state from vaults. They load what a first start loads: as long as
+    that."""
     reload_s: Seconds = 300.0
     """Seconds for rung 4, fresh processes for all with state from disk. Needs more on slower storage."""
     probe_s: Seconds = 10.0

@@ -325,6 +325,14 @@ RELATIONS: tuple[Relation, ...] = (
         level="warning",
     ),
     Relation(
+        keys=("recovery.start", "recovery.restart", "recovery.reload"),
+        rule="should be no longer than restart and reload, whose fresh processes load the same models",
+        broken=lambda t: t.recovery.start_s > min(t.recovery.restart_s, t.recovery.reload_s),
+        values=lambda t: f"{_s(t.recovery.start_s)} is over {_s(min(t.recovery.restart_s, t.recovery.reload_s))}",
+        remedy=lambda t: f"Set restart and reload to {_s(t.recovery.start_s)} or more.",
+        level="warning",
+    ),
+    Relation(
         keys=("timeouts.collective", "timeouts.confirm", "timeouts.dump", *_CAPS),
         rule="must exceed the longest phase + confirm + dump, or the backend tears processes down before there is a verdict",
         broken=lambda t: t.timeouts.collective_s <= _stall_s(t),

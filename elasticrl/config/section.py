@@ -95,6 +95,11 @@ Name = Annotated[
     Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"),
     Says("a name of lower-case letters, digits and dashes (at most 63)", "ppo-7b"),
 ]
+NodeName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=253),
+    Says("a name of letters, digits, dots, dashes and underscores, as hosts have", "n03"),
+]
 Prefix = Annotated[
     str,
     Field(pattern=r"^(/[A-Za-z0-9_.-]+)+$"),

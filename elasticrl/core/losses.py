@@ -13,7 +13,7 @@ from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Fate, Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.stalls import said
-from elasticrl.core.strikes import hopeless, strike_of, strike_or
+from elasticrl.core.strikes import UNFORMED, hopeless, strike_of, strike_or
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
 
@@ -153,10 +153,10 @@ def late(scene: Scene) -> Move | None:
         return Move(wake_at=scene.deadline)
     silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
     if not silent:
-        why = f"the gang did not form within its {plan.rung.name.lower()} budget: probing"
+        why = f"{UNFORMED} within recovery.{plan.rung.name.lower()}: probing"
         return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
     names = ", ".join(str(seat.member) for seat in silent[:3])
-    why = f"{names} did not join within its {plan.rung.name.lower()} budget"
+    why = f"{names} did not join within recovery.{plan.rung.name.lower()}"
     if plan.rung is Rung.REFORM:
         born = scene.view.generation + 1
         seats = tuple(replace(s, born=born) if s in silent else s for s in scene.kept)

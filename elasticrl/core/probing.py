@@ -20,7 +20,7 @@ from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.state import Lead
-from elasticrl.core.strikes import strike_of, strike_or
+from elasticrl.core.strikes import UNFORMED, strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
 from elasticrl.core.verdict import Facts, Fault, Verdict
 
@@ -93,7 +93,8 @@ def probing(scene: Scene) -> Move | None:
     if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
-    strike = strike_of(plan.strike, "a stall with every node in reach", scene.newest)
+    unformed = plan.reason.removesuffix(": probing") if plan.reason.startswith(UNFORMED) else ""
+    strike = strike_of(plan.strike, unformed or "a stall with every node in reach", scene.newest)
     rung = Rung.RESTART if strike.count == 1 else Rung.RELOAD
     cap = f" ({done.milder})" if done is not None and done.capped else ""
     why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"

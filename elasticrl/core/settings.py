@@ -37,7 +37,7 @@ class Recovery:
     start_s: float = 120.0  # first start of a gang, from plan to training
     reform_s: float = 10.0  # rung 1
     replace_s: float = 20.0  # rung 2
-    restart_s: float = 60.0  # rung 3
+    restart_s: float = 120.0  # rung 3
     reload_s: float = 300.0  # rung 4
     probe_s: float = 10.0  # a PROBE plan waits this long for the members' answers
     drain_s: float = 60.0  # a draining node finishes, saves and leaves within this

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from elasticrl.core.model import Outcome, Phase, Plan, Strike
 from elasticrl.core.policy import Act
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.verdict import Confidence
+
+UNFORMED: Final = "the gang did not form"  # why a plan probes whose gang has not trained in its time
 
 OTHERS = ", among others"
 FIGURES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)  # addresses, shapes, sizes, process ids, ranks

@@ -31,7 +31,21 @@ from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.goodput import stepped
-from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, Verb, View
+from elasticrl.core.model import (
+    REFUSED,
+    Commit,
+    Member,
+    Outcome,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Rollout,
+    Rung,
+    Verb,
+    View,
+    Work,
+)
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
@@ -107,6 +121,8 @@ class Daemon:
         self.log = log
         self.history = history
         self.metrics = metrics_of(tree)
+        for rung in Rung:
+            self.metrics.recoveries.labels(rung=rung.name.lower())  # a first one would not be seen to have come
         self.notify = Notify()
         self.host = tree.node.address or own_address(tree.node.interface)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
@@ -127,6 +143,7 @@ class Daemon:
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
         self._committed_at: float | None = None  # when the newest commit was first seen here
+        self._trains_since: float | None = None  # by the wall clock: since this daemon has seen its workers train
         self._beats = (0, 0)  # sent and heard, as the metrics know it
         self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
@@ -736,7 +753,13 @@ class Daemon:
         metrics.leading.set(1 if state.lead else 0)
         metrics.lease_age.set(max(0.0, now - state.leased) if state.leased > 0 else 0.0)
         metrics.suspected.set(len(state.suspects))
-        metrics.commit_age.set(now - self._committed_at if self._committed_at is not None else 0.0)
+        if self._trains_since is None and workers is not None and workers.work is Work.TRAINING:
+            self._trains_since = time.time()
+        if (
+            self._trains_since is not None
+        ):  # one of an earlier run is as old as the job's pause, which is nobody's fault
+            written = view.commit.written if view.commit else 0.0
+            metrics.commit_age.set(max(0.0, time.time() - max(written, self._trains_since)))
         if self.neighbours is not None:
             sent, heard = self.neighbours.sent, self.neighbours.heard
             metrics.beats_sent.inc(sent - self._beats[0])

@@ -34,8 +34,8 @@ _WAY = re.compile(r"\bvia ((?:NET/\w+|P2P|SHM)\b)")
 
 def collectives(task: Task, carrier: str, peer: str, within_s: float) -> str:
     """All-reduce and all-to-all between the two, with the right result: "ok", or what happened."""
-    if carrier == "nccl" and not torch.cuda.is_available():
-        return LATE  # no card is to be seen from here, which says nothing of the way: the partner hears nothing of us either
+    if carrier == "nccl" and not _card():
+        return LATE  # which says nothing of the way: the partner hears nothing of us either
     rank, owner = int(task.me > peer), min(task.me, peer)
     prefix = f"{task.token}/{carrier}/{min(task.me, peer)}/{max(task.me, peer)}"
     try:
@@ -48,6 +48,14 @@ def collectives(task: Task, carrier: str, peer: str, within_s: float) -> str:
     keys = Keys(task, owner, task.gloo_s)  # held here: torch keeps only the C++ half of a store written in Python
     over = over_nccl if carrier == "nccl" else over_gloo
     return over(task, c10d.PrefixStore(prefix, keys), rank)
+
+
+def _card() -> bool:
+    """Whether there is a card here with room for the round."""
+    try:
+        return torch.cuda.is_available() and torch.zeros(8 * NUMBERS, device="cuda").numel() > 0
+    except RuntimeError:  # torch.OutOfMemoryError is one: workers that wait hold it all
+        return False
 
 
 def over_gloo(task: Task, store: Store, rank: int) -> str:

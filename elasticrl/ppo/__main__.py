@@ -135,7 +135,9 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         temperature=tree.rollout.temperature,
     )  # fmt: skip
     gathers = collective(tree, "actor")
-    engine = away or TorchEngine(body(roles.actor), sampling, lockstep=gathers, whole=gathers and tree.rollout.gather)
+    engine = away or TorchEngine(
+        body(roles.actor), sampling, lockstep=gathers, whole=gathers and tree.rollout.gather, check=run.check
+    )
     trainer = Trainer(
         run,
         roles,

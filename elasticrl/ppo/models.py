@@ -204,8 +204,11 @@ def whole_scores(model: nn.Module, tokens: torch.Tensor, attention: torch.Tensor
 
 
 def computing(model: Model, device: str) -> AbstractContextManager[Any]:
-    """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's."""
-    return torch.autocast(device, torch.bfloat16) if model.dtype == "bfloat16" else nullcontext()
+    """The type to compute in: trained weights stay float32, matrix products of bfloat16 are autocast's. What it has cast is not
+    kept: a pass needs each weight once, and of a model that FSDP cuts up all of it would stay on each card.
+    """
+    narrow = model.dtype == "bfloat16"
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False) if narrow else nullcontext()
 
 
 def narrowed(found: nn.Module, model: Model) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from statistics import fmean, median
 
 from elasticrl.core.words import count
@@ -170,12 +171,19 @@ def _incidents(incidents: Sequence[Incident]) -> list[str]:
 
 
 def bars(values: Sequence[float], width: int = 40) -> str:
-    """A curve in a line of text.
+    """A curve in a line of text; an x where it is no number, as of a run that diverged.
 
-    >>> bars([0.0, 0.5, 1.0])
-    '▁▄█'
+    >>> bars([0.0, 0.5, 1.0]), bars([0.0, float("nan"), 1.0])
+    ('▁▄█', '▁x█')
     """
     size = -(-len(values) // width)
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    low, high = min(means), max(means)
-    return "".join("▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0] for value in means)
+    drawn = [value for value in means if isfinite(value)]
+    low, high = min(drawn, default=0.0), max(drawn, default=0.0)
+
+    def bar(value: float) -> str:
+        if not isfinite(value):
+            return "x"
+        return "▁▂▃▄▅▆▇█"[int(7 * (value - low) / (high - low)) if high > low else 0]
+
+    return "".join(map(bar, means))

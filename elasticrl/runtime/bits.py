@@ -92,6 +92,7 @@ def bits() -> Bits:
         "MKL_ENABLE_INSTRUCTIONS",
         "ONEDNN_DEFAULT_FPMATH_MODE",
         "CUBLAS_WORKSPACE_CONFIG",
+        "FLASH_ATTENTION_DETERMINISTIC",
         "NVIDIA_TF32_OVERRIDE",
     )
     return Bits(

@@ -127,6 +127,8 @@ class Fsdp(Strategy):
     def _alone(self, u: int, leaf: torch.Tensor) -> None:
         if self.deal.world == 1:
             self._count(u)
+            if leaf.is_cuda:  # FSDP has made it on another stream, whose next allocation may be its memory
+                leaf.record_stream(torch.cuda.current_stream())
             self._fold(_Arrival(unit=u, work=None, leaves=leaf.unsqueeze(0), sent=leaf))
 
     def _count(self, u: int) -> None:

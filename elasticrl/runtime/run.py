@@ -108,7 +108,12 @@ class Step(int):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         self._run._guarded = False  # noqa: SLF001
         if not isinstance(error, GangError):
-            return False
+            # What an aborted collective let through may be anything, and a program that looks at it says so. Its own fault
+            # comes again with the step.
+            reason = self._run._flag.reason  # noqa: SLF001
+            if reason is None or not isinstance(error, Exception):
+                return False
+            error = GangError(f"{type(error).__name__} ({error}) in a step that was given up: {reason}")
         self._run._cut_by(error)  # noqa: SLF001
         return True
 
@@ -468,6 +473,9 @@ class Run:
             return
         self._settle_votes()  # where all hear of each other how long it is since the last one
         if always or self._worth:
+            self._flag.check(
+                "keeping what was made"
+            )  # of a gang that is broken up it may be what an aborted pass let through
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
             self._hold().loose()  # the script goes on, and may change in place what it registered
@@ -1173,6 +1181,8 @@ class Run:
 
     def _cut_by(self, error: GangError) -> None:
         """The step is over, and will come again."""
+        # They would hold what the step's frames hold: GPU memory.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         self._cut = self._cut or error
 
     def _raise_cut(self) -> None:

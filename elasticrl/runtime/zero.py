@@ -74,7 +74,9 @@ class Zero(Strategy):
         self._stage, self._device = stage, torch.device(device)
         self._params = [param for _, param in named]
         self._step = _Step(self._params, self._take)
-        self._engine = _engine(self.model, self._step, group, settings(stage, offload, bucket_bytes // 4))
+        self._engine = _engine(
+            self.model, self._step, group, self._device.type, settings(stage, offload, bucket_bytes // 4)
+        )
         self._zero: Any = self._engine.optimizer
         layout = _layout(self._zero, named, deal.world)
         kept = shard is not None and (shard.layout, shard.rank) == (layout, rank)
@@ -231,12 +233,12 @@ def settings(stage: int, offload: bool, bucket: int) -> dict[str, Any]:
 _gang: list[dist.ProcessGroup] = []  # the one whose engines DeepSpeed's globals speak of
 
 
-def _engine(model: torch.nn.Module, step: _Step, group: dist.ProcessGroup, config: dict[str, Any]) -> Any:
-    """A new engine over the gang's group."""
-    package = deepspeed(next(model.parameters()).device.type)
+def _engine(model: torch.nn.Module, step: _Step, group: dist.ProcessGroup, device: str, config: dict[str, Any]) -> Any:
+    """A new engine over the gang's group, on that kind of device: the model may have been built on the host."""
+    package = deepspeed(device)
     if _gang != [group]:
         _gang[:] = [group]
-        _begin(package, "gloo" if next(model.parameters()).device.type == "cpu" else "nccl")
+        _begin(package, "gloo" if device == "cpu" else "nccl")
     engine, *_ = package.initialize(
         model=model, optimizer=step, model_parameters=step.param_groups[0]["params"], config=config, mpu=_World(group),
         dist_init_required=False,

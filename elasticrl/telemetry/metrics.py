@@ -17,7 +17,9 @@ class Metrics:
         self.step = Gauge("elasticrl_sealed_step", "Newest sealed step of this node's workers.", registry=r)
         self.committed = Gauge("elasticrl_committed_step", "Step of the newest disk checkpoint.", registry=r)
         self.commit_age = Gauge(
-            "elasticrl_commit_age_seconds", "Time since the newest disk checkpoint was first seen here.", registry=r
+            "elasticrl_commit_age_seconds",
+            "Time since the newest commit, or since this daemon saw its workers train, if that is less.",
+            registry=r,
         )
         self.leading = Gauge("elasticrl_leading", "1 while this node leads.", registry=r)
         self.lease_age = Gauge(

@@ -227,6 +227,9 @@ def test_what_has_happened_is_measured(job: Job) -> None:
             )
     assert samples['elasticrl_worker_exits_total{cause="signal 9"}'] >= 1
     assert samples["elasticrl_world_ranks"] == 9
+    assert samples['elasticrl_recoveries_total{rung="reload"}'] == 0, (
+        "there before the first, or that would not be seen"
+    )
     assert 0.0 < samples["elasticrl_goodput_ratio"] <= 3.0
     assert samples['elasticrl_store_seconds_count{action="KeepAlive"}'] > 3
 

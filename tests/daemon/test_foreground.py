@@ -37,7 +37,10 @@ def speaking_of(folder: Path) -> list[str]:
     return found
 
 
-def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as Ctrl-C; as the end of its terminal
+def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
+    folder: Path, number: signal.Signals
+) -> None:
     conf = {
         "job": {
             "name": "fg",
@@ -65,7 +68,15 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(fol
                 assert time.monotonic() < deadline, (folder / "said").read_text()
                 time.sleep(0.1)
             assert len([line for line in speaking_of(folder) if "elasticrl.runtime.vault" in line]) == 2
-            run.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may have been told to ignore
+            again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+            assert again.returncode == 2
+            assert "job fg runs on this machine already, in another terminal" in again.stderr
+            made = len((folder / "history").read_text().splitlines())
+            while len((folder / "history").read_text().splitlines()) < made + 10:
+                assert run.poll() is None, "the second has ended the first"
+                assert time.monotonic() < deadline, (folder / "said").read_text()
+                time.sleep(0.1)
+            run.send_signal(number)
             assert run.wait(45.0) == 130
         finally:
             run.kill()

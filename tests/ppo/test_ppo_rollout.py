@@ -21,6 +21,7 @@ from elasticrl.ppo.losses import logprobs
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine, draw
 from elasticrl.ppo.rollout.made import sampling_of
+from elasticrl.runtime.group import GangError
 
 GAP = 1e-5  # nats, float32: between the cached forward passes of generation and the trainer's whole one (1e-7 to 1e-6 seen)
 EOS, PAD = 11, 10
@@ -99,6 +100,22 @@ def test_lockstep_makes_as_many_passes_whatever_ends_and_the_same_samples(actor)
     handle.remove()
     assert counts == [SAMPLING.max_tokens] * 3
     assert found.tokens.shape == (0, 13)
+
+
+def test_who_is_wanted_elsewhere_leaves_at_the_next_token(actor):
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) == 3:
+            raise GangError("another plan")
+
+    passes = []
+    handle = actor.register_forward_hook(lambda *_: passes.append(1))
+    with pytest.raises(GangError):
+        TorchEngine(actor, SAMPLING, check=check).generate(requests(9), version=0)
+    handle.remove()
+    assert len(passes) == 2
 
 
 @pytest.fixture

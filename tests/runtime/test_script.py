@@ -71,6 +71,31 @@ def test_what_was_kept_inside_of_a_step_is_as_it_was_whatever_the_script_changes
     assert kept == ["kept 1.0", "kept 2.0", "kept 3.0"]
 
 
+GIVEN_UP = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(3):
+        with step:
+            for lane in run.lanes():
+                run.model(torch.ones(2)).sum().backward()
+                lane.done()
+            if step == 1:
+                run._flag.set("another plan")
+                raise ValueError("no number, as an aborted collective left it")
+            run.update()
+        if step == 1:
+            print(run._cut, flush=True)
+            break
+"""
+
+
+def test_what_a_program_says_of_a_step_that_is_given_up_is_no_fault_of_its_own(tmp_path: Path):
+    life = start(tmp_path, GIVEN_UP)
+    assert life.returncode == 0, life.stderr
+    said = "ValueError (no number, as an aborted collective left it) in a step that was given up: another plan"
+    assert said in life.stdout
+
+
 EPOCH = """
 import sys
 

@@ -1,12 +1,15 @@
 """The support bundle holds what helps, and no secret, wherever one was written."""
 
 import json
+import os
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from elasticrl.cli import bundle
 from elasticrl.cli.bundle import PART, Veil, shortened
 from elasticrl.cli.main import build
 
@@ -94,6 +97,21 @@ def test_folders_can_be_named_without_a_configuration(run: Path, tmp_path: Path)
     assert bundled(str(run.parent / "log"), "-o", str(out)).exit_code == 0
     assert "elasticrl-support/log/toy/n0.daemon.log" in contents(out)
     assert bundled(str(tmp_path / "nothing"), "-o", str(out)).exit_code == 2
+    again = bundled(str(run.parent / "log"), "-o", str(out))
+    assert (again.exit_code, "cannot be written: File exists; name another" in again.output) == (2, True)
+
+
+def test_where_there_is_too_much_the_oldest_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    for age, name in ((100, "z-new.log"), (1000, "a-old.log")):
+        log = tmp_path / "logs" / name
+        log.write_text("w" * 60_000)  # one word: a look for secrets that goes back and forth in it takes minutes
+        os.utime(log, (time.time() - age, time.time() - age))
+    monkeypatch.setattr(bundle, "WHOLE", 100_000)
+    out, begun = tmp_path / "b.tar.gz", time.monotonic()
+    assert bundled(str(tmp_path / "logs"), "-o", str(out)).exit_code == 0
+    assert time.monotonic() - begun < 20.0
+    assert [name for name in contents(out) if name.endswith(".log")] == ["elasticrl-support/logs/z-new.log"]
 
 
 def test_a_configuration_that_is_refused_is_told_with_its_findings(run: Path, tmp_path: Path) -> None:

@@ -166,6 +166,14 @@ CASES = [
         "Raise lease_ttl to 10s",
     ),
     Case(
+        "recovery.start",
+        "no longer than restart and reload",
+        ["recovery.start=4m"],
+        "4m is over 2m",
+        ["recovery.start=4m", "recovery.restart=4m"],
+        "restart and reload to 4m or more",
+    ),
+    Case(
         "recovery.reform",
         "rise from rung to rung",
         ["recovery.restart=10m"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.cli.demo import learned
+from elasticrl.cli.demo import Show, Stuck, learned
 
 SCRIPT = """
 import sys
@@ -78,3 +78,11 @@ def test_a_model_that_knows_no_more_than_at_first_has_not_learned(rewards: list[
     knows, told = learned(rewards)
     assert said in told
     assert knows == ("NOT" not in said)
+
+
+def test_a_folder_with_somebody_elses_job_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("job: {name: mine, program: train.py}\n")
+    (tmp_path / "train.py").write_text("precious")
+    with pytest.raises(Stuck, match="not of an earlier demo"):
+        Show(folder=tmp_path, steps=1, device="cpu").prepare()
+    assert (tmp_path / "train.py").read_text() == "precious"

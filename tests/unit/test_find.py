@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.spec import write_private
-from elasticrl.cli.find import NotFound, NotOurs, daemon, made_private
+from elasticrl.cli.find import NotFound, NotOurs, daemon, made_private, private_run_dir
 
 
 def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -39,6 +39,23 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_daemon() -> None:
     finally:
         os.seteuid(0)
         folder.rmdir()
+
+
+def test_a_runtime_directory_of_somebody_else_is_an_error_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `su alice`, which leaves XDG_RUNTIME_DIR as it was."""
+    if os.geteuid():
+        pytest.skip("only root can be somebody else for a moment")
+    above = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(above / "run"))
+    try:
+        os.seteuid(65534)
+        with pytest.raises(NotFound, match="no daemon here"):
+            daemon()
+        with pytest.raises(NotOurs, match=r"cannot be made \(Permission denied\)\. Set XDG_RUNTIME_DIR"):
+            made_private(private_run_dir())
+    finally:
+        os.seteuid(0)
+        above.rmdir()
 
 
 def test_what_is_written_for_nobody_else_follows_no_link(tmp_path: Path) -> None:

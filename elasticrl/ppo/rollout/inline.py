@@ -7,7 +7,7 @@ uniform number per token from the request's own seed, turned into a token by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,18 @@ class TorchEngine:
 
     With `lockstep` every call makes the same number of forward passes, whatever ends early: needed where a forward pass is a
     collective (FSDP, ZeRO), so that all ranks join in it. With `whole` only the first pass is one where FSDP has cut the model
-    up: what it has put together stays so until the call is over.
+    up: what it has put together stays so until the call is over. `check` is called for each token, and raises if somebody wants
+    us elsewhere: survivors of a fault who finished their answers first would miss the time in which the gang forms anew.
     """
 
     by_lane = True
 
-    def __init__(self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False, whole: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, sampling: Sampling, *, lockstep: bool = False, whole: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.model, self.sampling, self.lockstep, self.whole = model, sampling, lockstep, whole
+        self.check = check
         self.rows = max(sampling.rows, MIN_ROWS)
         self.version = 0
 
@@ -84,6 +89,7 @@ class TorchEngine:
         position = (seen.long().cumsum(1) - 1).clamp(min=0)
         given, cache = prompts, None
         for t in range(s.max_tokens):
+            self.check()
             width = s.prompt_tokens + t
             out: Any = self.model(
                 input_ids=given,
@@ -103,7 +109,9 @@ class TorchEngine:
             if not every and bool(ended.all()):
                 break
         found = (torch.cat([prompts, response], 1), torch.cat([seen, mask], 1), mask, scores, ended)
-        return tuple(value[:real].cpu() for value in found)
+        there = tuple(value[:real].cpu() for value in found)
+        self.check()  # of what an aborted collective let through nobody has seen anything yet
+        return there
 
 
 @contextmanager
