@@ -36,12 +36,12 @@ system:
 	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs >/dev/null; }
 
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
-# is waiting, and what measures, or computes all the time, one test after the other.
+# is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto tests/unit tests/sim
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/agent tests/daemon tests/runtime tests/store
-	$(BIN)/python -m pytest $(addprefix --ignore tests/,unit sim agent daemon runtime store)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime tests/store tests/agent
+	$(BIN)/python -m pytest $(addprefix --ignore tests/,unit sim runtime store agent)
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit

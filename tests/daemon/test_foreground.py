@@ -60,7 +60,10 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
     command = [sys.executable, "-m", "elasticrl.cli.main", "run", str(folder / "job.yaml"), "--nodes", "2"]
     environ = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
     with (folder / "said").open("wb") as said:
-        run = subprocess.Popen(command, stdout=said, stderr=said, env=environ, start_new_session=True)
+        run = subprocess.Popen(
+            command, stdout=said, stderr=said, env=environ, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - the tests may run under nohup
+        )  # fmt: skip
         try:
             deadline = time.monotonic() + 90.0
             while len((folder / "history").read_text().splitlines()) < 40:
