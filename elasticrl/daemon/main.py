@@ -755,9 +755,8 @@ class Daemon:
         metrics.suspected.set(len(state.suspects))
         if self._trains_since is None and workers is not None and workers.work is Work.TRAINING:
             self._trains_since = time.time()
-        if (
-            self._trains_since is not None
-        ):  # one of an earlier run is as old as the job's pause, which is nobody's fault
+        if self._trains_since is not None:
+            # A commit of an earlier run is as old as the job's pause, which is nobody's fault.
             written = view.commit.written if view.commit else 0.0
             metrics.commit_age.set(max(0.0, time.time() - max(written, self._trains_since)))
         if self.neighbours is not None:

@@ -591,7 +591,9 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         both.plan("n0", "n1")
         both.until_done(within_s=250.0)
         assert struck(tmp_path, "n0")
-        assert "adopted" in both.workers["n0"].text
+        assert "adopted" in both.workers["n0"].text, [
+            line for line in both.workers["n0"].text.splitlines() if "engine" in line
+        ]
         assert f"process {kept} " in both.workers["n0"].text
         assert outcome(both) == undisturbed
     for node in ("n0", "n1"):
