@@ -63,3 +63,4 @@ def test_the_name_of_a_machine_that_died_is_free_when_its_lease_has_run_out(mach
     other.until(lambda: bool(other.events("n0", "daemon.started")), 30.0, "the other machine's daemon")
     assert other.events("n0", "daemon.started")[0]["member"] == "n0/2"
     assert not other.events("n0", "daemon.refused")
+    other.until(lambda: other.agent_runs("n0"), 30.0, "its agent, which is then ended with it")
