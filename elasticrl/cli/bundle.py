@@ -32,13 +32,13 @@ STATE: Final = ("trace/*.jsonl", "incidents/*.json")
 WORDS: Final = (
     r"(?:pass(?:word|wd)?|secret|token(?!i)|api[_-]?key|access[_-]?key|private[_-]?key|credential|authorization)"
 )
-#: What a secret looks like. Each looks only so far back and ahead: a log's line may be one word of a megabyte.
+#: What a secret looks like. None goes back from where it looks: a log's line may be one word of a megabyte.
 LOOKS: Final = (
     re.compile(
-        rf"((?:[\w.-]{{0,64}}{WORDS}[\w.-]{{0,64}})[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})",
+        rf"((?<![\w.-])(?=[\w.-]*?{WORDS})[\w.-]++[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})",
         re.IGNORECASE,
     ),
-    re.compile(r"(\b\w{1,32}://[^\s/:@]{1,256}:)([^\s/@]{1,1024})(?=@)"),  # a password in an address
+    re.compile(r"(://[^\s/:@]++:)([^\s/@]++)(?=@)"),  # a password in an address
     re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL),
 )  # fmt: skip

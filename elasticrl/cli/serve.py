@@ -20,6 +20,7 @@ from elasticrl.cli.main import Exit
 from elasticrl.core.model import REFUSED
 from elasticrl.core.words import bar, count
 
+GONE = frozenset({errno.EIO, errno.EPIPE})  # what a terminal says that is closed, and a pipe that nobody reads
 VAULT_S = 5.0  # for a vault of this run to end
 ENDS_S = 45.0  # for a daemon that has drained, or has not within its time, to end its agent and its vault
 REST_S = 10.0  # between two lines that only tell how far the job is, where there is no terminal
@@ -136,8 +137,8 @@ def refused(why: str) -> typer.Exit:
 def claimed(run_dir: Path, job: str, logs: Path) -> Iterator[None]:
     """Inside, no other run on this machine plays this job: they would end each other's etcd and vaults."""
     try:
-        for folder in (logs, run_dir / job):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
+        (run_dir / job).mkdir(mode=0o700, exist_ok=True)
         file = (run_dir / job / "run.lock").open("ab")
     except OSError as error:
         raise refused(f"{error.filename}: {error.strerror}; telemetry.log_dir must be yours to write") from None
@@ -164,10 +165,7 @@ def play(
         typer.echo(f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
         return follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps)
     except (KeyboardInterrupt, OSError) as ended:
-        if isinstance(ended, OSError) and ended.errno not in {
-            errno.EIO,
-            errno.EPIPE,
-        }:  # those of a terminal that is gone
+        if isinstance(ended, OSError) and ended.errno not in GONE:
             raise
         with suppress(OSError):
             typer.echo("ending: workers, daemons, etcd")

@@ -26,7 +26,6 @@ from elasticrl.agent.spec import PRELOAD, Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
 from elasticrl.config.cluster import Web
-from elasticrl.core.address import split
 from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
@@ -46,6 +45,7 @@ from elasticrl.core.model import (
     View,
     Work,
 )
+from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.suspect import somebody_left
@@ -142,7 +142,6 @@ class Daemon:
         self._plan: Plan | None = None
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
-        self._committed_at: float | None = None  # when the newest commit was first seen here
         self._trains_since: float | None = None  # by the wall clock: since this daemon has seen its workers train
         self._beats = (0, 0)  # sent and heard, as the metrics know it
         self._goodput = Goodput()
@@ -337,7 +336,7 @@ class Daemon:
         here = await asyncio.to_thread(numbers_of, self.host)
         while True:
             record = await self._patiently(lambda: record_at(store, keys.member_key(self.name)))
-            if record is None or at_home(record, here) or (last is not None and record.member == last.member):
+            if record is None or not elsewhere(record, here) or (last is not None and record.member == last.member):
                 return ""
             if time.monotonic() > deadline:
                 return namesake(record)
@@ -347,15 +346,11 @@ class Daemon:
             await asyncio.sleep(AGAIN_S)
 
     def _meets(self, record: Record) -> None:
-        """What stands in the place of this node's record. Of two machines with one name the one goes that began earlier: the
-        later one has found the name free.
-        """
+        """What stands in the place of this node's record."""
         assert self.node is not None
         assert self.neighbours is not None
         me, own = self.node.loop.state.me, self.neighbours.address
-        if at_home(record, {split(own)[0]}) or self._rival:
-            return
-        if (record.member.incarnation, record.beat) > (me.incarnation, own):
+        if not self._rival and yields(me, own, record):
             self._rival = namesake(record)
             self._rivalled.set()
 
@@ -706,7 +701,6 @@ class Daemon:
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:
-            self._committed_at = time.monotonic()
             self.log.info(
                 "checkpoint.committed", step=commit.step, generation=commit.generation, manifest=commit.manifest
             )
@@ -958,19 +952,6 @@ def numbers_of(host: str) -> set[str]:
     with suppress(OSError):
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
     return {host}
-
-
-def at_home(record: Record, here: set[str]) -> bool:
-    """Whether it is of a daemon on this machine; torchrun's agents do not say."""
-    return not record.beat or split(record.beat)[0] in here
-
-
-def namesake(record: Record) -> str:
-    """What an operator is told of two machines with one name."""
-    return (
-        f"another machine is {record.member.node}: {record.member}, at {record.beat}. Give each node a name of its own "
-        "(node.name, or ELASTICRL__NODE__NAME in its environment)"
-    )
 
 
 async def highest_incarnation(store: Store, node: str) -> int:

@@ -432,9 +432,9 @@ async def first(*ways: Coroutine[Any, Any, None]) -> None:
         task.result()
 
 
-async def once(socket: Path, deadline_s: float, op: str, **fields: object) -> Mapping[str, Any]:
+async def once(where: Path, deadline_s: float, op: str, **fields: object) -> Mapping[str, Any]:
     """One question, with a connection of its own."""
-    talk = await Talk.open(socket, deadline_s)
+    talk = await Talk.open(where, deadline_s)
     try:
         return await talk.ask(op, **fields)
     finally:

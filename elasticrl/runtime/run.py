@@ -473,9 +473,8 @@ class Run:
             return
         self._settle_votes()  # where all hear of each other how long it is since the last one
         if always or self._worth:
-            self._flag.check(
-                "keeping what was made"
-            )  # of a gang that is broken up it may be what an aborted pass let through
+            # In a gang that is broken up it may be what an aborted pass let through.
+            self._flag.check("keeping what was made")
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
             self._hold().loose()  # the script goes on, and may change in place what it registered

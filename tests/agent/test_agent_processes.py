@@ -87,6 +87,16 @@ def environment(process: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
+async def replaced(a: Node, b: Node, generation: int) -> None:
+    """`b`'s worker is killed, a spare takes its place in the next generation, and `a`'s is told to form it in place."""
+    os.kill(pid(b), signal.SIGKILL)
+    await a.until(lambda r: r.work is Work.PARKED)
+    await b.until(lambda r: r.work is Work.FAILED and r.warm)
+    endpoint = a.now.endpoint
+    a.send(wire.Reform(gang=gang(generation + 1, [a, b], a, born=generation, endpoint=endpoint)))
+    b.send(wire.Launch(gang=gang(generation + 1, [a, b], b, endpoint=endpoint)))
+
+
 def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_process(pair: Lab) -> None:
     async def scenario(a: Node, b: Node) -> None:
         one = launch([a, b])
@@ -271,12 +281,7 @@ def test_a_log_folder_that_takes_nothing_new_costs_neither_a_reform_nor_a_launch
         survivor = pid(a)
         for node in (a, b):
             (Path(node.spec.log_dir) / f"attempt_{one + 1}").write_text("no folder can be made here")
-        os.kill(pid(b), signal.SIGKILL)
-        await a.until(lambda r: r.work is Work.PARKED)
-        await b.until(lambda r: r.work is Work.FAILED and r.warm)
-        endpoint = a.now.endpoint
-        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
-        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        await replaced(a, b, one)
         await training([a, b], one + 1, 15.0)
         assert pid(a) == survivor
         at = await stepping(a, 1)
@@ -305,12 +310,7 @@ def test_a_program_that_puts_its_own_in_place_of_its_output_is_reformed_like_any
         await training([a, b], one)
         await stepping(a, 4)
         survivor = pid(a)
-        os.kill(pid(b), signal.SIGKILL)
-        await a.until(lambda r: r.work is Work.PARKED)
-        await b.until(lambda r: r.work is Work.FAILED and r.warm)
-        endpoint = a.now.endpoint
-        a.send(wire.Reform(gang=gang(one + 1, [a, b], a, born=one, endpoint=endpoint)))
-        b.send(wire.Launch(gang=gang(one + 1, [a, b], b, endpoint=endpoint)))
+        await replaced(a, b, one)
         await training([a, b], one + 1)
         at = await stepping(a, 1)
         await stepping(a, at + 3)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ from elasticrl.core.state import State
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
-from elasticrl.daemon.vault import Options, Vault, once
+from elasticrl.daemon.vault import SOCKET, Options, Vault, once
 from elasticrl.diagnose.process import started_at, state
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
@@ -180,17 +179,23 @@ def test_an_agent_that_ends_as_it_starts_is_tried_ever_more_rarely_and_says_why(
     asyncio.run(run())
 
 
+def vault_in(folder: Path, said: CapturingLogger, deadline_s: float = 5.0) -> Vault:
+    """A daemon's view of the vault there."""
+    options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=deadline_s)
+    vault = Vault(options, log=said)
+    vault.know(b"s" * 32)
+    return vault
+
+
 def test_a_vault_that_hangs_already_when_its_daemon_comes_is_ended_and_another_serves(folder: Path) -> None:
     async def run() -> None:
         said = CapturingLogger()
-        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=20.0)
-        before = Vault(options, log=said)
-        before.know(b"s" * 32)
+        before = vault_in(folder, said, deadline_s=20.0)
         async with background(before.run(), "vault", said) as task:
             await until(lambda: bool(before.address), task)
         hung = before.pid
         os.kill(hung, signal.SIGSTOP)
-        after = Vault(replace(options, deadline_s=1.0), log=said)
+        after = vault_in(folder, said, deadline_s=1.0)
         async with background(after.run(), "vault", said) as task:
             await until(lambda: bool(after.address), task)
             assert after.pid != hung
@@ -205,15 +210,13 @@ def test_a_vault_that_hangs_already_when_its_daemon_comes_is_ended_and_another_s
 def test_a_vault_whose_folder_is_cleared_away_is_there_again_for_who_comes_later(folder: Path) -> None:
     async def run() -> None:
         said = CapturingLogger()
-        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=5.0)
-        vault = Vault(options, log=said)
-        vault.know(b"s" * 32)
+        vault = vault_in(folder, said)
         async with background(vault.run(), "vault", said) as task:
             await until(lambda: bool(vault.address), task)
             first, address = vault.pid, vault.address
-            shutil.rmtree(options.folder)
-            await until(options.socket.exists, task)
-            status = await once(options.socket, 5.0, "status")
+            shutil.rmtree(folder / "vault")
+            await until((folder / "vault" / SOCKET).exists, task)
+            status = await once(folder / "vault" / SOCKET, 5.0, "status")
             assert (status["pid"] != first, vault.address) == (True, address)
         await vault.end()
 
@@ -223,9 +226,7 @@ def test_a_vault_whose_folder_is_cleared_away_is_there_again_for_who_comes_later
 def test_a_vault_that_was_just_started_when_the_job_ended_is_not_left(folder: Path) -> None:
     async def run() -> None:
         said = CapturingLogger()
-        options = Options(job="j", node="n0", folder=folder / "vault", home=folder, host="127.0.0.1", deadline_s=5.0)
-        vault = Vault(options, log=said)
-        vault.know(b"s" * 32)
+        vault = vault_in(folder, said)
         async with background(vault.run(), "vault", said) as task:
             await until(lambda: bool(processes("elasticrl.runtime.vault", folder)), task)
         assert not vault.pid, "it has not answered yet"

@@ -169,6 +169,11 @@ def struck(folder: Path, node: str) -> bool:
     return (folder / "ends" / f"{node}.struck").exists()
 
 
+def returned(gang: Nodes, folder: Path, node: str) -> None:
+    """Waits for the engine that comes after the one that was struck there: only a process that is there can be adopted."""
+    gang.until(lambda: struck(folder, node) and not gone(pid_of(home_of(folder, node))), f"{node}'s next engine", 200.0)
+
+
 def home_of(folder: Path, node: str) -> Path:
     return folder / "vault" / f"{node}.engine"
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from served_kit import (
     outcome,
     pid_of,
     requests,
+    returned,
     same,
     service,
     strike,
@@ -394,6 +396,13 @@ def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, h
         idle.attendant.close()
 
 
+def read_by_somebody(pipe, held):
+    """Whether somebody has opened it for reading: who then waits for us, as long as it is held."""
+    with suppress(OSError):  # ENXIO: nobody yet
+        held.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(held)
+
+
 def test_an_engine_that_holds_on_to_old_weights_is_ended_so_that_new_ones_can_be_written(trainer, home, folders, actor):
     pid = trainer.ready()
     tag, _ = slow_to_read(home, actor, 120)
@@ -404,10 +413,11 @@ def test_an_engine_that_holds_on_to_old_weights_is_ended_so_that_new_ones_can_be
         writer.ready()
         with Talk(home / SOCKET, within_s=20.0) as talk:
             talk.send("load", tag=asdict(tag))
-            until((home / LOADS).exists, "an engine that reads")
-            time.sleep(0.2)
+            held = []
+            until(lambda: read_by_somebody(home / weights.FILE, held), "an engine that reads")
             (home / weights.FILE).unlink()  # a pipe cannot be written over; the engine has it open
             writer.engine.publish(121)
+            os.close(held[0])
         assert gone(pid)
         assert same(writer.engine.generate(requests(20), version=121), inline(actor, requests(20)))
     finally:
@@ -586,6 +596,7 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         strike(tmp_path, "n1", "rollout", 3)
         both.plan("n0", "n1")
         both.until(lambda: struck(tmp_path, "n1"), "the end of n1's engine", 200.0)
+        returned(both, tmp_path, "n0")
         kept = pid_of(home_of(tmp_path, "n0"))
         both.kill_worker("n0")
         both.plan("n0", "n1")

@@ -96,6 +96,26 @@ def test_what_a_program_says_of_a_step_that_is_given_up_is_no_fault_of_its_own(t
     assert said in life.stdout
 
 
+KEEPS = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(3):
+        with step:
+            run._settle_votes()  # as after a resume in the middle of a step: there is nothing to be voted on
+            before = run._keeper.kept
+            run._flag.set("another plan")
+            run.keep()
+        print("kept" if run._keeper.kept is not before else "not kept", run._cut, flush=True)
+        break
+"""
+
+
+def test_what_was_made_in_a_gang_that_is_broken_up_is_not_kept(tmp_path: Path):
+    life = start(tmp_path, KEEPS)
+    assert life.returncode == 0, life.stderr
+    assert "not kept keeping what was made was given up: another plan" in life.stdout.splitlines()
+
+
 EPOCH = """
 import sys
 

@@ -103,9 +103,11 @@ def test_folders_can_be_named_without_a_configuration(run: Path, tmp_path: Path)
 
 def test_where_there_is_too_much_the_oldest_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
-    for age, name in ((100, "z-new.log"), (1000, "a-old.log")):
+    for age, name, word in ((100, "z-new.log", "w"), (1000, "a-old.log", "token")):
         log = tmp_path / "logs" / name
-        log.write_text("w" * 60_000)  # one word: a look for secrets that goes back and forth in it takes minutes
+        log.write_text(
+            word * (60_000 // len(word))
+        )  # in which a look for secrets that goes back and forth takes minutes
         os.utime(log, (time.time() - age, time.time() - age))
     monkeypatch.setattr(bundle, "WHOLE", 100_000)
     out, begun = tmp_path / "b.tar.gz", time.monotonic()
@@ -131,6 +133,8 @@ def test_a_configuration_that_is_refused_is_told_with_its_findings(run: Path, tm
         ("ELASTICRL__STORE__PASSWORD=abc", "ELASTICRL__STORE__PASSWORD=[removed]"),
         ("store.password_file=null", "store.password_file=null"),
         ("max_tokens: 128", "max_tokens: 128"),
+        (f"x_secret_{'k' * 200}=abcdef", f"x_secret_{'k' * 200}=[removed]"),
+        (f"{'z' * 50}https://u:{'p' * 2000}@h", f"{'z' * 50}https://u:[removed]@h"),
         ("a tokenizer: fast", "a tokenizer: fast"),
         ("nothing here", "nothing here"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from config_kit import RENAMED
+from pydantic import ValidationError
 
 from elasticrl.config import Tree, changes, digest, dumps, read, render, to_core
 from elasticrl.config.changes import LIVE, NEVER, when
@@ -228,3 +229,11 @@ def test_what_show_prints_loads_to_the_same_tree(tmp_path: Path) -> None:
         assert {str(finding.rule) for finding in again.findings} == {"must not be written in a file or an argument"}
         file.write_text("\n".join(line for line in file.read_text().splitlines() if line not in secrets))
         assert read(file, (), {}).tree == loaded.tree
+
+
+@pytest.mark.parametrize("name", ["rack1/n03", "..", ".", "", "n 3", "-n3"])
+def test_a_nodes_name_that_would_lead_elsewhere_is_refused(name: str) -> None:
+    """It becomes folders and keys."""
+    with pytest.raises(ValidationError, match="name"):
+        Tree.model_validate({"job": {"name": "j"}, "node": {"name": name}})
+    assert Tree.model_validate({"job": {"name": "j"}, "node": {"name": "n03.rack_1-b"}}).node.name

@@ -117,6 +117,10 @@ def test_a_stall_sends_a_gang_to_the_disk_again_only_if_it_has_not_trained_from_
     life.told(now + 0.3, life.view.own, parked)
     after = proposed(life)
     assert (after.phase, after.rung) == (Phase.TRAIN, Rung.RESTART if read else Rung.RELOAD)
+    assert after.strike is not None
+    # Of what loads too slowly the setting is named, as that is what there is to do.
+    said = "a stall with every node in reach" if read else "the gang did not form within recovery.reload"
+    assert after.strike.cause == said
 
 
 # ---- crash loops

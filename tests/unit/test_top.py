@@ -1,6 +1,7 @@
 """`top` and the calm screen: what they show, and that a terminal is left as it was."""
 
 import asyncio
+import io
 import os
 import pty
 import re
@@ -19,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticrl.agent.beats import Beat
+from elasticrl.cli import operate, screen
 from elasticrl.cli.main import build
 from elasticrl.cli.pace import Pace
 from elasticrl.cli.render import size
@@ -164,3 +166,21 @@ def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("amount", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB")])
 def test_sizes(amount: float, words: str) -> None:
     assert size(amount) == words
+
+
+def test_where_there_is_no_keyboard_the_rates_are_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            raise KeyboardInterrupt
+
+    screen.watch(lambda: "a picture", every_s=0.01, rests=rest)
+    assert rests == [0.01] * 3
+
+
+def test_a_store_that_is_away_leaves_the_screen_as_it_is() -> None:
+    with pytest.raises(screen.Silent):
+        operate.quietly("127.0.0.1:1", "j")

@@ -17,6 +17,7 @@ from served_kit import (
     outcome,
     pid_of,
     requests,
+    returned,
     same,
     service,
     strike,
@@ -172,6 +173,7 @@ def test_two_workers_come_to_the_bits_of_one_through_the_deaths_of_engines_and_a
         strike(tmp_path, "n1", "rollout", 3)
         both.plan("n0", "n1")
         both.until(lambda: struck(tmp_path, "n1"), "the end of n1's engine", 280.0)
+        returned(both, tmp_path, "n0")
         both.kill_worker("n0")
         both.plan("n0", "n1")
         both.until_done(within_s=280.0)
