@@ -21,6 +21,8 @@ goodput         sealed steps x median step of the undisturbed job / wall time
 of undisturbed  the same, as a share of the undisturbed job's own goodput, which noise keeps below 1
 lost            wall time - sealed steps x mean step of the undisturbed job; for a kind of fault: until the next fault
 bits            are the digests of all steps those of the same job done by one process that nothing happens to?
+
+A job that makes no step for three minutes is lost. It is ended then; the rest of its minutes counts all the same.
 """
 
 import argparse
@@ -59,6 +61,7 @@ LOSES_NODE = ("node", "cut")
 BUDGETS = {kind: GOALS[kind] + (STALLS["join"] if kind in LOSES_NODE else 0.0) for kind in MIXED}
 LEEWAY = 1.2  # times the sum of the budgets, for faults of all kinds together
 GOAL = 0.97
+LOST_S = 180.0  # without a step; three times what the race waits for a recovery
 STEADY, ALIKE = 0.98, 0.05  # an undisturbed job's own goodput, and how far the two stretches' medians may be apart
 
 
@@ -313,9 +316,13 @@ def disturb(side: str, kinds: Sequence[str], options: argparse.Namespace) -> Str
     back: list[tuple[float, str, Callable[[], object]]] = []  # when, which node, and what to do before
     with SIDES[side]() as job:
         struck.begun = time.monotonic()
-        for number, kind in enumerate(islice(cycle(kinds), max(1, round(60 * options.minutes / options.every)))):
+        strikes = max(1, round(60 * options.minutes / options.every))
+        struck.ended = struck.begun + strikes * options.every
+        for number, kind in enumerate(islice(cycle(kinds), strikes)):
             wait(job, struck.begun + number * options.every, back)
             now = time.monotonic()
+            if now - struck.begun > LOST_S and not within(moments(job.lines()), now - LOST_S, now):
+                break
             training = sorted({line.node for line in job.lines() if line.at > now - 3.0})
             chance.shuffle(training)
             for node in training:
@@ -331,11 +338,13 @@ def disturb(side: str, kinds: Sequence[str], options: argparse.Namespace) -> Str
             else:
                 struck.missed += 1
             print(f"  {now - struck.begun:6.1f} s  {side}: {kind} ({', '.join(training)} trained)", file=sys.stderr)
-        wait(job, struck.begun + max(1, round(60 * options.minutes / options.every)) * options.every, back)
-        struck.ended = time.monotonic()
+        else:
+            wait(job, struck.ended, back)
         struck.times = moments(job.lines())
         if not within(struck.times, struck.ended - options.every, struck.ended):
-            struck.wrong = f"the job is lost: no step in the last {options.every:g} s"
+            last = max(struck.times, default=struck.begun)
+            faults = sum(at <= last for at, _ in struck.faults)
+            struck.wrong = f"the job is lost: its last step was after {last - struck.begun:.0f} s and {faults} faults"
         job.judge(struck)
     return struck
 

@@ -162,7 +162,7 @@ class Drive:
         if any(ALL[active.fault.kind].reach == "store" for active in self.active.values()):
             return others
         return (
-            due if self.hands.anyone() else others or [n for n, active in self.active.items() if active.until is None]
+            due if self.hands.askable() else others or [n for n, active in self.active.items() if active.until is None]
         )
 
     def until(self, claim: Callable[[], bool], within_s: float, what: str) -> None:

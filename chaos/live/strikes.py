@@ -783,30 +783,30 @@ class Hands:
     # ---- operators
 
     def _asked(self, asked: str, verb: str, **fields: str | bool) -> bool:
-        if not asked:
-            return False  # nobody is up at this moment
         try:
             self.gang.ask(asked, verb, **fields)
         except (Unanswered, OSError):
             return False
         return True
 
-    def anyone(self) -> str:
-        """A node whose daemon could be asked for something; "" if there is none."""
-        return next(
-            (n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)), ""
-        )
+    def _anyone_asked(self, verb: str, **fields: str | bool) -> bool:
+        """By whoever takes it, as an operator would try: a node that is cut off from the store takes nothing."""
+        return any(self._asked(node, verb, **fields) for node in self.askable())
+
+    def askable(self) -> list[str]:
+        """The nodes whose daemons could be asked for something."""
+        return [n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)]
 
     def _stopped(self) -> bool:
         return self.eye.plan is not None and self.eye.plan.phase is Phase.STOP
 
     def _pause_job(self, verb: str, undo: str) -> Done | None:
-        if not self._asked(self.anyone(), verb):
+        if not self._anyone_asked(verb):
             return None
 
         def back() -> None:
             deadline = time.monotonic() + 30.0
-            while not self._stopped() and not self._asked(self.anyone(), undo):
+            while not self._stopped() and not self._anyone_asked(undo):
                 if time.monotonic() > deadline:
                     raise BoxError(f"nobody takes {undo!r}")
                 time.sleep(0.2)
@@ -824,15 +824,15 @@ class Hands:
         return done and replace(done, proof=proof)
 
     def _stop(self, _: Fault) -> Done | None:
-        return Done(nodes=()) if self._asked(self.anyone(), "stop") else None
+        return Done(nodes=()) if self._anyone_asked("stop") else None
 
     def _admit(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        return Done(nodes=()) if node and self._asked(self.anyone(), "admit", node=node) else None
+        return Done(nodes=()) if node and self._anyone_asked("admit", node=node) else None
 
     def _drain(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or node in self.off or not self._asked(self.anyone(), "drain", node=node, force=True):
+        if not node or node in self.off or not self._anyone_asked("drain", node=node, force=True):
             return None
         self.off.add(node)
         return Done(nodes=(node,), undo=self._left(node))

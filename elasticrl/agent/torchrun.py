@@ -6,7 +6,8 @@ no daemon is needed. torchrun can only restart workers, so every generation cost
 and its own agent are for.
 
 Options (`--rdzv-conf a=1,b=2`): ttl (seconds until a silent node is dead; 5), settle (seconds to wait for more nodes; 1),
-join_timeout (600), host (this node's address), username, password, cacert, cert, key (of etcd), client (grpc, etcd3).
+join_timeout (600), end_timeout (seconds for which a node that has ended well stays for the others; 86400), host (this node's
+address), username, password, cacert, cert, key (of etcd), client (grpc, etcd3).
 """
 
 import asyncio
@@ -18,10 +19,12 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
+from ipaddress import ip_address
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -53,6 +56,7 @@ from elasticrl.core.events import (
     Reform,
     Workers,
 )
+from elasticrl.core.follow import lease_held
 from elasticrl.core.model import Exit, Member, Plan, Record, Verb, Work
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
@@ -65,6 +69,8 @@ SLICE: Final = timedelta(milliseconds=200)  # how long a wait in the store goes 
 CONNECT: Final = timedelta(seconds=2)
 STORE: Final = timedelta(seconds=60)  # torchrun's exchange of ranks, among members that were all there a moment ago
 LEAVE_S: Final = 5.0
+SAY_S: Final = 5.0  # of waiting for others' ends, before anything is said of it
+ABROAD: Final = "192.0.2.1"  # of a network that is kept for documentation: the way there is the default route
 log = logging.getLogger(__name__)
 
 
@@ -75,6 +81,7 @@ class Mood(Enum):
     ASKING = "asking"  # in next_rendezvous
     JOINING = "joining"  # has taken a plan, others may not have
     RUNNING = "running"
+    DONE = "done"  # its workers have ended well
 
 
 class Plain:
@@ -98,9 +105,10 @@ class ElasticRendezvous(RendezvousHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         self._job = params.run_id
-        self._host = params.local_addr or params.get("host") or address_towards(params.endpoint)
-        self._timeout_s = float(params.get("join_timeout", 600.0))
         self._store = store_settings(params)
+        self._host = params.local_addr or params.get("host") or address_towards(params.endpoint)
+        self._timeout_s = min(float(params.get("join_timeout", 600.0)), threading.TIMEOUT_MAX)
+        self._end_timeout_s = min(float(params.get("end_timeout", 86400.0)), threading.TIMEOUT_MAX)
         self._settings = core_settings(params)
         # A name for one torchrun: several may run on one host, and containers share host names and pids.
         self._me = Member(node=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}", incarnation=1)
@@ -116,6 +124,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._node: Node | None = None
         self._thread: threading.Thread | None = None
         self._running: asyncio.Task[Leave] | None = None
+        self._outer: BaseException | None = None  # what torchrun's caller was dealing with when it was started
 
     # ---- what torchrun asks
 
@@ -135,6 +144,7 @@ class ElasticRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Blocks until a plan seats us and all its members have come."""
         self._start()
+        self._outer = sys.exc_info()[1]
         with self._changed:
             if (
                 self._mood is Mood.RUNNING and not self._must_leave
@@ -169,14 +179,49 @@ class ElasticRendezvous(RendezvousHandler):
         self._post(Asked(now=time.monotonic(), verb=Verb.STOP))
 
     def shutdown(self) -> bool:
-        """Leave; the others know at once, and go on if they are enough."""
-        atexit.unregister(self.shutdown)
+        """Leave; the others know at once, and go on if they are enough. Who has ended well stays until all have: that a member
+        is gone restarts the others' workers, which may be writing their last checkpoint.
+        """
+        try:
+            if sys.exc_info()[1] is self._outer:  # torchrun says no more: it calls this while its error passes through
+                self._wait_for_the_others()
+        finally:  # an operator's signal ends the wait
+            self._retire()
+        return True
+
+    def _wait_for_the_others(self) -> None:
+        with self._changed:
+            if self._mood is not Mood.RUNNING or self._must_leave:
+                return
+            self._mood = Mood.DONE
+        self._tell()
+        begun = held = time.monotonic()
+        said = False
+        while not self._must_leave:
+            now = time.monotonic()
+            held = now if self._node is not None and lease_held(self._node.loop.state, now) else held
+            if now >= begun + self._end_timeout_s:
+                log.warning(
+                    "job %s: the others' workers have not ended within %g s of this node's (rdzv-conf end_timeout): this node "
+                    "leaves, and theirs are restarted", self._job, self._end_timeout_s,
+                )  # fmt: skip
+                return
+            if now >= held + self._timeout_s:
+                log.warning("job %s: the store has been away for %g s: this node leaves", self._job, self._timeout_s)
+                return
+            if not said and now >= begun + SAY_S:
+                said = True
+                log.warning("job %s: this node's workers have ended well; it stays until the others' have", self._job)
+            with self._changed:
+                self._changed.wait_for(lambda: self._must_leave, min(1.0, begun + self._end_timeout_s - now))
+
+    def _retire(self) -> None:
+        atexit.unregister(self._retire)
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
             with suppress(RuntimeError):  # the loop may have just ended
                 loop.call_soon_threadsafe(self._cancel)
             thread.join(LEAVE_S)
-        return True
 
     # ---- the round
 
@@ -234,7 +279,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._thread = threading.Thread(target=self._run, args=(started,), name="elasticrl-core", daemon=True)
         self._thread.start()
         started.wait()
-        atexit.register(self.shutdown)
+        atexit.register(self._retire)
 
     def _run(self, started: threading.Event) -> None:
         try:
@@ -243,6 +288,9 @@ class ElasticRendezvous(RendezvousHandler):
             self._leave("it was shut down")
         except StoreError as error:
             self._leave(str(error))
+        except Exception as error:
+            log.exception("job %s: bug", self._job)
+            self._leave(f"bug: {type(error).__name__}: {error}")
         finally:
             started.set()
 
@@ -277,12 +325,12 @@ class ElasticRendezvous(RendezvousHandler):
                 with self._changed:
                     if self._plan is None or plan.generation > self._plan.generation:
                         self._plan = plan
-                    self._must_leave = self._mood is Mood.RUNNING and self._taken < self._plan.generation
+                    self._must_leave = self._mood in {Mood.RUNNING, Mood.DONE} and self._taken < self._plan.generation
                     self._changed.notify_all()
             case Park() | Halt():
                 with self._changed:
                     # What runs must stop, and what is being joined is void. The next plan that seats us comes as Launch.
-                    self._must_leave = self._mood in {Mood.RUNNING, Mood.JOINING}
+                    self._must_leave = self._mood in {Mood.RUNNING, Mood.JOINING, Mood.DONE}
                     self._plan = None
                     self._changed.notify_all()
             case Kill():
@@ -307,11 +355,11 @@ class ElasticRendezvous(RendezvousHandler):
         with self._changed:
             event = Workers(
                 now=time.monotonic(), work=WORKS[self._mood], generation=self._taken, born=self._taken,
-                warm=self._mood is not Mood.AWAY, endpoint=self._stores.endpoint,
+                warm=self._mood not in {Mood.AWAY, Mood.DONE}, endpoint=self._stores.endpoint,
             )  # fmt: skip
             if self._exit is not None:
                 event = replace(event, work=Work.FAILED, exit=self._exit)
-        self._post(event)
+            self._post(event)  # under the lock: of two that tell at once the later word is the later one
 
 
 WORKS: Final = {
@@ -319,6 +367,7 @@ WORKS: Final = {
     Mood.ASKING: Work.NONE,
     Mood.JOINING: Work.JOINING,
     Mood.RUNNING: Work.TRAINING,
+    Mood.DONE: Work.DONE,
 }
 
 
@@ -356,10 +405,39 @@ def store_settings(params: RendezvousParameters) -> StoreSettings:
         raise RendezvousConnectionError(f"--rdzv-endpoint or --rdzv-conf: {error}") from None
 
 
-def address_towards(endpoints: str) -> str:
-    """This host's address on the way to the store: where other nodes, too, most likely reach us."""
-    host, _ = split(target(endpoints.split(",", 1)[0].strip())[0])
+def way_to(host: str) -> str:
+    """This host's address on the way to that one; nothing is sent."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
+        probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def address_towards(endpoints: str, way: Callable[[str], str] = way_to) -> str:
+    """This host's address on the way to the store: where other nodes, too, most likely reach us.
+
+    On a host that runs a member of etcd its own name is often a loopback address (Debian's 127.0.1.1), which is the way to
+    itself alone: another member's way is better, and then the way out. Who writes localhost means this machine.
+    """
+    hosts = [split(target(endpoint.strip())[0])[0] for endpoint in endpoints.split(",") if endpoint.strip()]
+    ways: list[str] = []
+    for host in hosts:
+        with suppress(OSError):  # another may have a name that is known here
+            ways.append(way(host))
+    if not ways:
+        raise RendezvousConnectionError(
+            f"--rdzv-endpoint: this host knows no way to {' or '.join(hosts)}; say its own address (--local-addr)"
+        )
+    abroad = [found for found in ways if not _loops(found)]
+    if not abroad and not any(host == "localhost" or _loops(host) for host in hosts):
+        with suppress(OSError):  # no way leads out of this machine
+            abroad.append(way(ABROAD))
+    return (abroad or ways)[0]
+
+
+def _loops(host: str) -> bool:
+    """Is this a loopback address? A name is none."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

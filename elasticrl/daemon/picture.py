@@ -239,5 +239,7 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
     if view.leader is None and rows:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
     if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == Outcome.CRASH_LOOP.value:
-        said.append("The same failure came back each time. Read the log of the rank it names, mend it, start again.")
+        said.append(
+            "It failed again and again without getting on. Read the log of the rank it names, mend it, start again."
+        )
     return tuple(said)

@@ -215,7 +215,7 @@ def _ports(tree: Tree) -> Iterator[Check]:
 
 
 def _bindable(name: str, host: str, port: int, kind: socket.SocketKind, what: str) -> Check:
-    why = "A port that somebody has, or an address of another machine, ends the daemon's start."
+    why = "A port that somebody has, or an address of another machine, ends the daemon's start, or costs its metrics."
     try:
         family, _, _, _, address = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind) as sock:
