@@ -486,6 +486,22 @@ def facts_of(text: str) -> dict[str, str]:
     return {str(key)[:60]: str(value)[:60] for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
+def shared(tree: Tree, env: Mapping[str, str], cards: int) -> Iterator[Check]:
+    """Worker k computes on card k: with more workers than cards some share one."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    count = cards if visible is None else min(cards, len([card for card in visible.split(",") if card.strip()]))
+    if not cards or tree.node.device == "cpu":
+        return
+    enough = count >= tree.node.workers
+    said = f"{count} for {tree.node.workers} workers (node.workers)" + (
+        f"; CUDA_VISIBLE_DEVICES={visible}" if visible else ""
+    )
+    yield Check(
+        name="gpu.count", level=OK if enough else FAIL, value=said, why="NCCL refuses two workers of one node on one card.",
+        remedy="" if enough else f"Set node.workers to {count}." if count else "Let the workers see the cards.",
+    )  # fmt: skip
+
+
 async def examine(
     tree: Tree | None, found: Iterable[Finding] = (), *, env: Mapping[str, str], nodes: int | None = None
 ) -> list[Check]:
@@ -503,6 +519,8 @@ async def examine(
     checks += [*health.pressures(), *health.memory(), *health.load(), *health.limits()]
     time.sleep(max(0.0, before.at + LOOK_S - time.monotonic()))  # counters need two looks  # noqa: ASYNC251 - nobody else waits
     checks += health.gained(before, health.counters(time.monotonic()))
+    if tree is not None:
+        checks += shared(tree, workers(tree, env), health.cards())
     cards, none = health.gpus()
     theirs, neither = await asyncio.to_thread(amd.gpus)
     checks += (*cards, *theirs) or (Check(name="gpu", level=SKIP, value=f"{none}; {neither}"),)

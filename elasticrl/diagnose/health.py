@@ -594,6 +594,11 @@ def _unseen(value: str, remedy: str) -> Check:
     return Check(name="gpu", level=WARN, value=value, why=WHY_UNSEEN, remedy=remedy)
 
 
+def cards(root: Path = ROOT) -> int:
+    """How many GPUs of NVIDIA this process may open."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in (root / "dev").glob("nvidia[0-9]*"))
+
+
 def gpus(root: Path = ROOT) -> tuple[tuple[Check, ...], str]:
     """What NVML says of this machine's GPUs. The second is why there is nothing to say."""
     if not (root / NVIDIA).exists():

@@ -270,6 +270,14 @@ def test_without_gpus_it_says_so_and_the_rest_works(tmp_path: Path) -> None:
     assert reason
 
 
+def test_cards_are_counted_by_their_devices(tmp_path: Path) -> None:
+    assert health.cards(tmp_path) == 0
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert health.cards(tmp_path) == 3
+
+
 def test_gpus_that_cannot_be_asked_are_a_warning_with_what_to_do(tmp_path: Path) -> None:
     if (health.ROOT / health.NVIDIA).exists():
         pytest.skip("this machine has a GPU")

@@ -64,6 +64,29 @@ def test_a_machine_that_is_well_is_ready_and_every_complaint_says_what_to_do(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"], "the doctor leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    ("cards", "visible", "level", "words"),
+    [
+        (2, None, Level.OK, "2 for 2 workers"),
+        (8, "4,5", Level.OK, "2 for 2 workers (node.workers); CUDA_VISIBLE_DEVICES=4,5"),
+        (1, None, Level.FAIL, "1 for 2 workers"),
+        (8, "3", Level.FAIL, "1 for 2 workers"),
+        (8, "", Level.FAIL, "0 for 2 workers"),
+    ],
+)
+def test_more_workers_than_cards_are_told_of(
+    tmp_path: Path, cards: int, visible: str | None, level: Level, words: str
+) -> None:
+    tree = tree_of(config(tmp_path, node="{workers: 2, device: cuda}", membership="{max_nodes: 1}"))
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    (check,) = diagnosis.shared(tree, env, cards)
+    assert (check.level, bool(check.remedy)) == (level, level is Level.FAIL)
+    assert words in check.value
+    on_processors = tree_of(config(tmp_path, node="{workers: 2, device: cpu}", membership="{max_nodes: 1}"))
+    assert not list(diagnosis.shared(on_processors, env, cards))
+    assert not list(diagnosis.shared(tree, env, 0))
+
+
 def test_the_page_is_numbered_and_ends_with_the_verdict(tmp_path: Path) -> None:
     result = run("--config", config(tmp_path))
     lines = result.stdout.splitlines()
