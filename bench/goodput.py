@@ -1,6 +1,6 @@
 """Goodput: what a job that is struck again and again seals of what an undisturbed one would, and whether its bits are the same.
 
-    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-tuned,torchft-tuned] [--json]
+    python bench/goodput.py [--minutes 20] [--every 30] [--mixed] [--sides elasticrl,torchrun-tuned,...] [--record] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo. elasticrl has a warm spare process on each node and a fourth node as a
 spare; the others are as bench/race sets them up, and what is counted there are steps, since nothing is sealed. Every `--every`
@@ -22,10 +22,14 @@ of undisturbed  the same, as a share of the undisturbed job's own goodput, which
 lost            wall time - sealed steps x mean step of the undisturbed job; for a kind of fault: until the next fault
 bits            are the digests of all steps those of the same job done by one process that nothing happens to?
 
+With `--record` each side's result is kept in bench/race/goodput.jsonl as soon as it is there; `bench/race/race.py --report`
+takes it into the race's page and the README's table.
+
 A job that makes no step for three minutes is lost. It is ended then; the rest of its minutes counts all the same.
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -36,6 +40,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -45,10 +50,11 @@ from typing import Any, Self
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.race.race import unfit
+from bench.race.results import JOBS
 from bench.race.sides import SIDES as RACERS
 from bench.race.sides import Peer
 from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, spares
-from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
+from bench.report import Watch, commit, cpu, dump, end_cleanly, seconds, show, some_of, summary
 from chaos.live.local import Job, Late, Sealed
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
@@ -384,6 +390,26 @@ def result(struck: Struck, pace: Pace) -> dict[str, Any]:
     }
 
 
+def record(side: str, found: dict[str, Any], options: argparse.Namespace, noise: str) -> None:
+    """For the race's page."""
+    facts = {"day": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit(), "machine": f"{os.cpu_count()} cores, {cpu()}"}
+    job = {
+        "side": side,
+        "mixed": options.mixed,
+        "settings": settings(options),
+        "result": found,
+        "noise": noise,
+        **facts,
+    }
+    with JOBS.open("a", encoding="utf-8") as jobs:
+        jobs.write(json.dumps(job) + "\n")
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for."""
+    return {name: getattr(options, name) for name in ("minutes", "every", "back", "calm", "seed")}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="with faults, for each side")
@@ -393,6 +419,7 @@ def main() -> int:
     parser.add_argument("--mixed", action="store_true", help="faults of all kinds; for elasticrl alone")
     parser.add_argument("--seed", type=int, default=0, help="which nodes are struck")
     parser.add_argument("--sides", default="elasticrl", type=some_of(SIDES))
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
@@ -410,6 +437,9 @@ def main() -> int:
         watch.look()
         paces[side] = Pace.of([before, calm(side, options.calm)])
         watch.look()
+        if options.record:
+            noise = "; ".join(filter(None, (watch.noise(), paces[side].noise)))
+            record(side, result(struck[side], paces[side]), options, noise)
     results = {side: result(struck[side], paces[side]) for side in sides}
     noise = "; ".join(filter(None, [watch.noise(), *(paces[side].noise for side in sides)]))
     met: dict[str, bool] = {}
@@ -420,8 +450,7 @@ def main() -> int:
         else:
             met["goodput"] = ours["of_undisturbed"] >= GOAL
     if options.json:
-        settings = {name: getattr(options, name) for name in ("minutes", "every", "back", "calm", "seed")}
-        dump({"bench": "goodput", "settings": settings, "mixed": options.mixed, "results": results, "goal": GOAL,
+        dump({"bench": "goodput", "settings": settings(options), "mixed": options.mixed, "results": results, "goal": GOAL,
               "budgets_s": BUDGETS, "met": met, "noise": noise, "machine": watch.machine()})  # fmt: skip
         return 0 if all(met.values()) else 1
     table(options, results, met, noise)

@@ -3,6 +3,7 @@
 The one idea: a cell is made of all its trials. What did not come back is counted in it, and never averaged away.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ HEAD = [
     "blamed",
     "would help",
 ]
+JOB_HEAD = ["side", "faults", "steps", "of undisturbed", "lost", "same bits", "what else", "when, of what"]
 MADE = (
     "Made by `python bench/race/race.py` (`make race`), which says what each fault is and how it is done; do not edit."
 )
@@ -53,6 +55,11 @@ COLUMNS = """\
 *Steps lost*: made before the fault and made again. *Samples*: lost / trained more than once, by the steps that count in the
 end. *Same bits*: the last step's weights are those of an undisturbed run of three workers. *Blamed*: what the side's own plan
 or logs name; for launchers each agent's word of its own worker. *Would help*: the setting that avoids what was lost."""
+GOODPUT = """\
+One job of each side, struck for some minutes (`python bench/goodput.py --record --sides ...`): a worker and a node are killed
+in turn, and nodes come back. *Of undisturbed*: the share of an undisturbed job's steps that it makes. *Lost*: seconds of
+training by a fault of each kind, until the next one; medians, with ranges. The newest run of each."""
+JOBS = Path(__file__).parent / "goodput.jsonl"
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- by bench/race/race.py; do not edit -->", "<!-- end of what it writes -->"
 NOT_RUN = ("not run", "did not start", "the bench failed")
@@ -114,8 +121,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return [[fault, *(cell(cells.get((fault, side), [])) for side in names)] for fault in seen]
 
 
-def comparison(outcomes: Sequence[Outcome]) -> str:
-    """What README says of the race: a table of medians, and of what was lost in all faults."""
+def comparison(outcomes: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What README says of the race: a table of medians, of what was lost in all faults, and of jobs struck again and again."""
     cells, names = by_cell(outcomes), sides(outcomes)
     there = [fault for fault in FAULTS if any(key[0] == fault for key in cells)]
     body = [[FAULTS[fault], *(brief(cells.get((fault, side), [])) for side in names)] for fault in there]
@@ -126,6 +133,10 @@ def comparison(outcomes: Sequence[Outcome]) -> str:
         ["samples lost / used twice, at most in one fault", *(worst(of[side]) for side in names)],
         ["trials with the undisturbed run's bits", *(exact(of[side]) for side in names)],
     ]
+    struck = {job["side"]: job for job in jobs if not job["mixed"]}
+    if struck:
+        told = (share(struck[side]) if side in struck else "-" for side in names)
+        body.append([f"steps made with a kill every {every(struck.values())}, of an undisturbed job's", *told])
     busy = [BUSY] if too_busy(outcomes) else []
     return "\n\n".join([f"{often(outcomes)}, {days(outcomes)}.", *busy, markdown(["", *names], body)])
 
@@ -161,6 +172,50 @@ def exact(trials: Sequence[Outcome]) -> str:
     """Of those whose bits could be compared. Example: "9 of 10" """
     known = [trial.same_bits for trial in trials if trial.same_bits is not None]
     return f"{sum(known)} of {len(known)}" if known else "-"
+
+
+def share(job: Mapping[str, Any]) -> str:
+    """How much of an undisturbed job's steps it has made. Example: "98.5 %", "4.2 %, job lost" """
+    lost = ", job lost" if job["result"]["wrong"].startswith("the job is lost") else ""
+    return f"{100 * job['result']['of_undisturbed']:.1f} %{lost}"
+
+
+def every(jobs: Iterable[Mapping[str, Any]]) -> str:
+    """How often faults came. Example: "30 s" """
+    return " or ".join(f"{seconds:g} s" for seconds in sorted({job["settings"]["every"] for job in jobs}))
+
+
+def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The newest job of each side, as `bench/goodput.py --record` has left them; in the order of their first ones."""
+    found: dict[tuple[str, bool], dict[str, Any]] = {}
+    for line in lines:
+        job = json.loads(line)
+        found[job["side"], job["mixed"]] = job
+    return list(found.values())
+
+
+def goodput(jobs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row for each job."""
+    found = []
+    for job in jobs:
+        result, settings = job["result"], job["settings"]
+        costs = (
+            f"{kind} {number(cost['median'])} ({number(cost['min'])}-{number(cost['max'])})"
+            for kind, cost in result["lost_by_kind_s"].items()
+        )
+        found.append(
+            [
+                job["side"] + (" (faults of all kinds)" if job["mixed"] else ""),
+                f"{sum(result['faults'].values())}, every {settings['every']:g} s for {settings['minutes']:g} minutes",
+                str(result["steps"]),
+                f"{100 * result['of_undisturbed']:.1f} %",
+                ", ".join(costs),
+                {True: "yes", False: "no", None: "-"}[result["same_bits"]],
+                "; ".join(filter(None, (result["wrong"], job["noise"]))),
+                f"{job['day']}, {job['commit']}",
+            ]
+        )
+    return found
 
 
 def between_marks(text: str, table: str) -> str:
@@ -227,6 +282,7 @@ def page(
     about: Mapping[str, str],
     remedies: Mapping[tuple[str, str], str],
     note: str = "",
+    jobs: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """RESULTS.md."""
     run = [outcome for outcome in outcomes if ran(outcome)]
@@ -246,6 +302,7 @@ def page(
         WHAT,
         markdown(["fault", *sides(outcomes)], rows(outcomes)),
         "![seconds to full strength](results.svg)",
+        *(["## Goodput", GOODPUT, markdown(JOB_HEAD, goodput(jobs))] if jobs else []),
         "## Everything that was looked at",
         COLUMNS,
         markdown(HEAD, detail(outcomes, remedies)),
@@ -349,10 +406,11 @@ def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any],
 
     remedies = {(name, fault): how for name, side in SIDES.items() for fault, how in side.remedy.items()}
     about = {name: side.about for name, side in SIDES.items()}
-    text = page(outcomes, machine, datetime.now(UTC), about, remedies, note)
+    jobs = newest(JOBS.read_text(encoding="utf-8").splitlines()) if JOBS.exists() else []
+    text = page(outcomes, machine, datetime.now(UTC), about, remedies, note, jobs)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     (folder / "results.svg").write_text(plot(outcomes), encoding="utf-8")
-    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes)), encoding="utf-8")
+    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes, jobs)), encoding="utf-8")
 
 
 def show_table(outcomes: Sequence[Outcome]) -> None:

@@ -1,5 +1,6 @@
 """The race judges from what was written: which steps count, what was lost, and what is said of those that never came back."""
 
+import json
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
@@ -284,6 +285,34 @@ def test_the_readme_says_medians_what_never_came_and_what_was_lost_at_most():
     ]
 
 
+def job(side: str, *, mixed: bool = False, share: float = 0.985, wrong: str = "", bits: bool | None = True) -> str:
+    """A line of goodput.jsonl."""
+    cost = {"median": 0.26, "min": 0.1, "max": 0.81, "count": 20}
+    result = {
+        "steps": 22786, "of_undisturbed": share, "lost_by_kind_s": {"worker": cost}, "faults": {"worker": 20, "node": 20},
+        "same_bits": bits, "wrong": wrong,
+    }  # fmt: skip
+    about = {"settings": {"minutes": 20.0, "every": 30.0}, "noise": "", "day": "2026-11-26", "commit": "abc"}
+    return json.dumps({"side": side, "mixed": mixed, "result": result, **about})
+
+
+def test_the_newest_job_of_each_side_that_was_struck_again_and_again_is_told_of():
+    lost = "the job is lost: its last step was after 31 s and 2 faults"
+    lines = [job("elasticrl", share=0.5), job("torchrun", share=0.02, wrong=lost, bits=None), job("elasticrl")]
+    jobs = results.newest([*lines, job("elasticrl", mixed=True, share=0.962)])
+    faults, cost, when = "40, every 30 s for 20 minutes", "worker 0.26 (0.10-0.81)", "2026-11-26, abc"
+    rows = [
+        ["elasticrl", faults, "22786", "98.5 %", cost, "yes", "", when],
+        ["torchrun", faults, "22786", "2.0 %", cost, "-", lost, when],
+        ["elasticrl (faults of all kinds)", faults, "22786", "96.2 %", cost, "yes", "", when],
+    ]
+    assert results.goodput(jobs) == rows
+    last = results.comparison(outcomes(), jobs).splitlines()[-1]
+    assert last == "| steps made with a kill every 30 s, of an undisturbed job's | 98.5 % | 2.0 %, job lost |"
+    page = results.page(outcomes(), {"cores": 2}, datetime.now(UTC), {}, {}, jobs=jobs)
+    assert results.markdown(results.JOB_HEAD, rows) in page
+
+
 def test_only_what_stands_between_the_marks_is_written_anew():
     text = f"before\n\n{results.BEGIN}\n\nold\n\n{results.END}\n\nafter\n"
     made = results.between_marks(text, "new")
@@ -297,7 +326,8 @@ def test_the_readme_and_the_results_say_what_the_trials_say():
     """Red after a new race: `python bench/race/race.py --report` writes both anew."""
     trials = recorded(RECORD)
     readme = results.README.read_text(encoding="utf-8")
-    assert results.between_marks(readme, results.comparison(trials)) == readme
+    jobs = results.newest(results.JOBS.read_text(encoding="utf-8").splitlines()) if results.JOBS.exists() else []
+    assert results.between_marks(readme, results.comparison(trials, jobs)) == readme
     page = (RECORD.parent / "RESULTS.md").read_text(encoding="utf-8")
     head = ["fault", *results.sides(trials)]
     assert results.markdown(head, results.rows(trials)) in page
