@@ -597,7 +597,8 @@ TOLD_S = 0.3  # the longest from when a version is sealed until the last worker 
 def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     """While each shard has a living copy among them, a gang goes on from the newest version that was sealed.
 
-    Real workers tell one after the other that a version is sealed: what was lost just before may have held it.
+    Real workers tell one after the other that a version is sealed, and some time after it is: what was lost meanwhile may have
+    held it.
     """
     copies = case.scenario.shape.settings.copies
     newest, holders = -1, frozenset[str]()
@@ -612,7 +613,8 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
         elif isinstance(fact, Sealed):
             if fact.version > newest:
                 newest, holders = fact.version, gangs[fact.generation]
-                lost = {node: at for node, at in lost.items() if at > fact.at - TOLD_S}
+                since = fact.at - TOLD_S if fact.after is None else min(fact.after, fact.at - TOLD_S)
+                lost = {node: at for node, at in lost.items() if at > since}
         elif isinstance(fact, Resumed):
             gangs[fact.generation] = frozenset(fact.nodes)
             missing = {node for node in holders if node in lost or node not in fact.nodes}

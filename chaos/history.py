@@ -106,12 +106,17 @@ class Resumed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed(Fact):
-    """Every rank has applied this update and every shard of it is whole and copied."""
+    """Every rank has applied this update and every shard of it is whole and copied.
+
+    Real workers tell it when they come to it, which is late where a fault has cut that step: it was so since `after` at least,
+    when they told of the version before.
+    """
 
     generation: int
     version: int
     step: int
     digest: str
+    after: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,7 @@ class Eye:
         self.sealed: dict[int, dict[str, int]] = {}  # generation -> node -> newest step that it knows to be sealed
         self.sealed_at = 0.0  # when a step was sealed last
         self.newest = 0  # step
+        self._newest_at, self._after = 0.0, 0.0  # when that was told first, and the one before
         self.here: set[int] = set()  # tokens of orders that were taken
         self.paused_since: float | None = None
         self._changes: list[tuple[float, Change]] = []
@@ -269,10 +270,13 @@ class Eye:
             )
         elif line["what"] == "sealed":
             self.sealed.setdefault(generation, {})[line["node"]] = step
-            self.newest = max(self.newest, step)
+            if step > self.newest:
+                self._after = self._newest_at  # workers tell in turn, and of each version once
+                self.newest, self._newest_at = step, at
             self.sealed_at = max(self.sealed_at, at)
             if generation in self._resumed:
-                self.facts.append(Sealed(at=at, generation=generation, version=step, step=step, digest=line["digest"]))
+                body = {"version": step, "step": step, "digest": line["digest"], "after": self._after}
+                self.facts.append(Sealed(at=at, generation=generation, **body))
 
     def _daemon_said(self, node: str, line: dict[str, Any]) -> None:
         match line.get("event"):

@@ -38,6 +38,7 @@ from elasticrl.core.grid import until_next
 from elasticrl.core.model import OUTSIDE, Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
+from elasticrl.shell.notify import Notify
 
 LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
@@ -96,7 +97,7 @@ class Told(RendezvousHandler):
 class Hand(LocalElasticAgent):
     """One node's agent. `run()` serves until it is told to quit."""
 
-    def __init__(self, spec: Spec, runtime: Path) -> None:
+    def __init__(self, spec: Spec, runtime: Path, notify: Notify) -> None:
         self._told = Told(spec.job)
         torch_spec = WorkerSpec(
             role="train",
@@ -108,6 +109,7 @@ class Hand(LocalElasticAgent):
         )
         super().__init__(torch_spec, TorchLogs(runtime / "errors" / "none"), start_method="forkserver")
         self._spec = spec
+        self._notify = notify
         self._runtime = runtime
         for folder in ("beats", "errors"):
             (runtime / folder).mkdir(mode=0o700, exist_ok=True)
@@ -350,6 +352,8 @@ class Hand(LocalElasticAgent):
         if self._server and self._server.connected:
             await self._until(lambda: not self._seated or self._halting is not None, self._spec.stop_s)
         self._halt(order)
+        order = self._halting or order  # the daemon's, which gives a save of its gang more time than ours does
+        self._notify.stopping(order.reason, order.within_s + 2 * END_S)
         await self._until(lambda: all(p.finished for p in self._seated.values()), order.within_s + 1.0)
         self._quit.set()
         self._poke()

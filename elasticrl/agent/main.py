@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elasticrl.agent import warm
 from elasticrl.agent.spec import BadSpec, common_env, load, write_private
+from elasticrl.shell.notify import Notify
 
 CONFIG = "config.yaml"  # the effective configuration, for the workers
 
@@ -36,6 +37,8 @@ def main() -> int:
         except OSError:
             print(f"an agent runs here already ({runtime}); stop it, or use another runtime directory", file=sys.stderr)
             return 2
+        notify = Notify()
+        os.environ.pop("NOTIFY_SOCKET", None)  # it is this process's alone
         os.environ.update(common_env(spec))  # before torch is imported: thread pools read it then
         if spec.config:
             # Not the daemon's file: one that changes under a running gang would let its later processes train by other values.
@@ -52,7 +55,7 @@ def main() -> int:
             logging.CRITICAL
         )  # how processes end is reported, not logged
         try:
-            Hand(spec, runtime).run()
+            Hand(spec, runtime, notify).run()
         finally:
             forks.unlink(missing_ok=True)
     return 0

@@ -74,7 +74,8 @@ def agent(config: Config, overrides: Overrides = None) -> None:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from None
     command = agent_command(spec, here.home.folder)
-    os.execve(sys.executable, command, environment(spec))  # noqa: S606 - it becomes the agent
+    systemds = {name: os.environ[name] for name in ("NOTIFY_SOCKET",) if name in os.environ}
+    os.execve(sys.executable, command, environment(spec) | systemds)  # noqa: S606 - it becomes the agent
 
 
 def run(

@@ -57,7 +57,6 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.neighbours import Neighbours
-from elasticrl.daemon.notify import Notify
 from elasticrl.daemon.past import Broken, Scribe
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
@@ -73,6 +72,7 @@ from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
+from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
 from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store

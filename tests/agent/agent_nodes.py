@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elasticrl.agent import link, wire
 from elasticrl.agent.beats import Page
-from elasticrl.agent.spec import Spec
+from elasticrl.agent.spec import Spec, environment
 from elasticrl.core.model import Rung, Work
 
 SCRIPT = str(Path(__file__).with_name("train_small.py"))
@@ -29,6 +29,7 @@ class Node:
     name: str
     runtime: Path
     spec: Spec
+    notify: Path | None = None  # the socket of what stands for systemd
     process: object = None
     reports: list[tuple[float, wire.Report]] = field(default_factory=list)
     link: link.Link | None = None
@@ -38,7 +39,13 @@ class Node:
         self.changed = asyncio.Event()
 
     def start(self) -> None:
-        self.process = link.start_agent(self.spec, self.runtime)
+        if self.notify is None:
+            self.process = link.start_agent(self.spec, self.runtime)
+        else:
+            env = {**environment(self.spec), "NOTIFY_SOCKET": str(self.notify)}
+            self.process = subprocess.Popen(
+                link.agent_command(self.spec, self.runtime), env=env, start_new_session=True
+            )
         self.connect()
 
     def connect(self) -> None:
@@ -180,7 +187,9 @@ class Lab:
 
 
 @contextlib.contextmanager
-def lab(tmp: Path, count: int = 1, args: Sequence[str] = (), **changes: object) -> Iterator[Lab]:
+def lab(
+    tmp: Path, count: int = 1, args: Sequence[str] = (), notify: Path | None = None, **changes: object
+) -> Iterator[Lab]:
     """Agents that are up and warm, or that have said why they cannot be."""
     faults, saves = tmp / "faults.json", tmp / "saves"
     made = []
@@ -190,7 +199,7 @@ def lab(tmp: Path, count: int = 1, args: Sequence[str] = (), **changes: object) 
             "job": "t", "node": name, "program": (SCRIPT,), "log_dir": str(tmp / name / "logs"), "preload": PRELOAD,
             "args": args if "program" in changes else (*args, "--faults", str(faults), "--save", str(saves)),
         }  # fmt: skip
-        made.append(Node(name, tmp / name / "run", Spec(**{**common, **changes})))  # type: ignore[arg-type]
+        made.append(Node(name, tmp / name / "run", Spec(**{**common, **changes}), notify))  # type: ignore[arg-type]
     with asyncio.Runner() as runner:
         try:
             runner.run(_up(made))

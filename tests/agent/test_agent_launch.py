@@ -19,6 +19,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Gang
 from elasticrl.core.model import Rung
 from elasticrl.diagnose.process import started_at
+from elasticrl.shell.notify import Notify
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_one_that_dies_between_being_chosen_and_seated_is_seated_and_found_dead(
     )  # fmt: skip
 
     async def launched() -> Hand:
-        hand = Unlucky(spec, tmp_path)
+        hand = Unlucky(spec, tmp_path, Notify({}))
         hand._spares = list(spares)
         hand._gang = hand._launching = gang
         await hand._launch(gang)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -404,6 +405,29 @@ def test_an_agent_that_is_terminated_lets_its_workers_save_and_leaves_nothing(du
         await a.until(lambda r: r.warm, 60.0)
 
     duo.run(scenario)
+
+
+def test_an_agent_that_is_terminated_gives_a_save_the_time_that_its_daemon_gives_it(tmp_path: Path) -> None:
+    """As at a shutdown: the nodes leave together, with a save that takes longer than `agent.stop_timeout`. systemd is told."""
+    told, slow = tmp_path / "notify", ("--save-s", "4", "--save-every", "1000000")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(told))
+        systemd.setblocking(False)
+        with lab(tmp_path, args=slow, notify=told, stop_s=0.5) as alone:
+
+            async def scenario(a: Node) -> None:
+                one = launch([a])
+                await training([a], one)
+                await stepping(a, 3)
+                os.kill(a.now.pid, signal.SIGTERM)
+                await a.until(lambda r: bool(r.stopping), 5.0)
+                a.send(wire.Halt(generation=one, save=True, within_s=20.0, reason="n00 leaves"))
+                assert await asyncio.to_thread(a.process.wait, 15) == 0
+                (saved,) = (path for path in alone.saves.iterdir() if not path.name.startswith("."))
+                assert json.loads(saved.read_text())["step"] >= 3
+
+            alone.run(scenario)
+        assert "EXTEND_TIMEOUT_USEC=40000000" in systemd.recv(4096).decode()
 
 
 def test_the_agents_death_ends_its_workers_even_a_stopped_one(duo: Lab) -> None:

@@ -54,7 +54,8 @@ class Tee:
 class Model:
     """The state that survivors keep."""
 
-    def __init__(self) -> None:
+    def __init__(self, save_s: float) -> None:
+        self.save_s = save_s
         self.weights = torch.zeros(SIZE, dtype=torch.float64)
         self.step = -1  # newest step in `weights`; -1: nothing yet
 
@@ -67,6 +68,7 @@ class Model:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / f".{name}"
         fresh.write_text(json.dumps({"step": self.step, "weight": self.weights[0].item()}))
+        time.sleep(self.save_s)
         fresh.replace(folder / name)
         return name
 
@@ -82,7 +84,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace, seat: Seat) -> None:
         self.options = options
         self.seat = seat
-        self.model = Model()
+        self.model = Model(options.save_s)
         self.saves = Path(options.save) if options.save else None
         self.committed: Committed | None = None  # as we have printed it
 
@@ -202,6 +204,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--save", default="")
     parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--save-s", type=float, default=0.0, help="how long a save takes")
     parser.add_argument("--history", default="")
     parser.add_argument("--faults", default="")
     parser.add_argument("--child", action="store_true", help="start a child process that sleeps")

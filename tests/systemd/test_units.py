@@ -150,6 +150,19 @@ def test_stop_drains_saves_and_leaves_nothing(machine: Machine) -> None:
     assert int(re.findall(r"\d+", newest)[0]) == steps(machine)[-1][1], "the last step that was made is on the disk"
 
 
+def test_an_agent_whose_unit_is_stopped_as_at_a_shutdown_drains_and_tells_systemd_how_long_it_may_take(
+    machine: Machine,
+) -> None:
+    machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
+    goes_on(machine, within_s=60.0)
+    machine.run("systemctl", "stop", "elasticrl-agent", timeout_s=120.0)
+    assert machine.show("elasticrl-agent", "Result") == "success"
+    assert "holding to save" in machine.show("elasticrl-agent", "StatusText"), "the daemon says how long it may take"
+    machine.until(["systemctl", "show", "-P", "ActiveState", "elasticrl"], 30.0, wanted="inactive")
+    newest = machine.run("sh", "-c", "ls /var/lib/elasticrl/saves | sort | tail -n 1").stdout
+    assert int(re.findall(r"\d+", newest)[0]) == steps(machine)[-1][1], "the last step that was made is on the disk"
+
+
 def test_a_boot_begins_no_job_that_was_stopped_and_an_operator_does(machine: Machine) -> None:
     elasticrl = str(Path(sys.executable).with_name("elasticrl"))
     machine.run("systemctl", "enable", "--now", "elasticrl", timeout_s=90.0)
