@@ -34,6 +34,9 @@ VICTIM: Final = re.compile(
     r"|ncclRemoteError|NCCL communicator was aborted"
 )
 
+# What all nodes ask: that it refuses a connection is no peer's end, and no node is at fault.
+SHARED: Final = re.compile(r"^RewardError\b")
+
 TAIL_BYTES: Final = 16 * 1024
 LINE_CHARACTERS: Final = 500
 
@@ -65,7 +68,8 @@ def judge(facts: Facts) -> tuple[str, bool]:
     if facts.code < 0:
         return f"signal {-facts.code} ({signal_name(-facts.code)})", -facts.code in BAD
     if facts.message:
-        return f"exit code {facts.code}: {facts.message}", VICTIM.search(facts.message) is None
+        victim = VICTIM.search(facts.message) is not None and SHARED.match(facts.message) is None
+        return f"exit code {facts.code}: {facts.message}", not victim
     return f"exit code {facts.code}" if facts.code else "it ended before its time, with exit code 0", True
 
 

@@ -72,22 +72,28 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
     parts = chain(said(tree, findings), found(tree, folders or ()))  # one in memory at a time: they may be gigabytes
     count, size = 0, 0
     try:
-        packed = tarfile.open(output, "x:gz")  # noqa: SIM115 - closed below
+        handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         typer.echo(f"{output} cannot be written: {error.strerror}; name another: -o FILE", err=True)
         raise typer.Exit(Exit.REFUSED) from None
-    with packed as tar:
-        for part in parts:
-            text = veil.over(part.text)
-            if size + len(text) > WHOLE:
-                typer.echo(f"left out, as it would be over {WHOLE // 2**20} MiB: {part.name}", err=True)
-                continue
-            info = tarfile.TarInfo(f"elasticrl-support/{part.name}")
-            data = text.encode()
-            info.size, info.mtime, info.mode = len(data), int(part.at or time.time()), 0o600
-            tar.addfile(info, io.BytesIO(data))
-            count, size = count + 1, size + len(data)
-    output.chmod(0o600)
+    try:
+        with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            for part in parts:
+                text = veil.over(part.text)
+                if size + len(text) > WHOLE:
+                    typer.echo(f"left out, as it would be over {WHOLE // 2**20} MiB: {part.name}", err=True)
+                    continue
+                info = tarfile.TarInfo(f"elasticrl-support/{part.name}")
+                data = text.encode()
+                info.size, info.mtime, info.mode = len(data), int(part.at or time.time()), 0o600
+                tar.addfile(info, io.BytesIO(data))
+                count, size = count + 1, size + len(data)
+    except OSError as error:  # the night on which it is wanted may be that of a full disk
+        output.unlink(missing_ok=True)
+        typer.echo(f"{output} cannot be written: {error.strerror}; put it elsewhere: -o FILE", err=True)
+        raise typer.Exit(Exit.FAILED) from None
+    if tree is None and not folders:
+        typer.echo("no logs and no state are in it: name the configuration (--config FILE), or their folders", err=True)
     typer.echo(
         f"{output}: {count} files, {size / 2**20:.1f} MiB; {veil.removed} secrets removed. Look through it, then send it."
     )

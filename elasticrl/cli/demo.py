@@ -37,18 +37,19 @@ DRAW_S = 0.2  # between two looks for the live view
 ENDS = 5  # steps at the beginning and at the end, whose rewards are compared
 RISE = 0.3  # of a reward from 0 to 1. After 30 steps it is 0.4 over what it was, after 60 it is 0.6
 BARS = " ▁▂▃▄▅▆▇█"
+FILES = {"state": "state", "checkpoints": "checkpoints", "log": "log", "model": "model", "prompts": "prompts.jsonl"}
 JOB = """\
 # A tiny model learns to read four digits backwards. See docs/CONFIGURATION.md for every key.
 job: {{name: {name}, program: elasticrl.ppo, seed: 0, steps: {steps}}}
-node: {{device: {device}, interface: lo, state_dir: {folder}/state}}
+node: {{device: {device}, interface: lo, state_dir: {state}}}
 store: {{embedded: true, try_timeout: 500ms, timeout: 5s, retry: 1s}}
 membership: {{min_nodes: 2, max_nodes: 3, settle: 1s, lease_ttl: 5s, keepalive: 1500ms}}
 timeouts: {{floor: 5s, slack: 20, confirm: 1s}}
 lanes: {{count: 3, digest: full}}
 vault: {{dir: {vault}, copies: 1}}
-checkpoint: {{dir: {folder}/checkpoints, every: 20}}
-telemetry: {{log_dir: {folder}/log}}
-model: {{path: {folder}/model}}
+checkpoint: {{dir: {checkpoints}, every: 20}}
+telemetry: {{log_dir: {log}}}
+model: {{path: {model}}}
 ppo:
   batch: 120
   mini_batch: 30
@@ -62,8 +63,14 @@ ppo:
   kl: {{coef: 0.002}}
 reward: {{function: "elasticrl.ppo.tasks:reverse"}}
 rollout: {{max_tokens: {digits}}}
-data: {{path: {folder}/prompts.jsonl, max_prompt: 6}}
+data: {{path: {prompts}, max_prompt: 6}}
 """
+
+
+def job(name: str, folder: Path, vault: Path, *, steps: int, device: str) -> str:
+    """The configuration. Paths may have anything in them that YAML knows as its own."""
+    here = {key: json.dumps(str(folder / file)) for key, file in FILES.items()}
+    return JOB.format(name=name, steps=steps, vault=json.dumps(str(vault)), digits=DIGITS, device=device, **here)
 
 
 class Device(StrEnum):
@@ -205,22 +212,22 @@ class Show:
 
     def prepare(self) -> None:
         """A random model, prompts, a configuration."""
-        if self.folder.exists():
-            if any(self.folder.iterdir()) and not self._earlier():
-                raise Stuck(f"{self.folder} is not empty and not of an earlier demo: name another with --folder.")
-            shutil.rmtree(self.folder)
-        (self.folder / "log").mkdir(parents=True)
+        try:
+            if self.folder.exists():
+                if any(self.folder.iterdir()) and not self._earlier():
+                    raise Stuck(f"{self.folder} is not empty and not of an earlier demo: name another with --folder.")
+                shutil.rmtree(self.folder)
+            (self.folder / "log").mkdir(parents=True)
+        except OSError as error:
+            raise Stuck(f"{self.folder} cannot be made ({error.strerror}): name another with --folder.") from None
         try:
             find.made_private(self.run_dir)
         except find.NotOurs as error:
             raise Stuck(str(error)) from None
         shm = Path("/dev/shm")  # noqa: S108 - tmpfs is the point; the vault makes its own folder there, closed to others
-        vault = shm / "elasticrl-demo" if shm.is_dir() else self.folder / "vault"
+        vault = shm / f"elasticrl-demo-{os.getuid()}" if shm.is_dir() else self.folder / "vault"
         self.config.write_text(
-            JOB.format(
-                name=self.name, steps=self.steps, folder=self.folder, vault=vault, digits=DIGITS, device=self.device
-            ),
-            encoding="utf-8",
+            job(self.name, self.folder, vault, steps=self.steps, device=self.device), encoding="utf-8"
         )
         code = (
             "import json, sys; from elasticrl.ppo import tiny; from elasticrl.runtime.rng import seed\n"

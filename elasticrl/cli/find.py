@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,12 +71,20 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
             f"no daemon here (looked in {where}); start it (systemctl start elasticrl, or elasticrl run FILE), or "
             "ask the store: --store HOST:PORT"
         )
-    jobs = sorted({path.parent.parent.name for path in found})
+    jobs = jobs_of(found)
+    if len(jobs) > 1:
+        found = tuple(path for path in found if answers(path)) or found
+        jobs = jobs_of(found)
     if len(jobs) > 1:
         raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
     mine = [path for path in found if path.parent.name == socket.gethostname()]
     answering = [path for path in (mine or found) if answers(path)]
     return (answering or mine or list(found))[0]
+
+
+def jobs_of(sockets: Iterable[Path]) -> list[str]:
+    """Whose they are."""
+    return sorted({path.parent.parent.name for path in sockets})
 
 
 def shut(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """`elasticrl incidents [ID]`: what went wrong so far, and the page of one of them."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,11 +25,13 @@ def register(app: typer.Typer) -> None:
 
 def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_json: AsJson = False) -> None:  # noqa: A002 - the argument's name is its help
     """List the incidents that this machine's daemons wrote down, or tell one. Works without a daemon."""
+    from elasticrl.cli import find
     from elasticrl.cli.main import Exit
     from elasticrl.diagnose import incident as kept
     from elasticrl.report.table import table
 
     roots, job = _roots(config, state_dir)
+    closed = next((folder for root in roots for folder in (root, *_below(root, job)) if find.shut(folder)), None)
     found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents")))
     for text in unread:
         typer.echo(text, err=True)
@@ -40,20 +43,37 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
                 if chosen
                 else f"none is {id}"
             )
-            said = f"{said}; see them all: elasticrl incidents" if found else _none(roots)
+            said = f"{said}; see them all: elasticrl incidents" if found else _none(roots, closed)
             typer.echo(said, err=True)
             raise typer.Exit(Exit.FAILED)
-        for each in chosen:  # one for each node of this machine that saw it
-            typer.echo(json.dumps(each.plain(), indent=2) if as_json else kept.page(each))
+        if as_json:
+            typer.echo(json.dumps([each.plain() for each in chosen], indent=2))
+        else:  # one for each node of this machine that saw it
+            typer.echo("\n".join(map(kept.page, chosen)))
     elif as_json:
         typer.echo(json.dumps([each.plain() for each in found], indent=2))
     elif found:
         typer.echo("\n".join(table(kept.HEAD, [kept.row(each) for each in found])))
+    elif closed:
+        typer.echo(_none(roots, closed), err=True)
+        raise typer.Exit(Exit.FAILED)
     else:
-        typer.echo(_none(roots))
+        typer.echo(_none(roots, None))
 
 
-def _none(roots: list[Path]) -> str:
+def _below(root: Path, job: str) -> list[Path]:
+    """The folders of jobs and of their nodes, as far as this user sees them."""
+    with suppress(OSError):
+        return [*root.glob(job), *root.glob(f"{job}/*")]
+    return []
+
+
+def _none(roots: list[Path], closed: Path | None) -> str:
+    if closed is not None:
+        from elasticrl.cli import find
+
+        group = find.group_of(closed)
+        return f"{closed} is closed to this user: it is open to the group {group} (usermod -aG, then log in anew)"
     where = ", ".join(map(str, roots))
     return f"no incidents below {where}; of a job whose node.state_dir is another: elasticrl incidents --config FILE"
 

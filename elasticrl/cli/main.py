@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point. Ends the process with one of `Exit`, or the job's own exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what the terminal's locale cannot say ends no command
+            stream.reconfigure(errors="backslashreplace")
     if list(arguments[:1]) == ["daemon"]:
         from elasticrl.cli import node
 

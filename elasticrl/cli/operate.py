@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,10 +52,13 @@ def status(
 
         def look() -> str:
             picture.update(quietly(store, job) if store else patiently(run_dir, job, "status"))
+            if as_json:
+                return json.dumps(picture)
             said = pace.after(time.monotonic(), picture["step"])
-            return json.dumps(picture) if as_json else "\n\n".join(filter(None, (render.status(picture), said)))
+            return render.watched(picture, said, ages=sys.stdout.isatty())  # in a file only what has changed is told
 
-        screen.watch(look, every_s=1.0)
+        with explained() if store else nullcontext():  # outside of the screen: what is said there goes with it
+            screen.watch(look, every_s=1.0)
     raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "FINISHED"} else Exit.FAILED)
 
 
@@ -132,13 +135,12 @@ def quietly(where: str, job: str | None) -> Any:
     from elasticrl.daemon import outside as store
     from elasticrl.store import StoreError, StoreRefused
 
-    with explained():
-        try:
-            return asyncio.run(store.look(store.reach(where, job)))
-        except StoreRefused:
-            raise  # that does not pass
-        except StoreError as error:
-            raise screen.Silent(str(error)) from None
+    try:
+        return asyncio.run(store.look(store.reach(where, job)))
+    except StoreRefused:
+        raise  # that does not pass
+    except StoreError as error:
+        raise screen.Silent(str(error)) from None
 
 
 def outside(

@@ -14,6 +14,8 @@ COLOUR = {
     "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
+WELL = frozenset({"training", "done", "rollout"})  # states of which nothing is to be seen
+
 #: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
 BESIDE = frozenset({"at", "ts", "event", "level", "job", "run", "node", "member"})
 SENTENCES = ("reason", "cause", "said", "why", "error", "problem", "text")
@@ -38,7 +40,9 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
 
 
-def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:
+def status(
+    picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True, short: bool = False, pace: str = ""
+) -> str:
     """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look."""
     on = sys.stdout.isatty() if colour is None else colour
     state, committed_s = picture["state"], picture.get("committed_s")
@@ -49,9 +53,19 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
         f"  step {picture['step']:,} (committed {picture['committed']:,}{since})"
         f"  {picture['nodes']} of {picture['known']} nodes{f', needs {needs}' if (needs := picture['needs']) else ''}"
     )
-    lines = [head, paint(picture["reason"], DIM, on=on)]
+    lines = [head, paint(plain(picture["reason"]), DIM, on=on)]
     if said := past(picture, ages=ages):
-        lines.append(paint(said, DIM, on=on))
+        lines.append(paint(plain(said), DIM, on=on))
+    here = []
+    if picture.get("here") and picture["here"] != picture["reason"]:
+        here.append(paint(f"this node: {plain(picture['here'])}", DIM, on=on))
+    advice = [f"# {plain(text)}" for text in picture["advice"]]
+    told = picture["rows"]
+    if short:  # of what does not fit the end is cut off, so the table is the last, and in it who is well
+        lines += [*here, *advice, *filter(None, [pace])]
+        told = sorted(
+            told, key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
+        )
     rows = [
         (
             ("* " if row["leader"] else "  ") + row["node"],
@@ -63,9 +77,9 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
             row["state"],
             f"{row['step']:,}" if row["rank"] is not None else "-",
             *((row.get("phase") or "-", ago(row.get("beat_s"))) if ages else ()),
-            "; ".join(filter(None, ("leader" if row["leader"] else "", row["note"]))),
+            plain("; ".join(filter(None, ("leader" if row["leader"] else "", row["note"])))),
         )
-        for row in picture["rows"]
+        for row in told
     ]
     if rows:
         text = table(("  node", "rank", "state", "step", *(("phase", "beat") if ages else ()), "note"), rows)
@@ -73,10 +87,23 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
         for row, line in zip(rows, text[1:], strict=True):
             state = row[2]
             lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
-    if picture.get("here") and picture["here"] != picture["reason"]:
-        lines.append(paint(f"this node: {picture['here']}", DIM, on=on))
-    lines += [f"# {text}" for text in picture["advice"]]
+    if not short:
+        lines += [*here, *advice]
     return "\n".join(lines)
+
+
+def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
+    """The same for a screen that may be too small for it: whatever wants to be seen stands above the table, or at its top."""
+    return status(picture, colour=colour, ages=ages, short=True, pace=pace)
+
+
+def plain(text: str) -> str:
+    r"""Without what would steer a terminal: a worker's own words may have anything in them.
+
+    >>> plain("no \x1b[2K way\n")
+    'no ?[2K way?'
+    """
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:

@@ -5,6 +5,7 @@ key or for the next look. Where output is no terminal, a picture is printed when
 """
 
 import os
+import re
 import select
 import shutil
 import sys
@@ -17,6 +18,7 @@ from typing import Final
 
 ENTER: Final = "\033[?1049h\033[?25l"  # the other buffer, no cursor
 LEAVE: Final = "\033[?25h\033[?1049l"
+COLOUR: Final = re.compile(r"\033\[[0-9;]*m")
 ENDS: Final = frozenset("qQ\x03\x04")
 
 
@@ -107,9 +109,8 @@ def clip(line: str, width: int) -> str:
     shown, out, i = 0, "", 0
     plain = _length(line)
     while i < len(line):
-        if line[i] == "\033":
-            end = line.index("m", i) + 1
-            out, i = out + line[i:end], end
+        if colour := COLOUR.match(line, i):
+            out, i = out + colour[0], colour.end()
             continue
         if shown == width - 1 and plain > width:
             return out + "…\033[0m"
@@ -118,12 +119,7 @@ def clip(line: str, width: int) -> str:
 
 
 def _length(line: str) -> int:
-    count, inside = 0, False
-    for char in line:
-        inside = inside or char == "\033"
-        count += not inside
-        inside = inside and char != "m"
-    return count
+    return len(COLOUR.sub("", line))
 
 
 def pressed(within_s: float) -> str:

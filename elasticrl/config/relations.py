@@ -102,6 +102,11 @@ def _ours(t: Tree) -> bool:
     return t.job.program == OUR_TRAINER
 
 
+def _somewhere_float32(t: Tree) -> bool:
+    """Engines torch and served generate with float32 weights, whatever is trained in."""
+    return t.model.dtype == "float32" or (_generates(t) and t.rollout.engine != "vllm")
+
+
 def _generates(t: Tree) -> bool:
     return _ours(t) and t.ppo.algorithm in {"ppo", "grpo"}
 
@@ -545,6 +550,24 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: _ours(t) and t.ppo.algorithm == "grpo" and t.ppo.group < 2,
         values=lambda t: f"it is {t.ppo.group}",
         remedy="Write group: 8.",
+    ),
+    Relation(
+        keys=("ppo.kl.where", "ppo.algorithm", "job.program"),
+        rule="should be loss with grpo: in the reward it ranks answers that scored alike, whatever kl.coef is",
+        broken=lambda t: _ours(t) and t.ppo.algorithm == "grpo" and t.ppo.kl.where == "reward",
+        values=lambda t: f"it is {t.ppo.kl.where}",
+        remedy="Write where: loss (or off).",
+        level="warning",
+    ),
+    Relation(
+        keys=("model.attention", "model.dtype", "rollout.engine", "job.program"),
+        rule="must be another than flash_attention_2 where something is computed in float32, which that does not know",
+        broken=lambda t: _ours(t) and t.model.attention == "flash_attention_2" and _somewhere_float32(t),
+        values=lambda t: (
+            f"model.dtype is {t.model.dtype}"
+            + (f", and engine {t.rollout.engine} generates in float32" if _generates(t) else "")
+        ),
+        remedy="Set attention: sdpa, or dtype: bfloat16 with rollout.engine: vllm.",
     ),
     Relation(
         keys=("ppo.group", "ppo.batch", "lanes.count", "ppo.algorithm", "job.program"),

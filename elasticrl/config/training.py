@@ -131,7 +131,8 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type to compute in. bfloat16 is faster and half the memory, at less precision; master weights stay float32."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"
-    """The attention implementation. Faster ones need their hardware; a change of it changes the bits."""
+    """The attention implementation. Faster ones need their hardware; a change of it changes the bits. flash_attention_2 knows
+    bfloat16 alone, so it wants dtype: bfloat16, and rollout.engine: vllm where answers are generated."""
     gradient_checkpointing: bool = False
     """true computes activations again in backward: less memory, about a third more work."""
     value_head: Literal["separate", "tied"] = "separate"
@@ -188,7 +189,8 @@ class Reward(Section):
     timeout_s: Seconds = 10.0
     """Seconds for one request to the endpoint. More suits a slow scorer; less notices a dead one sooner."""
     retries: Whole = 3
-    """Further requests after a failed one. More rides out a longer outage, within the phase's budget."""
+    """Further requests after one that took all its time. What fails at once (503, nobody there) is asked again, within the
+    phase's budget, however often."""
 
 
 class Vllm(Section):
@@ -288,7 +290,8 @@ class Data(Section):
     label: Text = "label"
     """The field that says whether the answer was good, for kto."""
     chat_template: bool = True
-    """true puts prompts into the tokenizer's chat template; false takes them as they are."""
+    """true puts prompts into the tokenizer's chat template; false takes them as they are. A template that prints the day is
+    told 1 January 2026, always: prompts that change overnight would be other data."""
     max_prompt: Count = 512
     """Tokens of a prompt at most; longer ones are left out, and counted. More keeps more of the data, at more memory."""
     shuffle: bool = True

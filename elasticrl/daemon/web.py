@@ -93,7 +93,7 @@ def parse(data: bytes) -> Request | Reply:
         heads = {
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in rest if line)
         }
-        query = parse_qs(split.query, max_num_fields=20)
+        query = parse_qs(split.query.replace("+", "%2B"), max_num_fields=20)  # a token of base64 may have one
         host = urlsplit(f"//{heads.get('host', '')}").hostname or ""
     except ValueError:
         return Reply(code=400, text="this is no HTTP request")

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -81,11 +81,22 @@ def build(base: Run) -> tuple[Trainer, Callable[[], None]]:
     return preferring(base) if base.tree.ppo.algorithm in given.PER_RECORD else generating(base)
 
 
+def beside(tree: Tree, tokenizer: Any) -> None:
+    """Models of other folders than the actor's must know its tokens, or ModelError."""
+    folders = {
+        "model.critic_path": tree.model.critic_path, "model.ref_path": tree.model.ref_path, "reward.model": tree.reward.model,
+    }  # fmt: skip
+    for key, folder in folders.items():
+        if folder is not None and folder != str(tree.model.path):
+            models.check_tokens(tokenizer, folder, key)
+
+
 def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     """PPO and GRPO: samples are generated and scored."""
     tree = base.tree
     path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
+    beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
     makers: dict[str, Callable[[], nn.Module]] = {"actor": lambda: models.actor(tree.model, path, seed=tree.job.seed)}
     if ppo.algorithm == "ppo" and tree.model.value_head == "separate":
@@ -177,6 +188,7 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tree, ppo, lanes = base.tree, base.tree.ppo, base.tree.lanes.count
     path = str(tree.model.path)
     tokenizer = models.tokenizer(path)
+    beside(tree, tokenizer)
 
     def make() -> nn.Module:
         return models.actor(tree.model, path, seed=tree.job.seed)
@@ -230,7 +242,12 @@ def reference_of(tree: Tree) -> nn.Module | None:
 
 def source(tree: Tree, trainer: Trainer) -> Callable[[], Iterable[Bucket]]:
     """The actor's weights, bucket by bucket."""
-    return lambda: buckets(body(trainer.roles.actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree))
+
+    def made() -> Iterable[Bucket]:
+        actor = trainer.roles.actor
+        return buckets(body(actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree), within=actor)
+
+    return made
 
 
 def check(tree: Tree) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo.preferences import Given
-from elasticrl.ppo.prompts import encode, said
+from elasticrl.ppo.prompts import encoded, said, templated
 from elasticrl.ppo.records import DataError, Record, records
 from elasticrl.ppo.tokens import Row, Table, name_of, table
 
@@ -105,9 +105,9 @@ def turn_end(tokenizer: Any, ends: Sequence[int]) -> int:
     """Which of `ends` the chat template puts after an assistant's answer; the tokenizer's if it puts none."""
     if len(ends) > 1 and tokenizer.chat_template is not None:
         one, other = (
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": "0"}, {"role": "assistant", "content": answer}], tokenize=True
-            )["input_ids"]
+            templated(
+                tokenizer, [{"role": "user", "content": "0"}, {"role": "assistant", "content": answer}], answer=False
+            )
             for answer in "01"
         )
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
@@ -128,7 +128,7 @@ def _told(
     turn: int,
 ) -> Row | None:
     asked = _field(record, data.prompt, "prompt", place, data)
-    prompt = encode(asked, tokenizer, chat=data.chat_template)
+    prompt = encoded(place, asked, data, tokenizer)
     texts, more = read(record, place, data)
     end = tokenizer.eos_token_id if isinstance(asked, str) and not data.chat_template else turn
     tokens = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]

@@ -101,6 +101,31 @@ def has(path: str, name: str) -> bool:
     return True
 
 
+def check_tokens(tokens: Any, path: str, key: str) -> None:
+    """A model beside the actor is given the actor's tokens, which would be garbage to one with another tokenizer, and nothing
+    would say so. A folder without a tokenizer of its own is believed.
+    """
+    try:
+        with quietly():
+            theirs = transformers.AutoTokenizer.from_pretrained(path).get_vocab()
+    except (OSError, ValueError):
+        return
+    other = sorted(word for word, number in tokens.get_vocab().items() if theirs.get(word) != number)
+    if other:
+        raise ModelError(
+            f"{path} ({key}) has another tokenizer than the actor, whose tokens it is given: {len(other)} are others to it "
+            f"({other[0]!r}, ...). Name one with the actor's tokenizer; a reward model with its own can be asked by reward.url."
+        )
+
+
+def still(config: Any) -> Any:
+    """Without dropout: it would act in updates alone, and their first ratio would not be 1. `model.lora.dropout` is meant."""
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
 def actor(model: Model, path: str, *, seed: int) -> nn.Module:
     """The model that is trained, float32; with adapters if the configuration has them; tied to a value head if it says so."""
     found = _load(transformers.AutoModelForCausalLM, path, model, trained=True)
@@ -270,6 +295,8 @@ def _load(kind: Any, path: str, model: Model, *, trained: bool, narrow: bool = F
     dtype = torch.bfloat16 if narrow else torch.float32
     try:
         with quietly():
+            if trained:
+                more["config"] = still(more.get("config") or transformers.AutoConfig.from_pretrained(path))
             found, info = kind.from_pretrained(
                 path, dtype=dtype, attn_implementation=model.attention, output_loading_info=True, **more
             )

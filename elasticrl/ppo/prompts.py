@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticrl.config.training import Data
+
+
+# What chat templates that print the day are told: data would be other data from one day to the next.
+TODAY = date(2026, 1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ def load(data: Data, tokenizer: Any, keep: Path | None = None) -> Prompts:
     another. Tokens are kept in the folder `keep`, for the next process that wants them.
     """
     found = records(data)
-    settings = (data.prompt, data.chat_template, data.max_prompt)
+    settings = (data.prompt, data.chat_template, data.max_prompt, TODAY.isoformat())
     work = partial(_tokens, data=data, tokenizer=tokenizer)
     rows = table(found, work, data, keep=keep, name=name_of(found, tokenizer, "prompts", *settings))
     if not len(rows):
@@ -72,8 +77,29 @@ def _tokens(place: int, record: Record, *, data: Data, tokenizer: Any) -> Row | 
         raise DataError(
             f"record {place} of {data.path} has no field {data.prompt!r}, only {sorted(record)}; set data.prompt to one"
         )
-    tokens = encode(record[data.prompt], tokenizer, chat=data.chat_template)
+    tokens = encoded(place, record[data.prompt], data, tokenizer)
     return (tokens,) if 0 < len(tokens) <= data.max_prompt else None
+
+
+def encoded(place: int, asked: Any, data: Data, tokenizer: Any) -> tuple[int, ...]:
+    """A record's prompt as tokens, or DataError: of a million records it says which one is at fault."""
+    try:
+        return encode(asked, tokenizer, chat=data.chat_template)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the prompt of record {place} of {data.path}, {str(asked)[:80]!r}, is none to the tokenizer or its chat template: "
+            f"{error}"
+        ) from error
+
+
+def templated(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, answer: bool) -> tuple[int, ...]:
+    """Messages in the chat template, with the beginning of an answer or without."""
+    made = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=answer, tokenize=True, strftime_now=TODAY.strftime
+    )
+    return tuple(made["input_ids"])
 
 
 def encode(asked: str | Sequence[Mapping[str, str]], tokenizer: Any, *, chat: bool) -> tuple[int, ...]:
@@ -83,7 +109,7 @@ def encode(asked: str | Sequence[Mapping[str, str]], tokenizer: Any, *, chat: bo
     if tokenizer.chat_template is None:
         raise DataError("the tokenizer has no chat template; set data.chat_template to false, or give it one")
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-    return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"])
+    return templated(tokenizer, messages, answer=True)
 
 
 def said(asked: str | Sequence[Mapping[str, str]]) -> str:

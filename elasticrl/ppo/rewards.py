@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_REPLY = 64 << 20
+REASON = 500  # bytes of a reply that refuses, to be told
 TURN_S = 0.05  # between looks whether somebody wants us elsewhere
 SIGN_S = 0.5  # between signs that this worker waits: two are well within `timeouts.floor`
 Score = float | list[float]
@@ -161,7 +162,8 @@ class Endpoint:
     """An HTTP endpoint: POST {"answers": [...]}, answered with {"scores": [...]}.
 
     One request has `timeout_s`; all tries of all that is asked since `begin` together `deadline_s`. What may heal (no
-    connection, a timeout, 429, 5xx) is tried again; what will not (4xx, a wrong number of scores) is an error at once. It is
+    connection, a timeout, 429, 5xx) is tried again: `retries` times where it took all its time, until the deadline where it
+    failed at once, as while a server restarts. What will not (4xx, a wrong number of scores) is an error at once. It is
     asked in a thread of its own: the training thread turns on `check`, which raises if somebody wants us elsewhere, and says
     with `waits` that it waits and does not hang; it does so inside of `alone`.
     """
@@ -218,16 +220,31 @@ class Endpoint:
         """Again and again, until it answers or it is time to end."""
         chance = random.Random()  # Python's own is the lane's meanwhile
         pause = tenacity.wait_exponential(multiplier=0.1, max=5.0)
-        enough = tenacity.stop_after_attempt(self.retries + 1) | tenacity.stop_before_delay(ends - start)
+        slow = 0
+
+        def post() -> Any:
+            nonlocal slow
+            begun = time.monotonic()
+            try:
+                return self._post(body, start, ends)
+            finally:
+                slow += time.monotonic() - begun >= self.timeout_s
+
         ask = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_heal),
-            stop=enough | tenacity.stop_when_event_set(gone),
+            stop=tenacity.stop_any(
+                lambda _: slow > self.retries,
+                tenacity.stop_before_delay(ends - start),
+                tenacity.stop_when_event_set(gone),
+            ),
             wait=lambda tried: chance.uniform(0.0, pause(tried)),
             sleep=tenacity.sleep_using_event(gone),
             reraise=True,
         )
         try:
-            return ask(self._post, body, start, ends)
+            return ask(post)
+        except Refusal as error:
+            raise RewardError(f"reward endpoint {self.url} refused with {error}") from error
         except OSError as error:
             spent = f"{ask.statistics['attempt_number']} tries in {time.monotonic() - start:.1f} s"
             raise RewardError(
@@ -242,8 +259,10 @@ class Endpoint:
             with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
                 text = self._read(reply, start, ends)
         except urllib.error.HTTPError as error:
-            error.close()  # it holds the connection, and would for as long as somebody remembers the error
-            raise
+            with error:  # it holds the connection, and would for as long as somebody remembers the error
+                said = _said(error)
+            kind = Busy if error.code == 429 or error.code >= 500 else Refusal
+            raise kind(f"HTTP {error.code} {error.reason}: {said}") from None
         except http.client.HTTPException as error:  # no OSError, though it is the connection that ended early
             raise ConnectionError(f"its reply was cut short or is no HTTP ({error!r})") from error
         try:
@@ -279,10 +298,24 @@ def _seldom(waits: Callable[[], None]) -> Callable[[], None]:
     return sign
 
 
+class Busy(OSError):
+    """It has answered that it cannot now."""
+
+
+class Refusal(Exception):
+    """It has answered that it will not."""
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What its reply says, shortened."""
+    try:
+        return error.read(REASON).decode(errors="replace").strip() or "nothing more"
+    except (OSError, http.client.HTTPException):
+        return "nothing more"
+
+
 def _may_heal(error: BaseException) -> bool:
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code == 429 or error.code >= 500
-    return isinstance(error, OSError)  # URLError, timeouts, resets
+    return isinstance(error, OSError)  # URLError, timeouts, resets, Busy
 
 
 def of(

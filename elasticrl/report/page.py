@@ -13,7 +13,7 @@ from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
 from elasticrl.report.charts import drawings
 from elasticrl.report.story import SLOW, STAGES, Story
-from elasticrl.report.text import clock, facts, headline, human
+from elasticrl.report.text import facts, headline, human, within
 
 EVIDENCE: Final = 12  # facts of an incident that are spelled out
 LIGHT: Final = {
@@ -90,7 +90,7 @@ def _details(name: str, story: Story) -> str:
     """The figures under a drawing."""
     if name == "timeline":
         rows = [
-            (str(g.number), clock(g.at)[11:], g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
+            (str(g.number), within(story, g.at), g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
             for g in story.generations
         ]
         return _folded("Generations", table(("", "at (UTC)", "phase", "rung", "ranks", "step", "reason"), rows))

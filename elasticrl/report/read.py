@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
+from stat import S_ISREG
 from sys import intern
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from elasticrl.runtime.vault.errors import StateError
 
 LOOKED_AT: Final = 20  # of a file's JSON lines, to know what it is
 BIGGEST: Final = 512 * 1024 * 1024  # bytes of a file that is looked at
+LOG: Final = re.compile(r"\.(jsonl|log(\.\d+)?)$")  # rotated ones too
 SAID: Final = re.compile(r"\[Step (\d+)\] (.*)")  # what the trainer prints of a step
 TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
 FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
@@ -103,16 +105,18 @@ class Left:
 
 def read(folder: Path) -> Left:
     """Everything below a folder."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in {".log", ".jsonl"} and path.is_file()]
     gathered = _Gathered()
-    for path in paths:
-        if path.stat().st_size <= BIGGEST and not {DIGESTS, LEDGER, "trace", "etcd", "incidents"} & set(
-            path.parts[-3:]
-        ):
+    for path in sorted(path for path in folder.rglob("*") if LOG.search(path.name)):
+        if not {DIGESTS, LEDGER, "trace", "etcd", "incidents"} & set(path.parts[-3:]):
             _one(path, gathered)
     home, passed = _home(folder, gathered)
     incidents, broken = found(sorted({path.parent for path in folder.rglob("incidents/*.json")}))
     unread = [*gathered.unread, *broken, *passed]
+    job, begun = _newest(gathered, unread)
+    incidents = [each for each in incidents if each.job == job or not job]
+    if begun is not None:
+        gathered.took = [line for line in gathered.took if line.at >= begun]
+        incidents = [each for each in incidents if datetime.fromisoformat(each.began).timestamp() >= begun]
     digests = samples = None
     entries: list[Entry] = []
     if home is not None:
@@ -120,19 +124,16 @@ def read(folder: Path) -> Left:
     notes = _chosen(gathered.notes, unread)
     if not notes or any("loss" in each.facts for each in gathered.printed):
         notes = tuple(gathered.printed) or notes  # the trainer's own events say more than its history
-    jobs = Counter(str(each.said.get("job", "")) for each in gathered.happenings)
-    runs = sorted({str(each.said["run"]) for each in gathered.happenings if each.said.get("run")})
     files = (
         f"{len(gathered.logs)} daemon logs ({len(gathered.happenings)} events)",
         f"{len(gathered.took)} lines of steps' times",
         f"{len(notes)} notes of the trainer",
         f"{len(incidents)} incidents",
         f"{len(entries)} checkpoints",
-        f"{len(runs) if len(runs) > 1 else 0} runs of this job ({', '.join(runs)})",
     )
     return Left(
         where=folder.name or str(folder),
-        job=jobs.most_common(1)[0][0] if jobs else home.name if home else folder.name,
+        job=job or (home.name if home else folder.name),
         happenings=tuple(sorted(gathered.happenings, key=lambda each: each.at)),
         took=tuple(sorted(gathered.took, key=lambda each: each.at)),
         said=tuple(sorted(gathered.said, key=lambda each: (each.step, each.generation))),
@@ -157,9 +158,36 @@ class _Gathered:
     unread: list[str] = field(default_factory=list)
 
 
+def _newest(gathered: _Gathered, unread: list[str]) -> tuple[str, float | None]:
+    """The job and the run that was on last, and since when, if there was another before: a machine's journal has all that ever
+    ran on it. Of the others nothing is told but that they were there.
+    """
+    events = sorted(gathered.happenings, key=lambda each: each.at)
+    job = next((str(name) for each in reversed(events) if (name := each.said.get("job"))), "")
+    mine = [each for each in events if each.said.get("job", job) == job]
+    run = next((name for each in reversed(mine) if (name := each.said.get("run"))), None)
+    others = [each for each in events if each.said.get("job", job) != job or each.said.get("run", run) != run]
+    if not others:
+        return job, None
+    names = Counter(
+        f"job {each.said.get('job', job)}" + (f", run {name}" if (name := each.said.get("run")) else "")
+        for each in others
+    )
+    unread += [f"{name}: another one ({count} events)" for name, count in names.items()]
+    begun = min(each.at for each in mine if each.said.get("run") == run)
+    gathered.happenings = [each for each in mine if each.at >= begun and each.said.get("run", run) == run]
+    return job, begun
+
+
 def _one(path: Path, into: _Gathered) -> None:
     """A file, by what its first JSON lines say; one without any may be a worker's output. Line by line: a log may be long."""
     try:
+        status = path.stat()  # a run that goes on may have taken it away since it was listed
+        if not S_ISREG(status.st_mode):
+            return
+        if status.st_size > BIGGEST:
+            into.unread.append(f"{path.name}: over {BIGGEST // 2**20} MiB; read it by parts")
+            return
         with path.open(encoding="utf-8", errors="replace") as stream:
             objects = _objects(stream)
             first = list(islice(objects, LOOKED_AT))
@@ -188,7 +216,7 @@ def _known(path: Path, first: Sequence[Mapping[str, Any]], lines: Iterable[Mappi
 
 def _output(path: Path, into: _Gathered) -> None:
     """What a worker printed for people."""
-    if path.suffix == ".log" and (attempt := ATTEMPT.search(str(path))):
+    if ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
         with path.open(encoding="utf-8", errors="replace") as stream:
             for times, facts in printed(stream, int(attempt[1])):
                 into.said.append(times)

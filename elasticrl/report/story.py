@@ -107,6 +107,7 @@ class Story:
     incidents: tuple[Incident, ...]  # each once; `node` names all who saw it
     trained_s: float
     since: float | None  # when it first trained
+    counted: float | None  # the same, or since when steps' times are kept: what is older goes
     until: float  # when it last did
     steps: int
     outcome: str
@@ -124,11 +125,11 @@ class Story:
         steps.jsonl.
         """
         lines = [line for line in self.left.took if stepped(line.seconds)]
-        if self.since is None or self.until <= self.since or not lines:
+        if self.counted is None or self.until <= self.counted or not lines:
             return None
         begun = min(line.step - line.steps for line in lines)
         usual = median(sum(line.seconds.values()) / line.steps for line in lines)
-        return goodput(max(line.step for line in lines) - begun, usual, self.until - self.since)
+        return goodput(max(line.step for line in lines) - begun, usual, self.until - self.counted)
 
     @property
     def trained(self) -> float | None:
@@ -155,6 +156,7 @@ def tell(left: Left) -> Story:
     own, signs = _by_node(left)
     spans = tuple(span for node in nodes for span in _spans(node, own[node], sorted(signs[node]), end))
     trained, since, until = _trained(spans, generations)
+    counted = _counted(left, since)
     phases, phases_of = _phases(left)
     curve = tuple({note.step: note for note in left.notes if note.facts}.values())
     steps = max(
@@ -166,12 +168,26 @@ def tell(left: Left) -> Story:
     return Story(
         left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
         recoveries=_recoveries(happenings, generations),
-        incidents=merged(left.incidents), trained_s=trained, since=since, until=until, steps=steps,
+        incidents=merged(left.incidents), trained_s=trained, since=since, counted=counted, until=until, steps=steps,
         outcome=_outcome(generations),
         commits=_ages([(e.at, e.whole("step")) for e in happenings if e.name == "checkpoint.committed"], since, end),
-        sealed=_ages([(line.at, line.step) for line in left.took], since, until),
+        sealed=_ages([(line.at, line.step) for line in left.took], counted, until),
         phases=phases, phases_of=phases_of, heat=heat(left.took), curve=curve, missing=_missing(left, curve),
     )  # fmt: skip
+
+
+def _counted(left: Left, since: float | None) -> float | None:
+    """Since when steps' times are kept: from the first training on, unless the oldest have gone (`steps.LIMIT`)."""
+    lines = [line for line in left.took if stepped(line.seconds)]
+    if since is None or not lines:
+        return since
+    first = next(
+        (e.whole("step") for e in left.happenings if e.name == "workers.changed" and e.said.get("work") == "training"),
+        0,
+    )
+    if min(line.step - line.steps for line in lines) <= first:
+        return since
+    return max(since, min(line.at - sum(line.seconds.values()) for line in lines))
 
 
 def merged(incidents: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -38,18 +38,31 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def gone(story: Story) -> bool:
+    """Whether times of its first steps are not kept any more."""
+    return story.counted is not None and story.since is not None and story.counted > story.since
+
+
+def within(story: Story, at: float) -> str:
+    """When, with the day where the story has several."""
+    return clock(at)[11 if clock(story.begin)[:10] == clock(story.end)[:10] else 5 :]
+
+
 def facts(story: Story) -> list[tuple[str, str, str]]:
     """The figures that matter, each as name, value and what it means."""
     left = story.left
     found = [("steps", f"{story.steps:,}", "sealed: applied on every rank, whole in memory")]
     if story.end > story.begin:
-        found.append(("time", human(story.end - story.begin), f"{clock(story.begin)} to {clock(story.end)[11:]} UTC"))
+        found.append(
+            ("time", human(story.end - story.begin), f"{clock(story.begin)} to {within(story, story.end)} UTC")
+        )
     if story.goodput is not None:
         found.append(
             (
                 "goodput",
                 f"{story.goodput:.1%}",
-                "sealed steps, at what one usually takes, by the time since it first trained",
+                "sealed steps, at what one usually takes, by the time since it first trained"
+                + (f" (as far as steps' times go back: {within(story, story.counted)})" if gone(story) else ""),
             )
         )
     if story.trained is not None:
@@ -102,7 +115,7 @@ def _tables(story: Story) -> Iterator[tuple[str, Sequence[str], list[Sequence[st
         "GENERATIONS",
         ("number", "at (UTC)", "phase", "rung", "ranks", "step", "reason"),
         [
-            (str(g.number), clock(g.at)[11:], g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
+            (str(g.number), within(story, g.at), g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
             for g in story.generations
         ],
     )

@@ -197,4 +197,4 @@ def test_a_demonstration_that_is_interrupted_leaves_nothing_behind(clone: Path) 
     name = f"demo-{process.pid}"
     lines = [path.read_bytes().replace(b"\0", b" ") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in lines if name.encode() in line or str(clone).encode() in line]
-    assert not list(Path("/dev/shm/elasticrl-demo").glob(name))
+    assert not list(Path(f"/dev/shm/elasticrl-demo-{os.getuid()}").glob(name))

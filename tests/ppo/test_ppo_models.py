@@ -14,10 +14,32 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from elasticrl.config.training import Lora, Model
-from elasticrl.ppo import models
+from elasticrl.ppo import models, tiny
 from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.misuse import Misuse
+
+
+def test_a_model_with_another_tokenizer_than_the_actor_s_is_refused(tmp_path):
+    words = (*tiny.WORDS[1:10], tiny.WORDS[0], *tiny.WORDS[10:])  # the digits in another order
+    other, same = (
+        tiny.write(tmp_path / name, kind="reward", words=its) for name, its in (("other", words), ("same", tiny.WORDS))
+    )
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    models.check_tokens(tiny.tokenizer(), same, "reward.model")
+    models.check_tokens(tiny.tokenizer(), str(bare), "reward.model")
+    with pytest.raises(models.ModelError, match=r"reward\.model.* has another tokenizer .*10 are others to it \('0'"):
+        models.check_tokens(tiny.tokenizer(), other, "reward.model")
+
+
+def test_dropout_does_not_act_in_updates_alone(tmp_path):
+    config = GPT2Config(vocab_size=14, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.1, embd_pdrop=0.1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    actor = models.actor(Model(), str(tmp_path), seed=0)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(actor.train()(tokens).logits, actor.eval()(tokens).logits)
 
 
 @pytest.fixture

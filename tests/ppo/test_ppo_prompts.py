@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from digits import Digits
+from transformers.utils import chat_template_utils
 
 from bench.fixed_run import InOrder
 from elasticrl.config.training import Data
@@ -259,6 +262,29 @@ def test_what_is_missing_is_named(tmp_path):
     bare.chat_template = None
     with pytest.raises(DataError, match=r"no chat template; set data\.chat_template to false"):
         prompts.load(Data(path=write(tmp_path / "a.jsonl", {"prompt": "1"})), bare)
+
+
+def test_a_record_that_the_tokenizer_or_the_template_refuses_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"record 1 of .*None"):
+        prompts.load(Data(path=write(tmp_path / "a.jsonl", {"prompt": "1"}, {"prompt": None})), TOKENIZER)
+    picky = tiny.tokenizer()
+    picky.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match=r"record 0 of .*roles must alternate"):
+        prompts.load(Data(path=write(tmp_path / "b.jsonl", {"prompt": "1"})), picky)
+
+
+def test_a_chat_template_that_prints_the_day_makes_the_same_prompts_every_day(tmp_path, monkeypatch):
+    dated = tiny.tokenizer()
+    dated.chat_template = "{{ strftime_now('%d') }}{{ messages[0]['content'] }}"
+    data = Data(path=write(tmp_path / "a.jsonl", {"prompt": "5"}))
+    found = []
+    for day in (3, 4):
+        clock = SimpleNamespace(now=lambda day=day: datetime(2031, 1, day, tzinfo=UTC))
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        one = prompts.load(data, dated)
+        found.append((one[0].tokens, one.content))
+    assert found[0] == found[1]
+    assert found[0][0] == (0, 1, 5)
 
 
 def test_a_synthetic_prompt_is_a_function_of_its_place():

@@ -120,10 +120,27 @@ def test_an_endpoint_is_asked_again_after_what_may_heal(endpoint):
 def test_an_endpoint_whose_reply_is_cut_short_is_asked_again(endpoint, headers):
     url, replies, asked = endpoint
     replies += [("cut", headers)] * 3
-    with pytest.raises(RewardError, match=r"did not answer \(2 tries in .*its reply was cut short"):
-        Endpoint(url=url, retries=1, timeout_s=5, deadline_s=20).score([answer(0)])
     assert Endpoint(url=url, retries=1, timeout_s=5, deadline_s=20).score([answer(0)]) == [4.0]
     assert len(asked) == 4
+    replies += [("cut", headers)] * 100
+    with pytest.raises(RewardError, match=r"did not answer \(\d+ tries in .*its reply was cut short"):
+        Endpoint(url=url, retries=1, timeout_s=5, deadline_s=0.5).score([answer(0)])
+
+
+def test_an_endpoint_that_restarts_is_waited_for_though_it_fails_at_once(endpoint):
+    """Found by reading: four refusals were over within a second, which ended the worker, and the third time the job."""
+    url, replies, asked = endpoint
+    replies += [(503, "starting")] * 6
+    assert Endpoint(url=url, retries=0, timeout_s=5, deadline_s=20).score([answer(0)]) == [4.0]
+    assert len(asked) == 7
+
+
+def test_what_an_endpoint_says_as_it_refuses_is_told(endpoint):
+    url, replies, _ = endpoint
+    replies += [(422, "no such field: answers")]
+    with pytest.raises(RewardError, match=r"refused with HTTP 422 .*: no such field: answers") as refused:
+        Endpoint(url=url).score([answer(0)])
+    assert "did not answer" not in str(refused.value)
 
 
 def test_an_endpoint_is_told_of_a_record_s_dates_and_decimals_in_words(endpoint):

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from elasticrl.config.training import Model
 from elasticrl.config.tree import Tree
-from elasticrl.ppo import models
+from elasticrl.ppo import models, tiny
+from elasticrl.ppo.__main__ import shards
 from elasticrl.ppo.losses import logprobs
+from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.engine import Request, Sampling, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine, draw
 from elasticrl.ppo.rollout.made import sampling_of
@@ -123,6 +126,20 @@ def mesh(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+
+
+def test_the_weights_of_a_tied_actor_are_sent_after_a_pass_too(tmp_path, mesh):
+    """Found by reading: FSDP's root is the actor with its head, and stays whole after a pass."""
+    tied = models.actor(Model(value_head="tied"), tiny.write(tmp_path / "tied"), seed=0)
+    whole = {name: param.detach().clone() for name, param in tied.actor.named_parameters()}
+    cut = shards(lambda: tied)(mesh)
+    mask = torch.ones(8, 4, dtype=torch.bool)
+    tokens = torch.ones(8, 6, dtype=torch.long)
+    with torch.no_grad():
+        models.response_logits(cut, {"tokens": tokens, "attention": torch.ones_like(tokens), "mask": mask})
+    sent = dict(chain.from_iterable(weights.buckets(cut.actor, nbytes=1 << 30, dtype=torch.float32, within=cut)))
+    assert sent.keys() == whole.keys()
+    assert all(torch.equal(sent[name], whole[name]) for name in whole)
 
 
 def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again_after(actor, mesh):

@@ -41,6 +41,13 @@ BEAT = Snapshot(generation=14, step=100, state=State.TRAINING, phase="update", s
             "exit code 1: RuntimeError: [x/pair.cc:537] Connection closed by peer [10.0.0.3]:1",
             False,
         ),
+        (  # whom all nodes ask is no peer: judged so, healthy nodes were quarantined one after the other
+            Facts(
+                code=1, message="RewardError: reward endpoint http://r/ did not answer: [Errno 111] Connection refused"
+            ),
+            "exit code 1: RewardError: reward endpoint http://r/ did not answer: [Errno 111] Connection refused",
+            True,
+        ),
     ],
 )
 def test_whose_doing_an_end_was(facts: Facts, cause: str, own: bool) -> None:

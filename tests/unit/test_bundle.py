@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import tarfile
 import time
 from pathlib import Path
@@ -99,6 +100,27 @@ def test_folders_can_be_named_without_a_configuration(run: Path, tmp_path: Path)
     assert bundled(str(tmp_path / "nothing"), "-o", str(out)).exit_code == 2
     again = bundled(str(run.parent / "log"), "-o", str(out))
     assert (again.exit_code, "cannot be written: File exists; name another" in again.output) == (2, True)
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_half_is_left(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "b.tar.gz"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100, hard)
+    )  # of this process's files: what comes after fails as on a full disk
+    try:
+        said = bundled("--config", str(run), "-o", str(out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (said.exit_code, out.exists()) == (1, False)
+    assert "cannot be written: File too large; put it elsewhere" in said.output
+
+
+def test_it_is_closed_to_others_and_says_what_is_not_in_it(tmp_path: Path) -> None:
+    out = tmp_path / "b.tar.gz"
+    said = bundled("-o", str(out))
+    assert "no logs and no state are in it" in said.output
+    assert out.stat().st_mode & 0o777 == 0o600
 
 
 def test_where_there_is_too_much_the_oldest_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.cli.demo import Show, Stuck, learned
+from elasticrl.cli.demo import Show, Stuck, job, learned
+from elasticrl.config import load
 
 SCRIPT = """
 import sys
@@ -78,6 +79,21 @@ def test_a_model_that_knows_no_more_than_at_first_has_not_learned(rewards: list[
     knows, told = learned(rewards)
     assert said in told
     assert knows == ("NOT" not in said)
+
+
+def test_a_folder_that_cannot_be_one_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(Stuck, match=r"cannot be made \(Not a directory\): name another with --folder"):
+            Show(folder=folder, steps=1, device="cpu").prepare()
+
+
+def test_paths_may_have_in_them_what_yaml_knows_as_its_own(tmp_path: Path) -> None:
+    odd = tmp_path / "RL, v2 #3: {x}"
+    file = tmp_path / "job.yaml"
+    file.write_text(job("demo-1", odd, Path("/v, #"), steps=30, device="cpu"))
+    tree = load(file)
+    assert (tree.checkpoint.dir, tree.vault.dir) == (str(odd / "checkpoints"), "/v, #")
 
 
 def test_a_folder_with_somebody_elses_job_is_left_as_it_is(tmp_path: Path) -> None:

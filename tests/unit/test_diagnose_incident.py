@@ -1,6 +1,9 @@
 """Incidents: built from log lines, kept as files, told as a page."""
 
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,24 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["incidents", *map(str, arguments)])
 
 
+def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_incidents() -> None:
+    if os.geteuid():
+        pytest.skip("only root can be somebody else for a moment")
+    root = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others above it
+    job = root / "ppo-7b"
+    try:
+        root.chmod(0o755)
+        job.mkdir(mode=0o750)
+        os.chown(job, 0, 54321)
+        os.seteuid(65534)
+        said = run("--state-dir", root)
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(root)
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert f"{job} is closed to this user: it is open to the group 54321" in said.stderr
+
+
 def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> None:
     assert run("--state-dir", tmp_path).stdout.startswith(f"no incidents below {tmp_path}; ")
     assert f"no incidents below {tmp_path}; " in run("last", "--state-dir", tmp_path).stderr
@@ -161,7 +182,7 @@ def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> Non
     assert "rank 3, n03" in listed
     for name in ("2026112", "last", killed().id):
         assert run(name, "--state-dir", tmp_path).stdout.startswith("INCIDENT 20261121203410-g14")
-    assert json.loads(run("last", "--state-dir", tmp_path, "--json").stdout) == killed().plain()
+    assert json.loads(run("last", "--state-dir", tmp_path, "--json").stdout) == [killed().plain()]
     assert json.loads(run("--state-dir", tmp_path, "--json").stdout) == [killed().plain()]
     missing = run("nope", "--state-dir", tmp_path)
     assert missing.exit_code == 1

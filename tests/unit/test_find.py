@@ -1,7 +1,9 @@
 """Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
 
 import os
+import socket
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,20 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_daemon() -> None:
     finally:
         os.seteuid(0)
         folder.rmdir()
+
+
+def test_what_a_killed_job_left_does_not_stand_beside_the_one_that_runs(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for job in ("alive", "dead", "other"):
+            (tmp_path / job / "n0").mkdir(parents=True)
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(tmp_path / job / "n0" / "control.sock"))
+            if job != "dead":
+                listening.listen()
+        with pytest.raises(NotFound, match=r"several jobs run here \(alive, other\)"):
+            daemon(tmp_path)
+        listening.close()
+        assert daemon(tmp_path) == tmp_path / "alive" / "n0" / "control.sock"
 
 
 def test_a_runtime_directory_of_somebody_else_is_an_error_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

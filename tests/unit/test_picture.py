@@ -1,6 +1,9 @@
 """What `elasticrl status` shows of each node and of the newest commit, and how old that is."""
 
-from elasticrl.cli import render
+from dataclasses import asdict
+from os import terminal_size
+
+from elasticrl.cli import render, screen
 from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
 from elasticrl.daemon.picture import picture
 
@@ -31,8 +34,6 @@ def test_the_age_of_the_commit_is_shown():
 
 
 def test_status_shows_phase_beat_and_age():
-    from dataclasses import asdict
-
     lines = render.status(asdict(seen()), colour=False).splitlines()
     assert lines[0] == "ppo  TRAINING  generation 3  step 41 (committed 40, 40 s ago)  2 of 2 nodes, needs 2"
     assert lines[2].split() == ["node", "rank", "state", "step", "phase", "beat", "note"]
@@ -41,11 +42,31 @@ def test_status_shows_phase_beat_and_age():
 
 
 def test_what_differs_at_each_look_can_be_left_out():
-    from dataclasses import asdict
-
     first, later = (render.status(asdict(seen(now=now)), colour=False, ages=False) for now in (1000.0, 1100.0))
     assert first == later
     assert "rollout" not in first
+
+
+def test_on_a_small_screen_of_a_large_job_what_wants_to_be_seen_is_seen():
+    well = asdict(seen().rows[1])
+    rows = [{**well, "node": f"n{i:03}", "rank": i} for i in range(500)]
+    rows[317] |= {"state": "quarantined", "rank": None, "note": "2 neighbours cannot hear it"}
+    large = {**asdict(seen()), "rows": rows, "advice": ["n317 is out of the plan: elasticrl admit n317"]}
+    shown = screen.frame(
+        render.watched(large, "no step for 40 s", colour=False) + "\n\nq ends", terminal_size((80, 24))
+    )
+    for words in ("elasticrl admit n317", "no step for 40 s", "quarantined", "484 lines more", "q ends"):
+        assert words in shown
+
+
+def test_what_a_worker_says_steers_no_terminal():
+    odd = asdict(seen())
+    odd["rows"][1]["note"] = "ValueError: \x1b[2K\x1b]0;title\x07 no\nway"
+    odd["reason"] = "died of \x1b[31m"
+    said = render.status(odd, colour=False)
+    assert "\x1b" not in said
+    assert "ValueError: ?[2K?]0;title? no?way" in said
+    assert screen.clip("\x1b[2K no end", 80) == "\x1b[2K no end"
 
 
 def test_a_node_whose_worker_has_not_begun_is_said_to_have_none():

@@ -29,5 +29,14 @@ def test_an_alert_asks_for_what_is_served_and_says_what_to_do(rule: dict[str, An
     assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
+def test_what_a_job_has_grown_by_is_asked_of_the_job_and_not_of_a_node_that_has_just_come() -> None:
+    """Its gauge grows from 0 to the job's step: for ten minutes nobody would have been called."""
+    board = (FILE.parents[1] / "grafana" / "elasticrl.json").read_text()
+    for text in (FILE.read_text(), board):
+        assert not re.search(r"(delta|deriv|rate|increase)\(elasticrl_sealed_step", text)
+    assert "max_over_time(elasticrl_sealed_step[10m])" in FILE.read_text()
+    assert "deriv(max(elasticrl_sealed_step" in board
+
+
 def test_no_two_alerts_have_one_name() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)

@@ -1,8 +1,11 @@
 """The report: what a run left, read, reckoned with and drawn."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +24,7 @@ from elasticrl.report.charts import COLOURS, TOLD, timed
 from elasticrl.report.page import DARK, LIGHT, page
 from elasticrl.report.read import Left, Took, read
 from elasticrl.report.story import Span, Story, heat, tell
-from elasticrl.report.text import human, text
+from elasticrl.report.text import clock, facts, human, text, within
 
 NASTY = "n1/1: <script>alert(1)</script> & died; 2 of 3 nodes train"
 
@@ -350,6 +353,23 @@ def test_the_verb_writes_a_file_or_prints(run: Path, tmp_path: Path) -> None:
     assert "GENERATIONS" in said.stdout
 
 
+def test_a_run_of_several_days_says_which(run: Path) -> None:
+    story = story_of(run)
+    assert within(story, story.end) == clock(story.end)[11:]
+    longer = replace(story, end=story.begin + 3 * 86400)
+    assert within(longer, longer.end) == clock(longer.end)[5:]
+    said = {name: meaning for name, _, meaning in facts(longer)}
+    assert said["time"] == f"{clock(longer.begin)} to {clock(longer.end)[5:]} UTC"
+
+
+def test_a_terminal_that_cannot_say_all_letters_ends_no_command(run: Path) -> None:
+    command = [sys.executable, "-m", "elasticrl.cli.main", "report", str(run), "--text"]
+    env = {**os.environ, "PYTHONIOENCODING": "iso8859-1"}
+    done = subprocess.run(command, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert b"GENERATIONS" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0"), (0.0994, "99 ms"), (59.94, "59.9 s"), (3599, "59 min 59 s"), (86400, "1 d")]
 )
@@ -387,8 +407,42 @@ def test_a_step_that_was_cut_short_goes_on_in_the_next_generation_and_a_new_proc
     assert marks.seconds == {}
 
 
-def test_a_folder_that_holds_several_runs_of_a_job_says_so(tmp_path: Path) -> None:
-    for n, name in enumerate(("5d0c9e1f", "aa00bb11")):
-        said = log(10.0 * n, "plan.adopted", "n0", run=name, generation=1, reason="r")
-        (tmp_path / f"n{n}.daemon.log").write_text(json.dumps(said) + "\n")
-    assert "2 runs of this job (5d0c9e1f, aa00bb11)" in read(tmp_path).files
+def test_of_several_runs_and_jobs_the_newest_is_told_and_the_others_are_named(tmp_path: Path) -> None:
+    """As in a machine's journal, which has all that ever ran there."""
+    rows = [
+        *(log(float(n), "plan.adopted", "n0", job="old", run="0a", generation=n, reason="old") for n in range(1, 10)),
+        log(20.0, "plan.adopted", "n0", run="5d0c9e1f", generation=1, reason="begun before"),
+        log(29.0, "daemon.started", "n0"),
+        log(30.0, "plan.adopted", "n0", run="aa00bb11", generation=1, reason="first plan"),
+        log(31.0, "workers.changed", "n0", run="aa00bb11", work="training", generation=1, step=0),
+    ]
+    (tmp_path / "n0.log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left = read(tmp_path)
+    story = tell(left)
+    assert left.job == "toy"
+    assert [(each.number, each.reason) for each in story.generations] == [(1, "first plan")]
+    assert story.end - story.begin == 1.0
+    assert left.unread == ("job old, run 0a: another one (9 events)", "job toy, run 5d0c9e1f: another one (1 events)")
+
+
+def test_logs_that_were_rotated_are_read_and_what_is_not_read_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "history.jsonl").unlink()
+    log_of = run / "log" / "n0" / "attempt_1" / "rank_0.log.1"
+    log_of.parent.mkdir()
+    log_of.write_text("[Step 3] reward 0.25\n")
+    (run / "goes.log").symlink_to(run / "not there")
+    assert [note.facts for note in read(run).notes] == [{"reward": 0.25}]
+    monkeypatch.setattr("elasticrl.report.read.BIGGEST", 10)
+    assert any("rank_0.log.1: over 0 MiB" in said for said in read(run).unread)
+
+
+def test_where_times_of_old_steps_are_gone_figures_are_of_those_that_are_left(run: Path) -> None:
+    for path in (run / "log").rglob("steps.jsonl"):
+        path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if json.loads(line)["step"] >= 6))
+    story = story_of(run)
+    assert story.counted is not None
+    assert story.goodput == pytest.approx(5 * 0.8 / (story.until - story.counted))  # the median of two ranks
+    assert max(age.end - age.start for age in story.sealed) < 2.0
+    assert "as far as steps' times go back" in text(story)

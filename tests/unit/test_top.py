@@ -163,6 +163,22 @@ def test_watching_leaves_the_terminal_as_it_was(daemon: Path, tmp_path: Path) ->
     assert daemon.exists()
 
 
+def test_why_a_store_cannot_be_watched_is_said_where_it_stays() -> None:
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "elasticrl.cli.main", "status", "--watch", "--store", "127.0.0.1:1"]
+    watching = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm"}
+    )
+    text = ""
+    while watching.poll() is None or select.select([terminal], [], [], 0.2)[0]:
+        if select.select([terminal], [], [], 1.0)[0]:
+            text += os.read(terminal, 65536).decode(errors="replace")
+    os.close(inside)
+    os.close(terminal)
+    assert watching.returncode == 2
+    assert "--job" in text.rpartition("\033[?1049l")[2], text
+
+
 @pytest.mark.parametrize(("amount", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB")])
 def test_sizes(amount: float, words: str) -> None:
     assert size(amount) == words

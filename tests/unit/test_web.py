@@ -104,6 +104,12 @@ def test_on_loopback_only_loopbacks_names_are_answered(host: str, code: int | No
     assert (refused.code if refused else None) == code
 
 
+def test_a_token_of_base64_is_itself_in_an_address() -> None:
+    request = parse(b"GET /?token=a+b/c== HTTP/1.1\r\nHost: node-3")
+    assert isinstance(request, Request)
+    assert guard(request, "a+b/c==", local=False) is None
+
+
 @pytest.mark.parametrize(
     ("heads", "query", "allowed"),
     [

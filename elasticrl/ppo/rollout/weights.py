@@ -193,14 +193,15 @@ def forget(home: Path) -> None:
         (home / name).unlink(missing_ok=True)
 
 
-def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype) -> Iterator[Bucket]:
-    """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more.
+def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype, within: nn.Module | None = None) -> Iterator[Bucket]:
+    """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more. `within`
+    is the module of which it is a part, if it is: what FSDP has cut up may be that.
 
     Of one with adapters they alone: what is frozen the engine has read from the same files.
 
     With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket.
     """
-    for module in model.modules():
+    for module in (within or model).modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # the root stays gathered after a forward pass, and would hide its shards
     mine: list[tuple[str, torch.Tensor]] = []
