@@ -220,6 +220,7 @@ class Endpoint:
         """Again and again, until it answers or it is time to end."""
         chance = random.Random()  # Python's own is the lane's meanwhile
         pause = tenacity.wait_exponential(multiplier=0.1, max=5.0)
+        late = tenacity.stop_before_delay(ends - start) | tenacity.stop_when_event_set(gone)
         slow = 0
 
         def post() -> Any:
@@ -232,11 +233,7 @@ class Endpoint:
 
         ask = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_heal),
-            stop=tenacity.stop_any(
-                lambda _: slow > self.retries,
-                tenacity.stop_before_delay(ends - start),
-                tenacity.stop_when_event_set(gone),
-            ),
+            stop=lambda tried: slow > self.retries or late(tried),
             wait=lambda tried: chance.uniform(0.0, pause(tried)),
             sleep=tenacity.sleep_using_event(gone),
             reraise=True,

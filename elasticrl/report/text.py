@@ -38,9 +38,9 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def gone(story: Story) -> bool:
-    """Whether times of its first steps are not kept any more."""
-    return story.counted is not None and story.since is not None and story.counted > story.since
+def gone(story: Story) -> float | None:
+    """Until when times of its first steps are not kept any more; None if they are."""
+    return story.counted if story.since is not None and (story.counted or 0.0) > story.since else None
 
 
 def within(story: Story, at: float) -> str:
@@ -62,7 +62,7 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
                 "goodput",
                 f"{story.goodput:.1%}",
                 "sealed steps, at what one usually takes, by the time since it first trained"
-                + (f" (as far as steps' times go back: {within(story, story.counted)})" if gone(story) else ""),
+                + (f" (as far as steps' times go back: {within(story, old)})" if (old := gone(story)) else ""),
             )
         )
     if story.trained is not None:
