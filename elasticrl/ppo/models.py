@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
+FEW = 100  # special tokens that one tokenizer may have and another not
 
 
 class ModelError(ValueError):
@@ -103,14 +104,16 @@ def has(path: str, name: str) -> bool:
 
 def check_tokens(tokens: Any, path: str, key: str) -> None:
     """A model beside the actor is given the actor's tokens, which would be garbage to one with another tokenizer, and nothing
-    would say so. A folder without a tokenizer of its own is believed.
+    would say so. A folder without a tokenizer of its own is believed, and so are a few special tokens more or less.
     """
     try:
         with quietly():
             theirs = transformers.AutoTokenizer.from_pretrained(path).get_vocab()
     except (OSError, ValueError):
         return
-    other = sorted(word for word, number in tokens.get_vocab().items() if theirs.get(word) != number)
+    ours = tokens.get_vocab()
+    other = sorted(word for word, number in ours.items() if theirs.get(word, number) != number)
+    other = other or sorted(ours.keys() - theirs.keys())[FEW:]
     if other:
         raise ModelError(
             f"{path} ({key}) has another tokenizer than the actor, whose tokens it is given: {len(other)} are others to it "

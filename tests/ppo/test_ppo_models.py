@@ -29,6 +29,9 @@ def test_a_model_with_another_tokenizer_than_the_actor_s_is_refused(tmp_path):
     bare.mkdir()
     models.check_tokens(tiny.tokenizer(), same, "reward.model")
     models.check_tokens(tiny.tokenizer(), str(bare), "reward.model")
+    models.check_tokens(
+        tiny.tokenizer((*tiny.WORDS, "<more>")), same, "reward.model"
+    )  # as some classes add of themselves
     with pytest.raises(models.ModelError, match=r"reward\.model.* has another tokenizer .*10 are others to it \('0'"):
         models.check_tokens(tiny.tokenizer(), other, "reward.model")
 
