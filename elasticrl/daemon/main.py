@@ -48,6 +48,7 @@ from elasticrl.core.model import (
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
+from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
 from elasticrl.daemon import asking, control
 from elasticrl.daemon.adopt import Look, Lost, settle
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
     from elasticrl.telemetry.metrics import Metrics
 
+LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
@@ -696,8 +698,15 @@ class Daemon:
             at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
             generation=told.generation, seconds=told.seconds,
         )  # fmt: skip
-        if self.node is not None and self._leads:
+        if self.node is None:
+            return
+        if self._leads:
             self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
+        elif self.name in deputies(
+            self.node.loop.state
+        ):  # a leader that the fault has cost its seat hears of no recovery
+            late = self._scribe.write(self.node.store, time.time(), broken, anew=False, after_s=LATE_S)
+            self.inquiry.spawn(late, "past")
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:

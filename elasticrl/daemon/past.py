@@ -1,7 +1,7 @@
 """What befell a job so far, for whoever asks how it is: since when it runs, how many faults, and the newest of them in words.
 
-The one idea: one key of the store, which the leader writes after each incident. No decision reads it, so it may be late, or
-lost with the store; a leader that comes to office goes on with what the last one wrote.
+The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy). No decision reads
+it, so it may be late, or lost with the store; a leader that comes to office goes on with what the last one wrote.
 """
 
 import asyncio
@@ -59,10 +59,13 @@ class Scribe:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
-    async def write(self, store: Store, now: float, broken: Broken | None = None, *, anew: bool = True) -> None:
+    async def write(
+        self, store: Store, now: float, broken: Broken | None = None, *, anew: bool = True, after_s: float = 0.0
+    ) -> None:
         """That the job runs; with `broken`, and what befell it, though it was told already or, without `anew`, only if it was
-        not. After some attempts nobody is told.
+        not `after_s` later. After some attempts nobody is told.
         """
+        await asyncio.sleep(after_s)
         async with self._one:
             for pause in PAUSES_S:
                 await asyncio.sleep(pause)  # nothing waits for it

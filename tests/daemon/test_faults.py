@@ -288,3 +288,24 @@ def test_all_of_etcd_can_be_away_for_long(job: Job, away_s: float) -> None:
         job.run(job.etcd.revive(index, serves=False))
     job.until_steps(3, count=40)
     assert generation(job) == before
+
+
+def test_a_fault_that_costs_the_leader_its_own_seat_is_told_of() -> None:
+    """Without a warm spare its node is left out at first, and it hears of no recovery: status said "no fault" for good."""
+    with Job(etcd=1, conf={"agent": {"spares": 0}}) as job:
+        job.start(*NODES)
+        job.until_steps(3, within_s=60.0, count=5)
+        leader = job.leader()
+        os.kill(job.worker(leader), signal.SIGKILL)
+        job.until_steps(2, within_s=20.0)
+        asked = next(node for node in NODES if node != leader)
+        job.until(lambda: bool(job.ask(asked, "status")["last"]), 20.0, "what status says of it")
+        told = job.ask(asked, "status")
+        assert (told["faults"], f"{leader}: rank" in told["last"]["said"], "SIGKILL" in told["last"]["said"]) == (
+            1,
+            True,
+            True,
+        )
+        job.until_steps(3, within_s=60.0)
+        assert job.ask(leader, "status")["faults"] == 1
+        job.check()

@@ -143,12 +143,7 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
         picture = json.loads(text) if text else {"generation": 0}
         return picture if picture["generation"] > after else None
 
-    def well_on_its_way() -> dict[str, Any] | None:
-        """By then spares are warm; without one the node is left out for a while, and that is another story."""
-        picture = trains(0)
-        return picture if picture and picture["step"] >= 800 else None
-
-    before = until(well_on_its_way, "some hundred steps")
+    before = until(lambda: trains(0), "the first steps")
     rows = json.loads(until(lambda: answer(clone, top, "--json"), "what top shows"))
     assert any(row["bytes_s"] > 0 for row in rows), "top says what the network carries"
     os.kill(rows[1]["pid"], signal.SIGKILL)
