@@ -129,7 +129,8 @@ class Struck:
     faults: list[tuple[float, str]] = field(default_factory=list)  # when, and of which kind
     missed: int = 0  # faults that found nobody to strike
     times: list[float] = field(default_factory=list)  # of its steps
-    wrong: str = ""  # a bug in a log, two digests of one step, or a job that stands still
+    lost: bool = False  # it makes no step any more
+    wrong: str = ""  # a bug in a log, two digests of one step, or a job that is lost
     same: bool | None = None  # bits; None: there is nothing to compare
     bits: str = ""
 
@@ -347,10 +348,11 @@ def disturb(side: str, kinds: Sequence[str], options: argparse.Namespace) -> Str
         else:
             wait(job, struck.ended, back)
         struck.times = moments(job.lines())
-        if not within(struck.times, struck.ended - options.every, struck.ended):
+        struck.lost = not within(struck.times, struck.ended - options.every, struck.ended)
+        if struck.lost:
             last = max(struck.times, default=struck.begun)
             faults = sum(at <= last for at, _ in struck.faults)
-            struck.wrong = f"the job is lost: its last step was after {last - struck.begun:.0f} s and {faults} faults"
+            struck.wrong = f"its last step was after {last - struck.begun:.0f} s and {faults} faults"
         job.judge(struck)
     return struck
 
@@ -379,6 +381,7 @@ def result(struck: Struck, pace: Pace) -> dict[str, Any]:
         "missed": struck.missed,
         "same_bits": struck.same,
         "bits": struck.bits,
+        "lost": struck.lost,
         "wrong": struck.wrong,
         "undisturbed": {
             "median_step_s": pace.median_s,

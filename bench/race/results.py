@@ -176,8 +176,7 @@ def exact(trials: Sequence[Outcome]) -> str:
 
 def share(job: Mapping[str, Any]) -> str:
     """How much of an undisturbed job's steps it has made. Example: "98.5 %", "4.2 %, job lost" """
-    lost = ", job lost" if job["result"]["wrong"].startswith("the job is lost") else ""
-    return f"{100 * job['result']['of_undisturbed']:.1f} %{lost}"
+    return f"{100 * job['result']['of_undisturbed']:.1f} %" + (", job lost" if job["result"]["lost"] else "")
 
 
 def every(jobs: Iterable[Mapping[str, Any]]) -> str:

@@ -275,8 +275,10 @@ class Eye:
                 self.newest, self._newest_at = step, at
             self.sealed_at = max(self.sealed_at, at)
             if generation in self._resumed:
-                body = {"version": step, "step": step, "digest": line["digest"], "after": self._after}
-                self.facts.append(Sealed(at=at, generation=generation, **body))
+                digest = line["digest"]
+                self.facts.append(
+                    Sealed(at=at, generation=generation, version=step, step=step, digest=digest, after=self._after)
+                )
 
     def _daemon_said(self, node: str, line: dict[str, Any]) -> None:
         match line.get("event"):

@@ -288,7 +288,7 @@ class ElasticRendezvous(RendezvousHandler):
             self._leave("it was shut down")
         except StoreError as error:
             self._leave(str(error))
-        except Exception as error:
+        except Exception as error:  # whoever waits in another thread must hear of it, or would for a day
             log.exception("job %s: bug", self._job)
             self._leave(f"bug: {type(error).__name__}: {error}")
         finally:

@@ -61,10 +61,7 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     """The socket to ask: the only one, else this host's, else the first of a single job's (all show the same job)."""
     found = sockets(explicit, job, node)
     if not found and (closed := [folder for folder in run_dirs(explicit) if shut(folder)]):
-        raise NotFound(
-            f"{closed[0]} is closed to this user: it is open to the group {group_of(closed[0])} "
-            "(usermod -aG, then log in anew); or ask the store: --store HOST:PORT"
-        )
+        raise NotFound(f"{why_shut(closed[0])}; or ask the store: --store HOST:PORT")
     if not found:
         where = ", ".join(map(str, run_dirs(explicit)))
         raise NotFound(
@@ -93,6 +90,12 @@ def shut(folder: Path) -> bool:
         return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
     except OSError:  # nor what is above it
         return False
+
+
+def why_shut(folder: Path) -> str:
+    """In words, and what to do."""
+    group = group_of(folder)
+    return f"{folder} is closed to this user: it is open to the group {group} (usermod -aG, then log in anew)"
 
 
 def group_of(folder: Path) -> str:

@@ -31,7 +31,8 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
     from elasticrl.report.table import table
 
     roots, job = _roots(config, state_dir)
-    closed = next((folder for root in roots for folder in (root, *_below(root, job)) if find.shut(folder)), None)
+    shut = [folder for root in roots for folder in (root, *_below(root, job)) if find.shut(folder)]
+    none = find.why_shut(shut[0]) if shut else _none(roots)
     found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents")))
     for text in unread:
         typer.echo(text, err=True)
@@ -43,7 +44,7 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
                 if chosen
                 else f"none is {id}"
             )
-            said = f"{said}; see them all: elasticrl incidents" if found else _none(roots, closed)
+            said = f"{said}; see them all: elasticrl incidents" if found else none
             typer.echo(said, err=True)
             raise typer.Exit(Exit.FAILED)
         if as_json:
@@ -54,11 +55,11 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
         typer.echo(json.dumps([each.plain() for each in found], indent=2))
     elif found:
         typer.echo("\n".join(table(kept.HEAD, [kept.row(each) for each in found])))
-    elif closed:
-        typer.echo(_none(roots, closed), err=True)
+    elif shut:
+        typer.echo(none, err=True)
         raise typer.Exit(Exit.FAILED)
     else:
-        typer.echo(_none(roots, None))
+        typer.echo(none)
 
 
 def _below(root: Path, job: str) -> list[Path]:
@@ -68,12 +69,7 @@ def _below(root: Path, job: str) -> list[Path]:
     return []
 
 
-def _none(roots: list[Path], closed: Path | None) -> str:
-    if closed is not None:
-        from elasticrl.cli import find
-
-        group = find.group_of(closed)
-        return f"{closed} is closed to this user: it is open to the group {group} (usermod -aG, then log in anew)"
+def _none(roots: list[Path]) -> str:
     where = ", ".join(map(str, roots))
     return f"no incidents below {where}; of a job whose node.state_dir is another: elasticrl incidents --config FILE"
 

@@ -1,7 +1,7 @@
 """Pictures as text. Plain f-strings on purpose: `status` has 300 ms, and importing a table library takes half of them."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticrl.core.words import ago, past
@@ -40,11 +40,23 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
 
 
-def status(
-    picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True, short: bool = False, pace: str = ""
-) -> str:
+def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:
     """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look."""
     on = sys.stdout.isatty() if colour is None else colour
+    return "\n".join([*_head(picture, on, ages), *_nodes(picture["rows"], on, ages), *_advice(picture, on)])
+
+
+def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
+    """The same for a screen that may be too small for it: what is cut off is the end, so that is the table's, and who is well."""
+    on = sys.stdout.isatty() if colour is None else colour
+    rows = sorted(
+        picture["rows"], key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
+    )
+    lines = [*_head(picture, on, ages), *_advice(picture, on), *([pace] if pace else []), *_nodes(rows, on, ages)]
+    return "\n".join(lines)
+
+
+def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     state, committed_s = picture["state"], picture.get("committed_s")
     since = f", {ago(committed_s)} ago" if ages and committed_s is not None else ""
     head = (
@@ -56,16 +68,10 @@ def status(
     lines = [head, paint(plain(picture["reason"]), DIM, on=on)]
     if said := past(picture, ages=ages):
         lines.append(paint(plain(said), DIM, on=on))
-    here = []
-    if picture.get("here") and picture["here"] != picture["reason"]:
-        here.append(paint(f"this node: {plain(picture['here'])}", DIM, on=on))
-    advice = [f"# {plain(text)}" for text in picture["advice"]]
-    told = picture["rows"]
-    if short:  # of what does not fit the end is cut off, so the table is the last, and in it who is well
-        lines += [*here, *advice, *filter(None, [pace])]
-        told = sorted(
-            told, key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
-        )
+    return lines
+
+
+def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]:
     rows = [
         (
             ("* " if row["leader"] else "  ") + row["node"],
@@ -81,20 +87,21 @@ def status(
         )
         for row in told
     ]
-    if rows:
-        text = table(("  node", "rank", "state", "step", *(("phase", "beat") if ages else ()), "note"), rows)
-        lines.append(paint(text[0], DIM, on=on))
-        for row, line in zip(rows, text[1:], strict=True):
-            state = row[2]
-            lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
-    if not short:
-        lines += [*here, *advice]
-    return "\n".join(lines)
+    if not rows:
+        return []
+    text = table(("  node", "rank", "state", "step", *(("phase", "beat") if ages else ()), "note"), rows)
+    lines = [paint(text[0], DIM, on=on)]
+    for row, line in zip(rows, text[1:], strict=True):
+        state = row[2]
+        lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
+    return lines
 
 
-def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
-    """The same for a screen that may be too small for it: whatever wants to be seen stands above the table, or at its top."""
-    return status(picture, colour=colour, ages=ages, short=True, pace=pace)
+def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:
+    lines = [f"# {plain(text)}" for text in picture["advice"]]
+    if picture.get("here") and picture["here"] != picture["reason"]:
+        lines.insert(0, paint(f"this node: {plain(picture['here'])}", DIM, on=on))
+    return lines
 
 
 def plain(text: str) -> str:
@@ -116,14 +123,15 @@ def event(line: Mapping[str, Any], *, colour: bool | None = None) -> str:
     on = sys.stdout.isatty() if colour is None else colour
     level, node, name = str(line.get("level", "info")), str(line.get("node", "-")), str(line.get("event"))
     fields = {key: value for key, value in line.items() if key not in BESIDE and value not in (None, "", [], (), {})}
-    sentence = next((str(fields.pop(key)) for key in SENTENCES if key in fields), "")
+    sentence = plain(next((str(fields.pop(key)) for key in SENTENCES if key in fields), ""))
     remedy, trace = str(fields.pop("remedy", "")), str(fields.pop("exception", ""))
     tone = {"warning": YELLOW, "error": RED}.get(level, "")
     at = paint(str(line.get("at") or line.get("ts") or "")[:23], DIM, on=on)
     head = f"{at} {paint(f'{level:7}', tone, on=on)} {node} {paint(name, tone or BOLD, on=on)}"
-    about = paint(" ".join(f"{key}={_value(value)}" for key, value in fields.items()), DIM, on=on and bool(fields))
+    about = plain(" ".join(f"{key}={_value(value)}" for key, value in fields.items()))
+    about = paint(about, DIM, on=on and bool(fields))
     said = "  ".join(filter(None, (head, sentence, about, remedy and f"-> {remedy}")))
-    return "\n    ".join([said, *trace.splitlines()])
+    return "\n    ".join([said, *map(plain, trace.splitlines())])
 
 
 def _value(value: Any) -> str:

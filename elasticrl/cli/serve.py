@@ -74,8 +74,10 @@ def agent(config: Config, overrides: Overrides = None) -> None:
         typer.echo(str(error), err=True)
         raise typer.Exit(REFUSED) from None
     command = agent_command(spec, here.home.folder)
-    systemds = {name: os.environ[name] for name in ("NOTIFY_SOCKET",) if name in os.environ}
-    os.execve(sys.executable, command, environment(spec) | systemds)  # noqa: S606 - it becomes the agent
+    env = environment(spec)  # without what is said to the daemon alone; here systemd speaks to the agent
+    if "NOTIFY_SOCKET" in os.environ:
+        env["NOTIFY_SOCKET"] = os.environ["NOTIFY_SOCKET"]
+    os.execve(sys.executable, command, env)  # noqa: S606 - it becomes the agent, as its unit's main process
 
 
 def run(

@@ -87,7 +87,7 @@ def encoded(place: int, asked: Any, data: Data, tokenizer: Any) -> tuple[int, ..
         return encode(asked, tokenizer, chat=data.chat_template)
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # tokenizers and templates raise whatever they like
         raise DataError(
             f"the prompt of record {place} of {data.path}, {str(asked)[:80]!r}, is none to the tokenizer or its chat template: "
             f"{error}"

@@ -212,7 +212,7 @@ def test_who_has_ended_well_leaves_with_the_plan_that_follows_anothers_failure(e
     first, second = handlers(etcd, "first", "second", end_timeout="20")
     with ThreadPoolExecutor(2) as pool:
         leaving = pool.submit(first.shutdown)
-        time.sleep(0.5)  # until it has said so
+        until(lambda: first._mood is torchrun.Mood.DONE)
         again = pool.submit(second.next_rendezvous)  # as torchrun asks when its workers have failed
         assert leaving.result(10.0)
         second.shutdown()

@@ -63,7 +63,9 @@ def test_what_a_worker_says_steers_no_terminal():
     odd = asdict(seen())
     odd["rows"][1]["note"] = "ValueError: \x1b[2K\x1b]0;title\x07 no\nway"
     odd["reason"] = "died of \x1b[31m"
-    said = render.status(odd, colour=False)
+    said = render.status(odd, colour=False) + render.event(
+        {"event": "x", "cause": "\x1b[31m", "z": "\x1b"}, colour=False
+    )
     assert "\x1b" not in said
     assert "ValueError: ?[2K?]0;title? no?way" in said
     assert screen.clip("\x1b[2K no end", 80) == "\x1b[2K no end"

@@ -290,14 +290,14 @@ def job(side: str, *, mixed: bool = False, share: float = 0.985, wrong: str = ""
     cost = {"median": 0.26, "min": 0.1, "max": 0.81, "count": 20}
     result = {
         "steps": 22786, "of_undisturbed": share, "lost_by_kind_s": {"worker": cost}, "faults": {"worker": 20, "node": 20},
-        "same_bits": bits, "wrong": wrong,
+        "same_bits": bits, "lost": bool(wrong), "wrong": wrong,
     }  # fmt: skip
     about = {"settings": {"minutes": 20.0, "every": 30.0}, "noise": "", "day": "2026-11-26", "commit": "abc"}
     return json.dumps({"side": side, "mixed": mixed, "result": result, **about})
 
 
 def test_the_newest_job_of_each_side_that_was_struck_again_and_again_is_told_of():
-    lost = "the job is lost: its last step was after 31 s and 2 faults"
+    lost = "its last step was after 31 s and 2 faults"
     lines = [job("elasticrl", share=0.5), job("torchrun", share=0.02, wrong=lost, bits=None), job("elasticrl")]
     jobs = results.newest([*lines, job("elasticrl", mixed=True, share=0.962)])
     faults, cost, when = "40, every 30 s for 20 minutes", "worker 0.26 (0.10-0.81)", "2026-11-26, abc"
