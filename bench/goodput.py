@@ -350,9 +350,8 @@ def disturb(side: str, kinds: Sequence[str], options: argparse.Namespace) -> Str
         struck.times = moments(job.lines())
         struck.lost = not within(struck.times, struck.ended - options.every, struck.ended)
         if struck.lost:
-            last = max(struck.times, default=struck.begun)
-            faults = sum(at <= last for at, _ in struck.faults)
-            struck.wrong = f"its last step was after {last - struck.begun:.0f} s and {faults} faults"
+            last = max(struck.begun, *struck.times) - struck.begun
+            struck.wrong = f"its last step was after {last:.0f} s; {len(struck.faults)} faults struck it"
         job.judge(struck)
     return struck
 

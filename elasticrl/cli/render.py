@@ -47,7 +47,7 @@ def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool
 
 
 def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
-    """The same for a screen that may be too small for it: what is cut off is the end, so that is the table's, and who is well."""
+    """The same for a screen that may be too small: what is cut off is the end, so that is the table's, and who is well."""
     on = sys.stdout.isatty() if colour is None else colour
     rows = sorted(
         picture["rows"], key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
