@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tenacity
 import torch
 
+from elasticrl.core.words import count
 from elasticrl.ppo import models
 from elasticrl.ppo.batches import Rows, blocks
 
@@ -227,7 +228,7 @@ class Endpoint:
             nonlocal slow
             begun = time.monotonic()
             try:
-                return self._post(body, start, ends)
+                return self._post(body, ends)
             finally:
                 slow += time.monotonic() - begun >= self.timeout_s
 
@@ -243,18 +244,18 @@ class Endpoint:
         except Refusal as error:
             raise RewardError(f"reward endpoint {self.url} refused with {error}") from error
         except OSError as error:
-            spent = f"{ask.statistics['attempt_number']} tries in {time.monotonic() - start:.1f} s"
+            spent = f"{count(ask.statistics['attempt_number'], 'attempt')} in {time.monotonic() - start:.1f} s"
             raise RewardError(
                 f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, or raise reward.timeout, "
                 "reward.retries or timeouts.phase.reward, which all lanes of a worker have together"
             ) from error
 
-    def _post(self, body: bytes, start: float, ends: float) -> Any:
+    def _post(self, body: bytes, ends: float) -> Any:
         left = max(ends - time.monotonic(), 0.001)
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked by config
         try:
             with urllib.request.urlopen(request, timeout=min(self.timeout_s, left)) as reply:  # noqa: S310
-                text = self._read(reply, start, ends)
+                text = self._read(reply, ends)
         except urllib.error.HTTPError as error:
             with error:  # it holds the connection, and would for as long as somebody remembers the error
                 said = _said(error)
@@ -269,14 +270,15 @@ class Endpoint:
                 f"reward endpoint {self.url} answered something that is not JSON: {text[:200]!r}"
             ) from error
 
-    def _read(self, reply: Any, start: float, ends: float) -> bytes:
+    def _read(self, reply: Any, ends: float) -> bytes:
         """Piece by piece: a timeout is per read, and an endpoint may drip for ever."""
         text, length = b"", reply.length  # None if it was not told
         while part := reply.read1(1 << 16):
             text += part
-            spent = (now := time.monotonic()) - start
-            if now > ends or len(text) > MAX_REPLY:
-                raise RewardError(f"reward endpoint {self.url} sent {len(text)} bytes in {spent:.1f} s and no end")
+            if len(text) > MAX_REPLY:
+                raise RewardError(f"reward endpoint {self.url} sent {len(text)} bytes and no end")
+            if time.monotonic() > ends:
+                raise TimeoutError(f"its reply had no end after {len(text)} bytes")
         if length is not None and len(text) < length:
             raise ConnectionError(f"its reply was cut short after {len(text)} of {length} bytes")
         return text
