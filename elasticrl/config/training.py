@@ -191,6 +191,9 @@ class Reward(Section):
     retries: Whole = 3
     """Further requests after one that took all its time. What fails at once (503, nobody there) is asked again, within the
     phase's budget, however often."""
+    at_once: Count = 4
+    """Requests that a worker has under way at the endpoint; each asks for one lane's answers. More is faster where the endpoint
+    serves several at once; 1 asks one after the other."""
 
 
 class Vllm(Section):

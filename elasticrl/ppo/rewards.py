@@ -17,9 +17,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -162,63 +163,75 @@ class RewardModel:
 class Endpoint:
     """An HTTP endpoint: POST {"answers": [...]}, answered with {"scores": [...]}.
 
-    One request has `timeout_s`; all tries of all that is asked since `begin` together `deadline_s`. What may heal (no
-    connection, a timeout, 429, 5xx) is tried again: `retries` times where it took all its time, until the deadline where it
-    failed at once, as while a server restarts. What will not (4xx, a wrong number of scores) is an error at once. It is
-    asked in a thread of its own: the training thread turns on `check`, which raises if somebody wants us elsewhere, and says
-    with `waits` that it waits and does not hang; it does so inside of `alone`.
+    One request has `timeout_s`; all tries of all that is asked together `deadline_s`. What may heal (no connection, a timeout,
+    429, 5xx) is tried again: `retries` times where it took all its time, until the deadline where it failed at once, as while a
+    server restarts. What will not (4xx, a wrong number of scores) is an error at once. It is asked in threads, so many lanes
+    `at_once`: the training thread turns on `check`, which raises if somebody wants us elsewhere, and says with `waits` that it
+    waits and does not hang; it does so inside of `alone`.
     """
 
     url: str
     timeout_s: float = 10.0
     retries: int = 3
     deadline_s: float = 60.0
+    at_once: int = 4
     check: Callable[[], None] = lambda: None
     waits: Callable[[], None] = lambda: None
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
-    ends: float | None = None  # on the monotonic clock; None: `deadline_s` from when it is asked
-
-    def begin(self) -> Endpoint:
-        """The same for a stage, whose deadline begins now: lanes are asked about one after another, and waits add up."""
-        return replace(self, ends=time.monotonic() + self.deadline_s, waits=_seldom(self.waits))
 
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         """What the endpoint says. Call it once for a sample, and keep the answer."""
+        return self.each([answers])[0]
+
+    def each(self, lanes: Sequence[Sequence[Answer]]) -> list[list[Score]]:
+        """What it says of several lanes' answers. A lane is a request, so that none grows as workers get fewer."""
+        ends = time.monotonic() + self.deadline_s
+        return self._turning([partial(self._scores, answers, ends) for answers in lanes])
+
+    def _scores(self, answers: Sequence[Answer], ends: float, gone: threading.Event) -> list[Score]:
         if not answers:
             return []
-        if self.ends is None:
-            return self.begin().score(answers)
-        start, ends = time.monotonic(), self.ends
         asked = [asdict(answer) for answer in answers]
         body = json.dumps({"answers": asked}, default=str).encode()  # a record may have dates and the like
-        reply = self._turning(lambda gone: self._ask(body, start, ends, gone))
+        reply = self._ask(body, ends, gone)
         if not isinstance(reply, dict) or "scores" not in reply:
             raise RewardError(f'reward endpoint {self.url} must answer {{"scores": [...]}}, not {str(reply)[:200]}')
         return checked(f"reward endpoint {self.url}", reply["scores"], answers)
 
-    def _turning(self, work: Callable[[threading.Event], Any]) -> Any:
-        """What `work` returns or raises; its waits have deadlines of their own. It is told when nobody waits for it."""
-        found: Future[Any] = Future()
-        gone = threading.Event()
+    def _turning(self, works: Sequence[Callable[[threading.Event], list[Score]]]) -> list[list[Score]]:
+        """What the works return, or the first error. Their waits have deadlines; they are told when nobody waits for them."""
+        found: list[Future[list[Score]]] = [Future() for _ in works]
+        todo = iter(zip(works, found, strict=True))
+        gone, lock = threading.Event(), threading.Lock()
 
         def working() -> None:
-            try:
-                found.set_result(work(gone))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                found.set_exception(error)
+            while not gone.is_set():
+                with lock:
+                    work, future = next(todo, (None, None))
+                if work is None or future is None:
+                    return
+                try:
+                    future.set_result(work(gone))
+                except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                    future.set_exception(error)
 
-        threading.Thread(target=working, name="reward", daemon=True).start()
+        for _ in range(min(self.at_once, len(works))):
+            threading.Thread(target=working, name="reward", daemon=True).start()
+        waits = _seldom(self.waits)
         try:
             with self.alone():
-                while not wait([found], TURN_S).done:
+                while (left := wait(found, TURN_S, FIRST_EXCEPTION)).not_done:
+                    for future in left.done:
+                        future.result()  # raises what failed, while others are still asked
                     self.check()
-                    self.waits()
-            return found.result()
+                    waits()
+            return [future.result() for future in found]
         finally:
             gone.set()
 
-    def _ask(self, body: bytes, start: float, ends: float, gone: threading.Event) -> Any:
+    def _ask(self, body: bytes, ends: float, gone: threading.Event) -> Any:
         """Again and again, until it answers or it is time to end."""
+        start = time.monotonic()
         chance = random.Random()  # Python's own is the lane's meanwhile
         pause = tenacity.wait_exponential(multiplier=0.1, max=5.0)
         late = tenacity.stop_before_delay(ends - start) | tenacity.stop_when_event_set(gone)
@@ -246,8 +259,9 @@ class Endpoint:
         except OSError as error:
             spent = f"{count(ask.statistics['attempt_number'], 'attempt')} in {time.monotonic() - start:.1f} s"
             raise RewardError(
-                f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, or raise reward.timeout, "
-                "reward.retries or timeouts.phase.reward, which all lanes of a worker have together"
+                f"reward endpoint {self.url} did not answer ({spent}): {error}; see that it runs, raise reward.timeout, "
+                "reward.retries or timeouts.phase.reward, which all lanes of a worker have together, or lower reward.at_once, "
+                "how many of them it is asked about at once"
             ) from error
 
     def _post(self, body: bytes, ends: float) -> Any:
@@ -331,8 +345,8 @@ def of(
         return Function.named(reward.function)
     if reward.url is not None:
         return Endpoint(
-            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, check=check, waits=waits,
-            alone=alone,
+            url=reward.url, timeout_s=reward.timeout_s, retries=reward.retries, deadline_s=deadline_s, at_once=reward.at_once,
+            check=check, waits=waits, alone=alone,
         )  # fmt: skip
     if reward.model is not None:
         return load(reward.model)

@@ -19,7 +19,7 @@ from elasticrl.ppo.generation import Feed, Generator
 from elasticrl.ppo.idle import Idle
 from elasticrl.ppo.losses import entropies, importance_weights, logprobs, masked, policy_loss, value_loss
 from elasticrl.ppo.report import Report, facts_of, lr_factor
-from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Scorer, placed
+from elasticrl.ppo.rewards import Answer, Endpoint, Function, RewardModel, Score, Scorer, placed
 from elasticrl.ppo.roles import Roles, response
 from elasticrl.ppo.rollout.engine import Engine
 from elasticrl.runtime.scalars import Tally
@@ -89,18 +89,17 @@ class Trainer:
         """Samples to scores. The stage is kept before anyone uses them, so a scorer is believed once."""
         assert self.scorer is not None
         todo = self._todo(stage)
+        if isinstance(self.scorer, Endpoint):
+            lanes = list(dict.fromkeys(todo))
+            for lane, scores in zip(lanes, self.scorer.each([self._answers(lane) for lane in lanes]), strict=True):
+                self._score(lane, scores)
+            return
         shared = isinstance(self.scorer, RewardModel) and self.scorer.collective
-        scorer = self.scorer.begin() if isinstance(self.scorer, Endpoint) else self.scorer
         for lane in todo if shared else dict.fromkeys(todo):
-            rows = self.run.buffer.rows[lane]
-            prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
-            answers = [
-                self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
-                for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
-            ]
+            answers = self._answers(lane)
             with self.run.streams.at(update=0, lane=lane).ambient("reward"):  # a function may draw
-                scores = scorer.score(answers)
-            self.run.buffer.put(lane, scores=placed(scores, rows["mask"]))
+                scores = self.scorer.score(answers)
+            self._score(lane, scores)
 
     def logprobs(self, stage: flow.Stage) -> None:
         """The trainer's own log-probabilities of the samples, in the very shapes of the update: its first ratio is exactly 1.
@@ -242,6 +241,17 @@ class Trainer:
         return term.over(entries)
 
     # Lanes, blocks and forward passes.
+
+    def _answers(self, lane: int) -> list[Answer]:
+        rows = self.run.buffer.rows[lane]
+        prompts = [p for _, p in self.feed(self.run.streams.step, lane) for _ in range(self.ppo.group)]
+        return [
+            self._answer(name, prompt, {key: value[i] for key, value in rows.items()})
+            for i, (name, prompt) in enumerate(zip(self.run.buffer.ids[lane], prompts, strict=True))
+        ]
+
+    def _score(self, lane: int, scores: Sequence[Score]) -> None:
+        self.run.buffer.put(lane, scores=placed(scores, self.run.buffer.rows[lane]["mask"]))
 
     def _answer(self, name: str, prompt: Prompt, row: Rows) -> Answer:
         said = row["tokens"][-len(row["mask"]) :][row["mask"]].tolist()

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -46,6 +47,9 @@ def endpoint():
                 self.wfile.write(f"HTTP/1.1 200 OK\r\n{text}\r\n\r\n".encode() + b'{"sco')
                 self.close_connection = True
                 return
+            if status == "call":  # before it answers
+                text()
+                status, text = 200, None
             if status == "drip":  # a byte now and then, for as long as somebody reads
                 self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
                 self.close_connection = True
@@ -184,9 +188,7 @@ def test_an_endpoint_is_not_asked_again_after_what_will_not_heal(endpoint):
 def test_an_endpoint_that_hangs_is_given_up_in_time_with_a_sentence(endpoint):
     url, replies, asked = endpoint
     replies += [("hang", None)] * 3
-    with pytest.raises(
-        RewardError, match=r"did not answer \(2 attempts in .*; see that it runs, or raise reward.timeout"
-    ):
+    with pytest.raises(RewardError, match=r"did not answer \(2 attempts in .*; see that it runs, raise reward.timeout"):
         Endpoint(url=url, retries=1, timeout_s=0.2, deadline_s=5).score([answer(0)])
     assert len(asked) == 2
     with pytest.raises(RewardError, match="did not answer"):
@@ -255,15 +257,43 @@ def test_short_waits_of_many_lanes_add_up_to_one_that_is_told(endpoint):
     # Found by reading: one that took 0.4 s for each of ten lanes, where the budget was of 2 s, had its worker killed.
     url, replies, asked = endpoint
     said = []
-    scorer = Endpoint(url=url, retries=1, timeout_s=0.3, deadline_s=20, waits=lambda: said.append(time.monotonic()))
+    waits = lambda: said.append(time.monotonic())  # noqa: E731
     begun = time.monotonic()
-    stage = scorer.begin()
-    for lane in range(6):
-        replies += [("hang", None)]
-        assert stage.score([answer(lane)]) == [4.0]
+    replies += [("hang", None), (200, None)] * 6
+    scorer = Endpoint(url=url, retries=1, timeout_s=0.3, deadline_s=20, at_once=1, waits=waits)
+    assert scorer.each([[answer(lane)] for lane in range(6)]) == [[4.0]] * 6
     assert len(asked) == 12
     signs = [begun, *said, time.monotonic()]
     assert max(after - before for before, after in pairwise(signs)) < 1.5, "the floor of a budget is 2 s"
+
+
+def test_an_endpoint_is_asked_about_several_lanes_at_once_and_about_no_more(endpoint):
+    # Found by reading: one after the other, twice the lanes took a worker twice the time.
+    url, replies, asked = endpoint
+    together, under_way, most = threading.Barrier(3), Counter(), []
+
+    def meet():
+        under_way["now"] += 1
+        most.append(under_way["now"])
+        together.wait(10)  # broken, which fails the request, unless three of them meet
+        under_way["now"] -= 1
+
+    replies += [("call", meet)] * 6
+    lanes = [[answer(lane, response="1" * lane)] * lane for lane in range(7)]  # lane 0 has none, and asks for nothing
+    scorer = Endpoint(url=url, retries=0, timeout_s=20, deadline_s=30, at_once=3)
+    assert scorer.each(lanes) == [[float(lane)] * lane for lane in range(7)]
+    assert len(asked) == 6
+    assert max(most) == 3
+
+
+def test_what_one_lane_s_endpoint_refuses_is_told_while_another_s_hangs(endpoint):
+    url, replies, asked = endpoint
+    replies += [("hang", None), (422, "no")]
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match="refused with HTTP 422"):
+        Endpoint(url=url, timeout_s=5, deadline_s=20, at_once=2).each([[answer(lane)] for lane in range(9)])
+    assert time.monotonic() - begun < 4
+    assert len(asked) == 2, "and nothing more is asked"
 
 
 def test_an_endpoint_that_is_asked_again_draws_nothing_of_the_lane_s(endpoint):
@@ -296,13 +326,11 @@ def test_who_is_wanted_elsewhere_leaves_an_endpoint_that_hangs_and_asks_it_nothi
 
 def test_all_that_is_asked_in_a_stage_has_one_deadline(endpoint):
     url, replies, _ = endpoint
-    replies += [("hang", None)] * 100
-    scorer = Endpoint(url=url, retries=100, timeout_s=0.3, deadline_s=1.5).begin()
-    for within_s in (5.0, 1.2):
-        begun = time.monotonic()
-        with pytest.raises(RewardError, match=r"timeouts\.phase\.reward"):
-            scorer.score([answer(0)])
-        assert time.monotonic() - begun < within_s
+    replies += [("hang", None)] * 3 + [(200, None)] + [("hang", None)] * 100
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match=r"timeouts\.phase\.reward"):
+        Endpoint(url=url, retries=100, timeout_s=0.3, deadline_s=2.0, at_once=1).each([[answer(0)], [answer(1)]])
+    assert time.monotonic() - begun < 2.6, "the second lane had 2 s of its own"
 
 
 def test_scores_reach_the_rewards_as_numbers():
