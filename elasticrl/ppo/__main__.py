@@ -175,7 +175,7 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         frozen.compare(base)
         if not isinstance(engine, TorchEngine):
             writes = run.first if isinstance(engine, Served) else base.rank == 0
-            engine.enter(life=run.life, source=source(tree, trainer), writes=writes, gathers=gathers)
+            engine.enter(life=run.life, source=source(tree, trainer, kept=writes), writes=writes, gathers=gathers)
 
     base.on_let_go(
         lambda: hold({name: at_first(it) for name, it in built.items()}, frozen.whole("ref"), frozen.whole("reward"))
@@ -240,12 +240,12 @@ def reference_of(tree: Tree) -> nn.Module | None:
     return models.reference(tree.model, tree.model.ref_path or str(tree.model.path))
 
 
-def source(tree: Tree, trainer: Trainer) -> Callable[[], Iterable[Bucket]]:
-    """The actor's weights, bucket by bucket."""
+def source(tree: Tree, trainer: Trainer, *, kept: bool) -> Callable[[], Iterable[Bucket]]:
+    """The actor's weights, bucket by bucket; empty ones for who only joins in putting them together."""
 
     def made() -> Iterable[Bucket]:
         actor = trainer.roles.actor
-        return buckets(body(actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree), within=actor)
+        return buckets(body(actor), nbytes=tree.rollout.sync_bucket_bytes, dtype=sent_as(tree), within=actor, kept=kept)
 
     return made
 

@@ -142,6 +142,19 @@ def test_the_weights_of_a_tied_actor_are_sent_after_a_pass_too(tmp_path, mesh):
     assert all(torch.equal(sent[name], whole[name]) for name in whole)
 
 
+def test_who_only_joins_in_putting_weights_together_keeps_none_of_them(actor, mesh, monkeypatch):
+    """Found by reading: every rank copied all of the weights to its host, and threw them away."""
+    cut, copied = shards(lambda: copy.deepcopy(actor))(mesh), []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda it: copied.append(it.numel()) or it)
+    wanted = list(weights.buckets(cut, nbytes=1 << 12, dtype=torch.float32))
+    assert sum(copied) >= sum(param.numel() for param in actor.parameters())
+    copied.clear()
+    joined = list(weights.buckets(cut, nbytes=1 << 12, dtype=torch.float32, kept=False))
+    assert len(joined) == len(wanted) > 1, "as many collectives"
+    assert not any(joined)
+    assert not copied
+
+
 def test_what_fsdp_puts_together_stays_so_while_it_generates_and_is_cut_up_again_after(actor, mesh):
     wanted = TorchEngine(actor, SAMPLING).generate(requests(9), version=0)
     cut = copy.deepcopy(actor)

@@ -193,13 +193,16 @@ def forget(home: Path) -> None:
         (home / name).unlink(missing_ok=True)
 
 
-def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype, within: nn.Module | None = None) -> Iterator[Bucket]:
+def buckets(
+    model: nn.Module, *, nbytes: int, dtype: torch.dtype, within: nn.Module | None = None, kept: bool = True
+) -> Iterator[Bucket]:
     """A model's parameters, whole, as `dtype`, on the host: so many bytes at a time, or one parameter that has more. `within`
     is the module of which it is a part, if it is: what FSDP has cut up may be that.
 
     Of one with adapters they alone: what is frozen the engine has read from the same files.
 
-    With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket.
+    With parameters that FSDP or DeepSpeed has sharded this is a collective, one for each bucket. Who only joins it has nothing
+    `kept`: its buckets are empty, and nothing is copied to its host.
     """
     for module in (within or model).modules():
         if isinstance(module, FSDPModule):
@@ -212,22 +215,22 @@ def buckets(model: nn.Module, *, nbytes: int, dtype: torch.dtype, within: nn.Mod
             continue
         numel = getattr(param, "ds_numel", param.numel())  # DeepSpeed's stage 3 leaves nothing where the parameter was
         if mine and size + numel * dtype.itemsize > nbytes:
-            yield _whole(mine, dtype)
+            yield _whole(mine, dtype, kept=kept)
             mine, size = [], 0
         mine.append((name, param if hasattr(param, "ds_numel") else param.detach()))
         size += numel * dtype.itemsize
     if mine:
-        yield _whole(mine, dtype)
+        yield _whole(mine, dtype, kept=kept)
 
 
-def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bucket:
+def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype, *, kept: bool) -> Bucket:
     """These parameters whole, on the host and in `dtype`, put together from all ranks where they are cut up."""
     if hasattr(params[0][1], "ds_numel"):
         with gathered([param for _, param in params]):
-            return [(name, param.detach().to("cpu", dtype, copy=True)) for name, param in params]
+            return [(name, param.detach().to("cpu", dtype, copy=True)) for name, param in params if kept]
     sharded = [(name, param) for name, param in params if isinstance(param, DTensor)]
     if not sharded:
-        return [(name, param.to("cpu", dtype)) for name, param in params]
+        return [(name, param.to("cpu", dtype)) for name, param in params if kept]
     assert len(sharded) == len(params), "some of a model's parameters are sharded and some are not"
     group = sharded[0][1].device_mesh.get_group()
     world = group.size()
@@ -246,6 +249,8 @@ def _whole(params: Sequence[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Bu
     else:
         dist.all_gather_single(everyone.view(-1), flat, group=group)
         settle(group)
+    if not kept:
+        return []
     everyone = everyone.cpu()
     found: Bucket = []
     at = 0
