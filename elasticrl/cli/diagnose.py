@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
+    context: typer.Context,
     log: Logs = None,
     more: More = None,
     world: World = None,
@@ -46,7 +47,14 @@ def diagnose(
 
     With --log from the logs of a job, ours or not; without, of the job that runs on this machine, which is not disturbed.
     """
-    if now or not (log or more):
+    from elasticrl.cli import useless
+
+    if now and (log or more):
+        useless.refuse(context, "now", because="it asks the job that runs here, and logs are named too: one of them")
+    if log or more:
+        useless.refuse(context, "job", "run_dir", because="only for the job that runs here; logs are read without it")
+    else:
+        useless.refuse(context, "world", because="only for logs (--log); of the job that runs here it is known")
         _live(run_dir, job, as_json=as_json)
         return
     from elasticrl.cli.main import Exit

@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    context: typer.Context,
     config: Config = None,
     nodes: Nodes = None,
     me: Me = None,
@@ -56,6 +57,7 @@ def doctor(
     least: Least = 0.0,
 ) -> None:
     """Check this machine, and the way to others. Exits with 1 if anything fails, with 0 if there are only warnings."""
+    from elasticrl.cli import useless
     from elasticrl.cli.main import Exit
     from elasticrl.config import read
     from elasticrl.core.judge import judge
@@ -63,6 +65,10 @@ def doctor(
     from elasticrl.diagnose import doctor as diagnosis
     from elasticrl.diagnose.health import FAIL, worst
 
+    if not nodes:
+        useless.refuse(
+            context, "me", "within", "least", because="only for the test of other nodes: name them with --nodes"
+        )
     loaded = read(config) if config else None
     tree = loaded.tree if loaded else None
     listed = _nodes(nodes, me) if nodes else None

@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     file: File,
     overrides: Overrides = None,
     graph: Annotated[bool, typer.Option("--graph", help="Print the stages of a step instead.")] = False,
@@ -36,11 +37,14 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate memory, bytes on the wire and phase budgets of CONFIG; nothing is started, no weights are read."""
+    from elasticrl.cli import useless
     from elasticrl.config import ConfigError, load
     from elasticrl.config.units import parse_size
     from elasticrl.ppo import estimate
     from elasticrl.ppo.shapes import ShapeError
 
+    if graph:
+        useless.refuse(context, "workers", "memory", "as_json", because="only without --graph, which reckons nothing")
     try:
         tree = load(file, overrides or ())
         if graph:

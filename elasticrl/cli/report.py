@@ -18,13 +18,16 @@ def register(app: typer.Typer) -> None:
     app.command("report")(report)
 
 
-def report(run: Run, output: Out = Path("report.html"), as_text: AsText = False) -> None:
+def report(context: typer.Context, run: Run, output: Out = Path("report.html"), as_text: AsText = False) -> None:
     """Make one HTML page of a run, complete in itself: what happened, what it cost, why. Exits with 2 if nothing is there."""
+    from elasticrl.cli import useless
     from elasticrl.cli.main import Exit
     from elasticrl.report.read import read
     from elasticrl.report.story import tell
     from elasticrl.report.text import headline, text
 
+    if as_text:
+        useless.refuse(context, "output", because="only without --text, which writes no file")
     if not run.is_dir():
         typer.echo(f"{run} is not a folder: name the one that holds the run's logs, checkpoints and state", err=True)
         raise typer.Exit(Exit.REFUSED)

@@ -10,6 +10,7 @@ import select
 import shutil
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Final
 ENTER: Final = "\033[?1049h\033[?25l"  # the other buffer, no cursor
 LEAVE: Final = "\033[?25h\033[?1049l"
 COLOUR: Final = re.compile(r"\033\[[0-9;]*m")
+TURN_S: Final = 0.05
 ENDS: Final = frozenset("qQ\x03\x04")
 
 
@@ -26,10 +28,10 @@ class Silent(Exception):
     """There is no picture now; the sentence says why. The last one stays."""
 
 
-def watch(look: Callable[[], str], *, every_s: float, rests: Callable[[float], None] | None = None) -> None:
-    """Show what `look` returns, again and again, until q or Ctrl-C. `rests`, if given, is what to do between two looks."""
+def watch(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> None:
+    """Show what `look` returns, again and again, until q or Ctrl-C. `meanwhile`, if given, is called many times between two."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return plainly(look, every_s=every_s, rests=rests)
+        return plainly(look, every_s=every_s, meanwhile=meanwhile)
     text, since = "", ""
     with suppressed_interrupt(), full() as draw:
         while True:
@@ -41,13 +43,11 @@ def watch(look: Callable[[], str], *, every_s: float, rests: Callable[[float], N
             else:
                 since = clock()
             draw(f"{text}\n\n\033[2m{note or since}   every {every_s:g} s; q ends\033[0m")
-            if rests is not None:
-                rests(every_s)
-            if pressed(0.0 if rests else every_s) in ENDS:
+            if any(pressed(turn) in ENDS for turn in turns(every_s, meanwhile)):
                 return None
 
 
-def plainly(look: Callable[[], str], *, every_s: float, rests: Callable[[float], None] | None = None) -> None:
+def plainly(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> None:
     """Where there is no terminal: a picture when it has changed, for ever."""
     shown = ""
     with suppressed_interrupt():
@@ -59,10 +59,17 @@ def plainly(look: Callable[[], str], *, every_s: float, rests: Callable[[float],
             if text != shown:
                 print(text, end="\n\n", flush=True)
                 shown = text
-            if rests is not None:
-                rests(every_s)
-            else:
-                select.select([], [], [], every_s)
+            for turn in turns(every_s, meanwhile):
+                time.sleep(turn)
+
+
+def turns(every_s: float, meanwhile: Callable[[], None] | None) -> Iterator[float]:
+    """How long to wait, again and again until the time is over, with `meanwhile` done before each."""
+    end = time.monotonic() + every_s
+    while (left := end - time.monotonic()) > 0:
+        if meanwhile is not None:
+            meanwhile()
+        yield left if meanwhile is None else min(left, TURN_S)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import typer
 
 from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
-from elasticrl.core.model import REFUSED
+from elasticrl.core.model import REFUSED, Outcome
 from elasticrl.core.words import bar, count
 
 GONE = frozenset({errno.EIO, errno.EPIPE})  # what a terminal says that is closed, and a pipe that nobody reads
@@ -108,7 +108,9 @@ def run(
         names = [[f"node.name=n{n}"] for n in range(nodes)]
         names += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
         code = play(config, own, names, tree, run_dir, logs, every)
-    if code not in {Exit.OK, 130}:
+    if code == Outcome.STOPPED.value:
+        typer.echo("stopped, as somebody asked for; the same command goes on from there")
+    elif code not in {Exit.OK, 130}:
         typer.echo(
             f"ended with {code}; why: elasticrl incidents --state-dir {tree.node.state_dir}, and the logs in {logs}",
             err=True,

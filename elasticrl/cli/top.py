@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elasticrl.agent.beats import Snapshot
 
 LOOK_S: Final = 0.05
+FIRST_S: Final = 1.0  # until the first picture, at most
 KEPT_S: Final = 30.0  # of looks, for shares and rates
 Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
 Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
@@ -56,14 +57,15 @@ def top(job: Job = None, run_dir: Run = None, every: Every = 1.0, once: Once = F
     from elasticrl.cli.main import Exit
 
     board = Board(run_dir, job)
-    if once or as_json or not sys.stdout.isatty():
-        board.rest(every)
+    shown_once = once or as_json or not sys.stdout.isatty()
+    board.rest(every if shown_once else min(every, FIRST_S))
+    if shown_once:
         if not board.seen:
             typer.echo("no worker of a job beats on this machine; elasticrl status says why", err=True)
             raise typer.Exit(Exit.FAILED)
         typer.echo(json.dumps([asdict(row) for row in board.rows()], indent=2) if as_json else board.text())
         return
-    screen.watch(board.text, every_s=every, rests=board.rest)
+    screen.watch(board.text, every_s=every, meanwhile=lambda: board.look(time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,6 @@ class Board:
         self._ranks: dict[int, int] = {}  # by pid, as daemons say
         self._asked = -1e9
         self._net = (time.monotonic(), net())
-        self._rates = (0.0, 0.0)
         self.seen: dict[Path, Seen] = {}
 
     def rest(self, seconds: float) -> None:
@@ -165,10 +166,6 @@ class Board:
             if left <= 0:
                 break
             time.sleep(min(LOOK_S, left))
-        before, counted = self._net
-        self._net = (time.monotonic(), net())
-        span = max(1e-6, self._net[0] - before)
-        self._rates = ((self._net[1][0] - counted[0]) / span, (self._net[1][1] - counted[1]) / span)
 
     def look(self, now: float) -> None:
         """Every page once; whose process has gone is forgotten."""
@@ -213,6 +210,12 @@ class Board:
         found = [row_of(seen, now) for seen in self.seen.values() if seen.looks]
         return sorted(found, key=lambda row: (row.node, row.rank is None, row.rank or 0, row.pid))
 
+    def _rates(self) -> tuple[float, float]:
+        """This machine's bytes a second, in and out, since the last picture."""
+        (before, counted), self._net = self._net, (time.monotonic(), net())
+        span = max(1e-6, self._net[0] - before)
+        return (self._net[1][0] - counted[0]) / span, (self._net[1][1] - counted[1]) / span
+
     def text(self) -> str:
         """The picture."""
         from elasticrl.cli.render import size
@@ -221,11 +224,12 @@ class Board:
         rows = self.rows()
         if not rows:
             return "no worker of a job beats on this machine; elasticrl status says why"
+        taken, given = self._rates()
         load = os.getloadavg()[0]
         free, total = memory()
         head = (
             f"load {load:.1f} on {os.cpu_count()} processors   memory {size(total - free)} of {size(total)}   "
-            f"network in {size(self._rates[0])}/s, out {size(self._rates[1])}/s"
+            f"network in {size(taken)}/s, out {size(given)}/s"
         )
         told = [cells(row) for row in rows]
         shown = [i for i, name in enumerate(HEAD) if name != "moves" or any(row.bytes_s for row in rows)]

@@ -186,15 +186,36 @@ def test_sizes(amount: float, words: str) -> None:
 
 def test_where_there_is_no_keyboard_the_rates_are_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    rests: list[float] = []
+    done: list[str] = []
 
-    def rest(seconds: float) -> None:
-        rests.append(seconds)
-        if len(rests) == 3:
+    def look() -> str:
+        if done.count("look") == 2:
             raise KeyboardInterrupt
+        done.append("look")
+        return "a picture"
 
-    screen.watch(lambda: "a picture", every_s=0.01, rests=rest)
-    assert rests == [0.01] * 3
+    screen.watch(look, every_s=0.2, meanwhile=lambda: done.append("beat"))
+    first, second = "".join(word[0] for word in done).split("l")[1:]
+    assert min(len(first), len(second)) >= 2, "many times between two pictures"
+
+
+def test_a_key_is_heard_between_two_pictures_that_are_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Found by reading: `top --every 30` heard no q for 30 s, and showed nothing before.
+    ours, theirs = pty.openpty()
+    beats: list[float] = []
+
+    def beat() -> None:
+        beats.append(time.monotonic())
+        if len(beats) == 3:
+            os.write(ours, b"q")
+
+    begun = time.monotonic()
+    with os.fdopen(theirs, "r+b", buffering=0) as terminal, io.TextIOWrapper(terminal) as text, os.fdopen(ours, "rb"):
+        monkeypatch.setattr("sys.stdin", text)
+        monkeypatch.setattr("sys.stdout", text)
+        screen.watch(lambda: "a picture", every_s=30.0, meanwhile=beat)
+        monkeypatch.undo()
+    assert time.monotonic() - begun < 10
 
 
 def test_a_store_that_is_away_leaves_the_screen_as_it_is() -> None:
