@@ -58,7 +58,9 @@ class Eye:
         self.sealed_at = 0.0  # when a step was sealed last
         self.newest = 0  # step
         self._newest_at, self._after = 0.0, 0.0  # when that was told first, and the one before
-        self.here: set[int] = set()  # tokens of orders that were taken
+        self.here: dict[
+            int, int
+        ] = {}  # tokens of orders that were taken, and the pids that their workers have among their own
         self.paused_since: float | None = None
         self._changes: list[tuple[float, Change]] = []
         self._lock = threading.Lock()
@@ -250,7 +252,7 @@ class Eye:
         # A busy eye may see a plan after its workers have begun: what they say of it comes after it all the same.
         at = max(at, self._planned_at.get(generation, at))
         if line["what"] == "here":
-            self.here.add(line["token"])
+            self.here[line["token"]] = line["pid"]
         elif line["what"] == "began" and generation not in self._resumed and generation in self.plans:
             plan = self.plans[generation]
             self._resumed.add(generation)

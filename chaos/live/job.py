@@ -141,15 +141,20 @@ class Told:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "grow":  # until the kernel ends this process
-                while True:
+            case "grow":  # until the kernel ends this process, which the driver has put where it may not
+                while self._let_go(order):
                     self.ballast.append(bytearray(os.urandom(1 << 20)) * 8)
             case "wait":
-                deadline = time.monotonic() + WAIT_S
-                assert self.folder is not None
-                go = self.folder / f"{self.node}.go.{order['token']}"
-                while not go.exists() and time.monotonic() < deadline:
-                    time.sleep(0.001)
+                self._let_go(order)
+
+    def _let_go(self, order: dict[str, Any]) -> bool:
+        """Wait for the driver's word; did it come?"""
+        deadline = time.monotonic() + WAIT_S
+        assert self.folder is not None
+        go = self.folder / f"{self.node}.go.{order['token']}"
+        while not (came := go.exists()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return came
 
     @contextmanager
     def staged(self, live: Strategy, step: int) -> Iterator[None]:
