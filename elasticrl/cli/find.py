@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from elasticrl.shell.owned import strange
+
 
 class NotFound(Exception):
     """No daemon fits, or several do; the message says what to do."""
@@ -53,7 +55,10 @@ def sockets(explicit: Path | None = None, job: str | None = None, node: str | No
     found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):  # XDG_RUNTIME_DIR may be another user's, as after `su`
-            found += folder.glob(pattern)
+            if folder != private_run_dir() or not strange(
+                folder
+            ):  # /tmp is open to all: whoever was first would answer
+                found += folder.glob(pattern)
     return tuple(sorted(found))
 
 

@@ -18,6 +18,7 @@ from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
+from elasticrl.shell.owned import strange
 
 
 class Taken(Refusal):
@@ -54,7 +55,13 @@ class Home:
                 f"{self.control} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
                 "shorten node.run_dir, job.name or node.name"
             )
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for each in (folder.parents[1], folder.parent, folder):
+            each.mkdir(parents=True, exist_ok=True, mode=0o750)
+            if why := strange(each):
+                raise Refusal(
+                    f"{why}: whoever can change what is in it could have this node run other programs. Remove it if nobody "
+                    "needs it, or set node.run_dir to a folder of your own"
+                )
         self._lock: IO[str] | None = None
 
     @property

@@ -1,4 +1,6 @@
-"""The quick start, run as it is written: its commands are read from the page, in the order in which a new user meets them."""
+"""The quick start, run as it is written: its commands are read from the page, in the order in which a new user meets them. And
+the README's table of commands, all of it, on one job: while it trains, as it is stopped, and after.
+"""
 
 import json
 import os
@@ -26,6 +28,18 @@ BLOCKS = [
 SHOWN = re.search(
     r"It ends like this:\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )
+TABLE = [
+    cell
+    for row in re.findall(r"^\| (`elasticrl .*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for cell in re.findall(r"`elasticrl ([a-z-]+(?: [a-z]+(?:\\\|[a-z]+)+)?)", row)
+]
+VERBS = {
+    f"{verb} {name}".strip()
+    for verb, _, names in (cell.partition(" ") for cell in TABLE)
+    for name in names.split(r"\|")
+}
+STARTED = {"run", "daemon", "agent", "demo"}  # `run` starts daemons and they agents; `demo` has tests of its own
+
 T = TypeVar("T")
 PATIENCE_S = 240.0  # on a machine that is busy with other tests
 DEMO_S = 180.0  # what the first command may take, once all is installed: the README says about two minutes
@@ -168,6 +182,72 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
         clone, ppo, "job.steps=3", f"vault.dir={clone}/vault"
     )  # in the same folder, as a reader of the page is
     assert code == 0, text
+
+
+def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
+    done: set[str] = set()
+
+    def runs(command: str, phrase: str = "", code: int = 0) -> str:
+        """It ends with that code and says that; the verb is done."""
+        ended, text = said(clone, f"elasticrl {command}")
+        assert (ended, phrase in text) == (code, True), f"elasticrl {command}: {ended}\n{text}"
+        words = command.split()
+        done.add(" ".join(words[: 2 if words[0] in {"config", "checkpoint"} else 1]))
+        return text
+
+    def comes(command: str, phrase: str) -> str:
+        """The same, once it says that: it asks about what happens elsewhere."""
+        until(lambda: phrase in said(clone, f"elasticrl {command}")[1] or None, f"{phrase!r} of elasticrl {command}")
+        return runs(command, phrase)
+
+    model(clone / "run" / "demo")
+    runs("config check configs/one-machine.yaml", "ok: configs/one-machine.yaml")
+    runs("config show configs/one-machine.yaml ppo.lr=1e-2", "# command line")
+    runs("config diff configs/one-machine.yaml configs/cluster.yaml", "job.name")
+    runs("config schema", '"properties"')
+    runs("plan configs/one-machine.yaml model.path=run/demo/model", "activations")
+    runs("version --verbose", "torch")
+    runs("doctor --config configs/one-machine.yaml", "versions: ")
+
+    ppo = next(line for block in BLOCKS for line in block if "model.path=" in line)
+    with elasticrl(clone, ppo, f"vault.dir={clone}/vault", "job.steps=100000", "checkpoint.every=3") as run:
+        try:
+            until(lambda: answer(clone, "elasticrl status"), "the first steps")
+            rows = json.loads(runs("top --json", '"rank"'))
+            os.kill(rows[1]["pid"], signal.SIGKILL)
+            comes("incidents last", "SIGKILL")
+            comes("status", "1 fault in")
+            runs("events n1", "n1")
+            runs("logs 0", "rank 0")
+            runs("diagnose", "VERDICT  nothing that is known speaks of a fault")
+            runs("pause --yes")
+            comes("status", "HOLDING")
+            runs("resume")
+            comes("status", "TRAINING")
+            runs("admit n1", "n1")
+            runs("drain n2 --yes")
+            comes("status", "2 of 2 nodes")
+            until(lambda: json.loads(said(clone, "elasticrl status --json")[1])["committed"] or None, "a commit")
+            runs("stop --yes")
+            out, _ = run.communicate(timeout=PATIENCE_S)
+            assert (run.returncode, "stopped, as somebody asked for" in out, "why: " in out) == (75, True, False), out
+        finally:
+            run.kill()
+            run.wait()
+
+    home = "run/checkpoints/one-ppo"
+    runs("support-bundle run --config configs/one-machine.yaml -o all.tar", "all.tar")
+    runs("report run --text", "INCIDENTS")
+    runs(f"verify {home}", "same bits")
+    runs(f"audit {home}", "exactly once")
+    runs(f"checkpoint list {home}", "step-")
+    runs(f"checkpoint verify {home}", "good")
+    runs(f"checkpoint prune {home} --keep-last 1 --yes")
+    runs(f"checkpoint export {home} hf", "in hf")
+    runs(f"checkpoint assemble {home} whole", "put those of all nodes there", 2)
+    trace = next((clone / "run" / "state").glob("one-ppo/*/trace/*.jsonl")).relative_to(clone)
+    runs(f"replay {trace}")
+    assert done == VERBS - STARTED, "the table has others"
 
 
 def test_a_file_that_is_not_there_is_named_before_anything_starts(clone: Path) -> None:

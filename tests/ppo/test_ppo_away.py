@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import pytest
@@ -26,9 +27,9 @@ from elasticrl.ppo.rollout.away import Away, Rest, Roll, shares
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.feeder import REST_S, Feeder, Line
 from elasticrl.ppo.rollout.inline import TorchEngine
-from elasticrl.ppo.rollout.process import the_key
+from elasticrl.ppo.rollout.process import MOST_STRANGERS, the_key
 from elasticrl.ppo.rollout.service import Unfit
-from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
+from elasticrl.ppo.rollout.wire import HELLO_S, PROTOCOL, SOCKET, Frame, Inbox, Lost, Refused, Remote, Talk
 from elasticrl.runtime.vault.channel import Signer
 
 KEY = "5f" * 32
@@ -317,6 +318,7 @@ def test_an_engine_of_another_configuration_is_not_asked(tmp_path, nodes, actor)
 
 def test_nobody_is_let_in_without_the_job_s_key(nodes):
     node = nodes[0]
+    before = len((node.home / "engine.log").read_text())
     with pytest.raises(Refused, match="r0 says: the caller does not know the job's key") as refused:
         Talk(node.remote(key="77" * 32), within_s=20.0)
     assert refused.value.kind == "key"
@@ -336,6 +338,20 @@ def test_nobody_is_let_in_without_the_job_s_key(nodes):
                 frames += told.feed(data)
         assert [frame.says["op"] for frame in frames] in (["challenge"], ["challenge", "no"])
     assert node.hello()["v"] == PROTOCOL
+    assert (node.home / "engine.log").read_text()[before:].count("visitor") <= 1, "of strangers, a line a minute"
+
+
+def test_strangers_who_say_nothing_take_no_more_than_so_many_descriptors(nodes):
+    host, _, port = nodes[0].address.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(MOST_STRANGERS):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=20.0))
+        begun = time.monotonic()
+        with socket.create_connection((host, int(port)), timeout=20.0) as late:
+            while late.recv(1 << 16):
+                pass
+        assert time.monotonic() - begun < HELLO_S / 2, "it was let in, and heard out"
+    assert nodes[0].hello()["v"] == PROTOCOL
 
 
 def test_an_engine_without_a_key_of_its_own_opens_no_door(tmp_path):

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ALIVE_S: Final = 0.2  # between signs of life while something is generated
 LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
+MOST_STRANGERS: Final = 128  # who have not proved anything yet, at a time
+COMPLAIN_S: Final = 60.0  # between two lines about strangers
 CHECK: Final = "check"  # the key of a request that only shows that the engine works
 
 
@@ -116,6 +118,7 @@ class Server:
         self._cases: list[tuple[Visitor, int, Case]] = []  # to be judged, with the visitor's own id of each
         self._all: set[Visitor] = set()
         self._count = self._made = 0
+        self._complained = -COMPLAIN_S
         self._over = ""
         self._heard = self._alive_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -205,6 +208,9 @@ class Server:
             sock, _ = listening.accept()
         except OSError:
             return  # it has gone again
+        if door is not None and sum(visitor.door is not None for visitor in self._all) >= MOST_STRANGERS:
+            sock.close()
+            return
         sock.setblocking(False)
         self._count += 1
         visitor = Visitor(sock, self._count, door=door)
@@ -228,18 +234,25 @@ class Server:
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, KeyError, struct.error) as error:
-            print(f"visitor {visitor.number} makes no sense: {error!r}", flush=True)
+            self._complain(f"visitor {visitor.number} makes no sense: {error!r}")
             visitor.gone = True
         except Exception:  # noqa: BLE001 - our own mistake, which must not end what all others wait for
             print(f"bug: visitor {visitor.number} was not answered\n{traceback.format_exc()}", flush=True)
             visitor.gone = True
+
+    def _complain(self, said: str) -> None:
+        """Once a minute: anybody may come again and again, and the log lies in memory, beside the weights."""
+        now = time.monotonic()
+        if now >= self._complained + COMPLAIN_S:
+            self._complained = now
+            print(said, flush=True)
 
     def _prove_it(self, visitor: Visitor, door: Door, frame: Frame) -> None:
         """A visitor from elsewhere says who it is."""
         visitor.door = None
         answer = door.answer(frame.says)
         if answer is None:
-            print(f"visitor {visitor.number} does not know the job's key", flush=True)
+            self._complain(f"visitor {visitor.number} does not know the job's key")
             visitor.tell("no", kind="key", why=f"{door.node} says: the caller does not know the job's key")
             visitor.parting = True
             return

@@ -2,8 +2,8 @@
 
 The one idea: whoever can answer a challenge with the job's key is one of us. Both sides prove it (HMAC-SHA256 over both nonces
 and names), and every frame after that carries a MAC under a key of that session with its number and direction, so frames can't
-be made up, repeated or sent back. Bulk data travels in blocks whose checksums lie in such frames: that finds accidents, and
-is not encryption. Use a network that you would also send gradients over.
+be made up, repeated or sent back. Bulk data travels beside them in blocks with checksums: that finds accidents, but nobody who
+changes packets on their way, and is no encryption. Use a network that you would also send gradients over.
 """
 
 import asyncio
@@ -147,7 +147,10 @@ class Channel:
         body = await self.read(size)
         if not (self._signer.good(mac, body) if self._signer else mac == bytes(MAC_BYTES)):
             raise PeerError(f"a frame from {self.peer or 'a peer'} is not signed with this session's key.")
-        frame = json.loads(body)
+        try:
+            frame = json.loads(body)
+        except RecursionError:  # a stranger's brackets suffice
+            frame = None
         if not isinstance(frame, dict) or not isinstance(frame.get("raw"), int) or not 0 <= frame["raw"] <= MAX_FRAME:
             raise PeerError(f"{self.peer or 'a peer'} sent a frame that is not understood.")
         return frame, frame.pop("raw")

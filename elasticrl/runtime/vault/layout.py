@@ -259,7 +259,10 @@ def parse_header(text: bytes) -> tuple[Stamp, Table]:
 
 @lru_cache(maxsize=32)
 def _table(text: bytes) -> Table:
-    return Table(tuple(Piece.from_json(row) for row in json.loads(text)))
+    try:
+        return Table(tuple(Piece.from_json(row) for row in json.loads(text)))
+    except RecursionError:
+        raise ValueError("a table that is nested too deeply") from None
 
 
 def damage(memory: memoryview, sealed: Sealed, blocks: Iterable[int] | None = None) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.version import Version
+from elasticrl.shell.owned import strange
 
 SUFFIX = ".shard"
 PART = "part-"  # before a writer's name: only the blocks that one worker asked for
@@ -35,12 +36,12 @@ MAX_FILES = 12  # of one writer; more means that pins are never released
 def prepare(directory: Path) -> Path:
     """The directory, made if need be; refused unless it is ours alone (tmpfs is open to everyone on the machine)."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    above, status = directory.parent.stat(), directory.lstat()
-    if above.st_uid not in (0, os.getuid()):
-        raise VaultError(
-            f"{directory.parent} belongs to user {above.st_uid}, who could put another {directory.name} in its place. "
-            "Set vault.dir to another place."
-        )
+    for above in (directory.parents[1], directory.parent):
+        if why := strange(above):
+            raise VaultError(
+                f"{why}: somebody could put another {directory.name} in the vault's place. Set vault.dir to another place."
+            )
+    status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise VaultError(
             f"{directory} is not a directory that only user {os.getuid()} can enter "
