@@ -9,9 +9,10 @@ import io
 import json
 import os
 import re
+import subprocess
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,8 @@ import typer
 if TYPE_CHECKING:
     from elasticrl.config import Tree
 
+JOURNAL: Final = 20_000  # lines of systemd's
+JOURNAL_S: Final = 30.0  # for them to be found
 HIDDEN: Final = "[removed]"
 PART: Final = 8 * 1024 * 1024  # bytes of a file; of a longer one, the beginning and the end
 WHOLE: Final = 256 * 1024 * 1024  # bytes of all
@@ -38,7 +41,7 @@ LOOKS: Final = (
         rf"((?<![\w.-])(?=[\w.-]*?{WORDS})[\w.-]++[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})",
         re.IGNORECASE,
     ),
-    re.compile(r"(://[^\s/:@]++:)([^\s/@]++)(?=@)"),  # a password in an address
+    re.compile(r"(://[^\s/:@]++:)([^\s/]+)(?=@)"),  # a password in an address, which may have an @ itself
     re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(.*?)(?=-----END|\Z)", re.DOTALL),
 )  # fmt: skip
@@ -112,7 +115,8 @@ class Veil:
     """The filter that every text passes."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        known = sorted({secret for secret in secrets if len(secret) >= LEAST}, key=len, reverse=True)
+        forms = chain.from_iterable(map(written, secrets))
+        known = sorted({form for form in forms if len(form) >= LEAST}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         self.removed = 0
 
@@ -130,6 +134,15 @@ class Veil:
             return match[0]
         self.removed += 1
         return match[1] + HIDDEN
+
+
+def written(secret: str) -> tuple[str, ...]:
+    """As it may stand in a text, and in one of JSON.
+
+    >>> [len(form) for form in written('"ü')]
+    [2, 3, 8]
+    """
+    return secret, json.dumps(secret, ensure_ascii=False)[1:-1], json.dumps(secret)[1:-1]
 
 
 def secrets_here(tree: "Tree | None") -> set[str]:
@@ -181,7 +194,24 @@ def said(tree: "Tree | None", findings: str) -> Iterator[Part]:
         )
     }
     yield Part(name="environment.json", text=json.dumps(shown, indent=1))
+    yield from journal()
     yield from _answers()
+
+
+def journal() -> Iterator[Part]:
+    """What systemd keeps of our units: where they are such, that is the daemon's log."""
+    command = ["journalctl", "--unit", "elasticrl*", "--output", "cat", "--no-pager", "--lines", str(JOURNAL)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=JOURNAL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if not isinstance(error, FileNotFoundError):
+            yield Part(name="journal.txt", text=f"not read: {error}")
+        return
+    text = done.stdout.decode(errors="replace")
+    if not done.returncode and text.strip() and "-- No entries --" not in text[:100]:
+        yield Part(name="journal.log", text=text)
+    elif done.returncode:
+        yield Part(name="journal.txt", text=f"not read: {done.stderr.decode(errors='replace')}")
 
 
 def _answers() -> Iterator[Part]:
@@ -201,15 +231,19 @@ def _answers() -> Iterator[Part]:
         yield Part(name=f"daemons/{node}/events.jsonl", text="\n".join(lines))
 
 
-def found(tree: "Tree | None", folders: Iterable[Path]) -> Iterator[Part]:
+def found(tree: "Tree | None", folders: Sequence[Path]) -> Iterator[Part]:
     """What lies on this machine's disks: logs, traces, incidents."""
     places: list[tuple[str, Path, tuple[str, ...]]] = []
     if tree is not None:
         logs, state = Path(tree.telemetry.log_dir) / tree.job.name, Path(tree.node.state_dir) / tree.job.name
         places += [("state", state, tuple(f"*/{name}" for name in STATE))]
         places += [("logs", logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
-    for folder in folders:
-        places.append((folder.resolve().name, folder, tuple(f"**/{name}" for name in (*LOGS, *STATE, "history.jsonl"))))
+    for number, folder in enumerate(folders):
+        name, others = folder.resolve().name, [other.resolve().name for other in folders]
+        name = (
+            f"{number}-{name}" if others.count(name) > 1 else name
+        )  # of two members with one name the first would be lost
+        places.append((name, folder, tuple(f"**/{name}" for name in (*LOGS, *STATE, "history.jsonl"))))
     taken: set[Path] = set()
     for name, folder, patterns in places:
         # The newest first: if there is too much, what is left out is of long ago.

@@ -55,6 +55,13 @@ def plain(arguments: Sequence[str]) -> Asked | None:
     return Asked(Path(config[0]), tuple(overrides), "--foreground" in flags, "--adopt" in flags, parent)
 
 
+def follows(asked: Asked) -> int:
+    """Whose end is this daemon's too; 0: nobody's. One that was started under nohup outlives its shell."""
+    if not asked.foreground:
+        return 0
+    return asked.parent or (0 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else os.getppid())
+
+
 def run(asked: Asked) -> int:
     """Run the daemon; its exit code."""
     gc.disable()  # until all is imported: looking again and again at what stays takes a tenth of the start
@@ -69,10 +76,10 @@ def run(asked: Asked) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED
-    if asked.foreground:  # one that is killed takes its daemons along: the kernel sends them SIGTERM
+    if parent := follows(asked):  # one that is killed takes its daemons along: the kernel sends them SIGTERM
         from elasticrl.agent.parent import die_with
 
-        die_with(asked.parent or os.getppid(), signal.SIGTERM)
+        die_with(parent, signal.SIGTERM)
     return serve(tree, keep=not asked.foreground, adopt=asked.adopt, reload=lambda: load(asked.config, asked.overrides))
 
 

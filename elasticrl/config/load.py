@@ -7,6 +7,7 @@ the reading: values that are in doubt are put aside, the others are checked agai
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import cache
@@ -348,6 +349,7 @@ def _shown(node: Node) -> str:
 
 
 def _cut(text: str) -> str:
+    text = re.sub(r"://[^\s/]*@", "://...@", text)  # there may be a password
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -159,6 +159,22 @@ def _room(t: Tree) -> int:
     return SOCKET_BYTES - len(fsencode(_socket(t, "")))
 
 
+TLS = ("store.tls.ca", "store.tls.cert", "store.tls.key", "store.tls.server_name")
+
+
+def _encrypts(t: Tree) -> bool:
+    tls = t.store.tls
+    return any(value is not None for value in (tls.ca, tls.cert, tls.key, tls.server_name))
+
+
+def _plain(t: Tree) -> list[str]:
+    return [endpoint for endpoint in t.store.endpoints if not endpoint.startswith("https://")]
+
+
+def _far(endpoint: str) -> bool:
+    return not loopback(endpoint.removeprefix("http://").rpartition(":")[0].strip("[]"))
+
+
 def _stray_auth(t: Tree) -> bool:
     return t.store.username is not None and t.store.password is None and t.store.password_file is None
 
@@ -255,6 +271,21 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: t.store.client == "etcd3" and len(t.store.endpoints) > 1,
         values=lambda t: f"there are {len(t.store.endpoints)}",
         remedy="Set client: grpc, or name one endpoint.",
+    ),
+    Relation(
+        keys=("store.endpoints", *TLS),
+        rule="must all begin with https://, or none, where store.tls says nothing",
+        broken=lambda t: not _encrypts(t) and 0 < len(_plain(t)) < len(t.store.endpoints),
+        values=lambda t: f"{', '.join(_plain(t))} would be spoken to in clear",
+        remedy="Write https:// before each.",
+    ),
+    Relation(
+        keys=("store.username", "store.endpoints", *TLS),
+        rule="should be sent encrypted, as its password is",
+        broken=lambda t: t.store.username is not None and not _encrypts(t) and any(map(_far, _plain(t))),
+        values=lambda t: f"{', '.join(filter(_far, _plain(t)))} would be told both in clear",
+        remedy="Write https:// before the endpoints, or set store.tls.ca.",
+        level="warning",
     ),
     Relation(
         keys=("store.try_timeout", "store.timeout"),

@@ -115,7 +115,11 @@ Function = Annotated[
     Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"),
     Says("a Python function, module:function", "rewards:score"),
 ]
-Url = Annotated[str, Field(pattern=r"^https?://\S+$"), Says("an http or https URL", "http://rm-1:8000/score")]
+Url = Annotated[
+    str,
+    Field(pattern=r"^https?://[^\s/?#@]+([/?#]\S*)?$"),
+    Says("an http or https URL without a user's name in it", "http://rm-1:8000/score"),
+]
 
 
 @dataclass(frozen=True, slots=True)

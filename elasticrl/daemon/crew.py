@@ -56,6 +56,7 @@ class Crew:
         self._child: subprocess.Popen[bytes] | None = None
         self._told = Workers(now=0.0)
         self._vault = ""  # this node's
+        self._vaultless = ""  # why it has none
         self._bits = self._versions = ""
         self._committed: Committed | None = None
         self._silent = asyncio.Event()  # the agent's socket has closed
@@ -152,13 +153,13 @@ class Crew:
         beat_at = round(time.time() - (now - report.since), 1) if report.since else 0.0
         return replace(
             event, beat_at=beat_at, bits=self._bits, vault=self._vault, warm=event.warm and bool(self._vault),
-            versions=self._versions,
+            problem=event.problem or self._vaultless, versions=self._versions,
             unlogged="; ".join(filter(None, (report.unlogged, self.unlogged()))),
         )  # fmt: skip
 
-    def settle(self, vault: str) -> None:
-        """The node's vault listens there."""
-        self._vault = vault
+    def settle(self, vault: str, away: str = "") -> None:
+        """The node's vault listens there; or nowhere yet, for this reason."""
+        self._vault, self._vaultless = vault, "" if vault else f"its vault does not start: {away}"
         self.repeat()
 
     def repeat(self) -> None:

@@ -241,7 +241,7 @@ class Daemon:
         )
 
     def _vault_moved(self) -> None:
-        self.crew.settle(self.vault.address)
+        self.crew.settle(self.vault.address, self.vault.away)
 
     async def run(self) -> int:
         """Until the core leaves (its exit code) or a signal hands over (0)."""

@@ -193,7 +193,8 @@ class Vault:
         )
         self.pid = 0
         self.log = log
-        self.changed = changed  # told when `address` does
+        self.away = ""  # why it has never been up
+        self.changed = changed  # told when `address` or `away` does
         self._options = options
         self._state = ""
         self._ring: Ring | None = None
@@ -236,7 +237,11 @@ class Vault:
                 finally:
                     await talk.close()
             except (Silent, Refused, OSError) as error:
-                self._note("away", str(error) or type(error).__name__)
+                why = str(error) or type(error).__name__
+                self._note("away", why)
+                if not self.address and why != self.away:
+                    self.away = why
+                    self.changed()
                 if isinstance(error, Stuck):
                     await self._kill()  # it holds the directory's lock: no other could start
             lived_s = time.monotonic() - begun

@@ -168,6 +168,22 @@ def test_a_vault_is_started_with_the_key_that_lies_there_while_the_store_is_away
     job.until(lambda: ring(job, "n2")[0] == generation(job), 20.0, "it knows the plan")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_vault_that_cannot_start_is_told_of(job: Job) -> None:
+    # Found by reading: the node was `warming up` for ever, and nothing said why.
+    folder(job, "n3").mkdir()
+    os.chown(folder(job, "n3"), 65534, 65534)
+    job.start("n3")
+
+    def note() -> str:
+        rows = {row["node"]: row for row in job.ask("n0", "status")["rows"]}
+        return str(rows.get("n3", {}).get("note", ""))
+
+    job.until(lambda: "its vault does not start: " in note(), 20.0, "why n3 does not get warm")
+    assert "(owner 65534, mode 755). Remove it, or set vault.dir to another place." in note()
+    job.end("n3")
+
+
 def test_a_drained_nodes_vault_stays_for_the_others_and_then_ends_by_itself(job: Job) -> None:
     vault = job.vault("n1")
     job.ask("n1", "drain")

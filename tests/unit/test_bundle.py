@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elasticrl.cli import bundle
-from elasticrl.cli.bundle import PART, Veil, shortened
+from elasticrl.cli.bundle import HIDDEN, PART, Veil, shortened
 from elasticrl.cli.main import build
 
 PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
@@ -21,6 +21,8 @@ PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node's folders after a run in which every secret was written somewhere it should not be."""
     monkeypatch.setenv("ELASTICRL_RUN_DIR", str(tmp_path / "nobody"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    journal(tmp_path, "")
     for name in ("password", "token"):
         (tmp_path / name).write_text(f"{PASSWORD if name == 'password' else TOKEN}\n")
         (tmp_path / name).chmod(0o600)
@@ -45,11 +47,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config.write_text(
         f"job: {{name: toy, program: train.py}}\nnode: {{state_dir: {tmp_path}/state}}\n"
         f"telemetry: {{log_dir: {tmp_path}/log}}\n"
-        f"store: {{endpoints: [a:1], username: u, password_file: {tmp_path}/password}}\n"
+        f"store: {{endpoints: [https://a:1], username: u, password_file: {tmp_path}/password}}\n"
         f"web: {{port: 8470, address: 0.0.0.0, token_file: {tmp_path}/token}}\n"
         f"agent: {{env: {{MY_API_KEY: {KEY}, PLAIN: shown}}}}\n"
     )
     return config
+
+
+def journal(folder: Path, says: str, code: int = 0) -> None:
+    """This machine's systemd has that to say of our units."""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "says").write_text(says)
+    program = folder / "bin" / "journalctl"
+    program.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat {folder}/says\nexit {code}\n')
+    program.chmod(0o755)
 
 
 def bundled(*arguments: str) -> Result:
@@ -91,6 +102,29 @@ def test_what_helps_is_in_it(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "shown" in files["config.json"]
     assert "tokens: 4096 | max_tokens: 8" in files["logs/n0/attempt_1/rank_0.log"], "figures are no secrets"
     assert "user=u" in files["logs/n0.daemon.log"]
+
+
+def test_where_the_daemon_is_a_unit_its_log_is_in_it(run: Path, tmp_path: Path) -> None:
+    # Found by reading: of a daemon that had ended nothing was there, which is when somebody reports.
+    journal(tmp_path, f"daemon.refused password={PASSWORD}\n")
+    assert bundled("--config", str(run), "-o", str(tmp_path / "b.tar.gz")).exit_code == 0
+    files = contents(tmp_path / "b.tar.gz")
+    assert files["elasticrl-support/journal.log"] == "daemon.refused password=[removed]\n"
+    assert "--unit elasticrl*" in (tmp_path / "asked").read_text()
+    journal(tmp_path, "", code=1)
+    assert bundled("--config", str(run), "-o", str(tmp_path / "c.tar.gz")).exit_code == 0
+    assert "not read" in contents(tmp_path / "c.tar.gz")["elasticrl-support/journal.txt"]
+
+
+@pytest.mark.usefixtures("run")
+def test_folders_of_one_name_are_both_in_it(tmp_path: Path) -> None:
+    for node in ("n00", "n01"):
+        (tmp_path / node / "logs").mkdir(parents=True)
+        (tmp_path / node / "logs" / "x.log").write_text(node)
+    folders = [str(tmp_path / node / "logs") for node in ("n00", "n01")]
+    assert bundled(*folders, "-o", str(tmp_path / "b.tar.gz")).exit_code == 0
+    files = contents(tmp_path / "b.tar.gz")
+    assert [files[f"elasticrl-support/{n}-logs/x.log"] for n in (0, 1)] == ["n00", "n01"]
 
 
 def test_folders_can_be_named_without_a_configuration(run: Path, tmp_path: Path) -> None:
@@ -158,11 +192,19 @@ def test_a_configuration_that_is_refused_is_told_with_its_findings(run: Path, tm
         (f"x_secret_{'k' * 200}=abcdef", f"x_secret_{'k' * 200}=[removed]"),
         (f"{'z' * 50}https://u:{'p' * 2000}@h", f"{'z' * 50}https://u:[removed]@h"),
         ("a tokenizer: fast", "a tokenizer: fast"),
+        ("postgres://bob:hunt@er2@db:1/x", "postgres://bob:[removed]@db:1/x"),
+        ("http://a:8000 and http://b/@c", "http://a:8000 and http://b/@c"),
         ("nothing here", "nothing here"),
     ],
 )
 def test_the_veil(text: str, left: str) -> None:
     assert Veil([]).over(text) == left
+
+
+@pytest.mark.parametrize("secret", ['pa"ss\\word1', "geheüim99", "a\tb\nc"])
+def test_a_secret_is_known_however_it_is_written(secret: str) -> None:
+    for text in (secret, json.dumps({"x": secret}), json.dumps({"x": secret}, ensure_ascii=False)):
+        assert HIDDEN in Veil([secret]).over(text)
 
 
 def test_a_long_file_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:

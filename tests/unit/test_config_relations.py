@@ -35,6 +35,27 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
+        "store.endpoints",
+        "all begin with https://, or none",
+        ["store.embedded=false", "store.endpoints=[https://a:1, b:1, 'http://c:1']"],
+        "b:1, http://c:1 would be spoken to in clear",
+        ["store.endpoints=[https://a:1, https://b:1, https://c:1]"],
+        "Write https:// before each.",
+    ),
+    Case(
+        "store.username",
+        "should be sent encrypted",
+        [
+            "store.embedded=false",
+            "store.endpoints=['[::1]:1', '127.0.0.1:1', etcd-1:1]",
+            "store.username=u",
+            ENV + "STORE__PASSWORD=x",
+        ],
+        "etcd-1:1 would be told both in clear",
+        ["store.tls.ca=/ca.pem"],
+        "or set store.tls.ca",
+    ),
+    Case(
         "membership.lease_ttl",
         "2 x keepalive + store.retry",
         ["membership.lease_ttl=10s", "membership.keepalive=4s", "store.retry=2s"],

@@ -1,5 +1,7 @@
 """What a daemon hands its workers: the configuration as a file, equal to its own but for passwords."""
 
+import os
+import signal
 import stat
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 
 from elasticrl.agent.spec import Spec, dump, environment, write_private
 from elasticrl.agent.spec import load as load_spec
-from elasticrl.cli.node import serve
+from elasticrl.cli.node import Asked, follows, serve
 from elasticrl.config import ConfigError, dumps, load, loads
 from elasticrl.core.model import REFUSED
 from elasticrl.daemon.adopt import Lost
@@ -99,3 +101,18 @@ def test_a_sentence_for_the_operator_is_a_refusal(tmp_path: Path, capsys: pytest
     assert "see: ip address" in said.out + said.err
     with pytest.raises(Refusal, match="none0"):
         own_address("none0")
+
+
+def test_a_foreground_daemon_ends_with_who_started_it_unless_that_is_to_be_outlived() -> None:
+    # Found by reading: one under nohup was ended with its shell, and its job held.
+    asked = Asked(Path("job.yaml"), (), foreground=True, adopt=False, parent=0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        assert follows(asked) == os.getppid()
+        assert follows(asked._replace(parent=7)) == 7
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert follows(asked) == 0
+        assert follows(asked._replace(parent=7)) == 7, "`elasticrl run` ends its own"
+        assert follows(asked._replace(foreground=False)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
