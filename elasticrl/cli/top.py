@@ -61,7 +61,7 @@ def top(job: Job = None, run_dir: Run = None, every: Every = 1.0, once: Once = F
     board.rest(every if shown_once else min(every, FIRST_S))
     if shown_once:
         if not board.seen:
-            typer.echo("no worker of a job beats on this machine; elasticrl status says why", err=True)
+            typer.echo(board.none(), err=True)
             raise typer.Exit(Exit.FAILED)
         typer.echo(json.dumps([asdict(row) for row in board.rows()], indent=2) if as_json else board.text())
         return
@@ -210,6 +210,16 @@ class Board:
         found = [row_of(seen, now) for seen in self.seen.values() if seen.looks]
         return sorted(found, key=lambda row: (row.node, row.rank is None, row.rank or 0, row.pid))
 
+    def none(self) -> str:
+        """Why there is nothing to show."""
+        from elasticrl.cli import find
+
+        pattern = f"{self._job or '*'}/*/beats"
+        shut = [each for folder in find.run_dirs(self._run_dir) for each in folder.glob(pattern) if find.shut(each)]
+        if shut:
+            return f"{shut[0]} is its user's alone, {shut[0].owner()}'s: sudo -u {shut[0].owner()} elasticrl top"
+        return "no worker of a job beats on this machine; elasticrl status says why"
+
     def _rates(self) -> tuple[float, float]:
         """This machine's bytes a second, in and out, since the last picture."""
         (before, counted), self._net = self._net, (time.monotonic(), net())
@@ -223,7 +233,7 @@ class Board:
 
         rows = self.rows()
         if not rows:
-            return "no worker of a job beats on this machine; elasticrl status says why"
+            return self.none()
         taken, given = self._rates()
         load = os.getloadavg()[0]
         free, total = memory()

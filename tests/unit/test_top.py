@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -99,6 +100,21 @@ def test_a_process_that_has_gone_is_forgotten(home: Path, tmp_path: Path) -> Non
     board.look(2.0)
     assert {seen.pid for seen in board.seen.values()} == {os.getpid()}
     assert read(home / "beats" / "nothing") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a while")
+def test_whose_beats_are_closed_to_us_is_said() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        beats = Path(folder) / "toy" / "n0" / "beats"
+        beats.mkdir(mode=0o700, parents=True)
+        assert Board(Path(folder), None).text().startswith("no worker")
+        os.seteuid(65534)
+        try:
+            text = Board(Path(folder), None).text()
+        finally:
+            os.seteuid(0)
+    assert text == f"{beats} is its user's alone, root's: sudo -u root elasticrl top"
 
 
 def test_rates_and_shares_are_of_what_was_seen(home: Path) -> None:
