@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from ipaddress import ip_address
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -60,17 +59,15 @@ from elasticrl.core.follow import lease_held
 from elasticrl.core.model import Exit, Member, Plan, Record, Verb, Work
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
-from elasticrl.shell import keys
+from elasticrl.shell import keys, ways
 from elasticrl.shell.node import Node
 from elasticrl.store import StoreError, StoreSettings, Tls, open_store
-from elasticrl.store.settings import target
 
 SLICE: Final = timedelta(milliseconds=200)  # how long a wait in the store goes on before the plan is looked at again
 CONNECT: Final = timedelta(seconds=2)
 STORE: Final = timedelta(seconds=60)  # torchrun's exchange of ranks, among members that were all there a moment ago
 LEAVE_S: Final = 5.0
 SAY_S: Final = 5.0  # of waiting for others' ends, before anything is said of it
-ABROAD: Final = "192.0.2.1"  # of a network that is kept for documentation: the way there is the default route
 log = logging.getLogger(__name__)
 
 
@@ -405,39 +402,19 @@ def store_settings(params: RendezvousParameters) -> StoreSettings:
         raise RendezvousConnectionError(f"--rdzv-endpoint or --rdzv-conf: {error}") from None
 
 
-def way_to(host: str) -> str:
-    """This host's address on the way to that one; nothing is sent."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def address_towards(endpoints: str, way: Callable[[str], str] = way_to) -> str:
+def address_towards(endpoints: str, way: Callable[[str], str] = ways.way_to) -> str:
     """This host's address on the way to the store: where other nodes, too, most likely reach us.
 
     On a host that runs a member of etcd its own name is often a loopback address (Debian's 127.0.1.1), which is the way to
     itself alone: another member's way is better, and then the way out. Who writes localhost means this machine.
     """
-    hosts = [split(target(endpoint.strip())[0])[0] for endpoint in endpoints.split(",") if endpoint.strip()]
-    ways: list[str] = []
-    for host in hosts:
-        with suppress(OSError):  # another may have a name that is known here
-            ways.append(way(host))
-    if not ways:
+    hosts = ways.hosts(endpoints.split(","))
+    here = ways.found(hosts, way)
+    if not here:
         raise RendezvousConnectionError(
             f"--rdzv-endpoint: this host knows no way to {' or '.join(hosts)}; say its own address (--local-addr)"
         )
-    abroad = [found for found in ways if not _loops(found)]
-    if not abroad and not any(host == "localhost" or _loops(host) for host in hosts):
-        with suppress(OSError):  # no way leads out of this machine
-            abroad.append(way(ABROAD))
-    return (abroad or ways)[0]
-
-
-def _loops(host: str) -> bool:
-    """Is this a loopback address? A name is none."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    abroad = [address for address in here if not ways.loops(address)]
+    if not abroad and not any(map(ways.loops, hosts)):
+        abroad = ways.found([ways.ABROAD], way)
+    return (abroad or here)[0]

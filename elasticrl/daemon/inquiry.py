@@ -53,6 +53,7 @@ LATER_S = 1.0  # after a recovery, until its incident is written: a dead worker'
 ANSWER_S = (
     0.5  # for the recorder of a worker that is stuck outside of collectives: its stack tells more, and it is awaited
 )
+SAVED_S = 5.0  # at the daemon's end, for incidents to be on the disk
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
 CARDS_S = 120.0  # between looks at cards that take a program to look at, which costs a second of processor time
 PROMPT_S = 1.0  # a look at cards that takes no program is over by then, and is part of the look at the machine
@@ -113,6 +114,7 @@ class Inquiry:
         self._written: tuple[int, int, datetime] | None = (
             None  # the newest incident: its gang, what came of it, since when
         )
+        self._saving: asyncio.Task[None] | None = None  # the newest incident's file
         self._capped = ""  # what a cap keeps us from, when that was looked at last
         self._led = False  # the job, when that was asked last
         self._known: dossier.Facts = ()  # what the leader knew when that was looked at last
@@ -164,6 +166,8 @@ class Inquiry:
             ]
             await asyncio.gather(*looking)
         finally:
+            if self._saving is not None:
+                await asyncio.wait({self._saving}, timeout=SAVED_S)
             for task in (*looking, *self._tasks):
                 task.cancel()
             await asyncio.gather(*looking, *self._tasks, return_exceptions=True)
@@ -598,23 +602,26 @@ class Inquiry:
         told = incident.build(lines, verdict, facts or verdict.because, job=self.place.job, node=self.place.node)
         if told is None:
             return
-        try:
-            path = incident.save(incident.folder_of(self.place.state, self.place.job, self.place.node), told)
-        except OSError as error:
-            self.log.info("incident.lost", id=told.id, error=str(error))
-            return
         if state.lead and verdict.fault is not Fault.UNKNOWN and planned and verdict.said != planned[-1].said:
             # What came to be known after the plan: by now another gang may have broken.
             self.log.info("verdict.found", generation=broken, **found(verdict).fields)
         self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
-        self.log.info(
-            "incident.saved",
-            id=told.id,
-            fault=verdict.fault.value,
-            cause=verdict.said,
-            cost_s=told.seconds,
-            path=str(path),
-        )
+        self._saving = self._begin(self._save(told, after=self._saving), "incident's file")
+
+    async def _save(self, told: "Incident", *, after: asyncio.Task[None] | None) -> None:
+        """One after the other. A disk may take long, most of all while checkpoints go there, and beats must not wait for it."""
+        from elasticrl.diagnose import incident
+
+        if after is not None:
+            await asyncio.wait({after})
+        folder = incident.folder_of(self.place.state, self.place.job, self.place.node)
+        try:
+            path = await apart(lambda: incident.save(folder, told))
+        except OSError as error:
+            self.log.info("incident.lost", id=told.id, error=str(error))
+            return
+        fault, cause = told.verdict.fault.value, told.verdict.said
+        self.log.info("incident.saved", id=told.id, fault=fault, cause=cause, cost_s=told.seconds, path=str(path))
         self.kept(told)
 
 

@@ -37,6 +37,7 @@ class Life:
     lease: int = 0  # 0: none
     agent_pid: int = 0
     agent_started: int = 0  # in clock ticks since boot, so that a reused pid is not mistaken for the agent
+    beat: str = ""  # where it listens for beats
 
     @property
     def member(self) -> Member:

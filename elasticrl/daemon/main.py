@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -76,6 +76,7 @@ from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
+from elasticrl.shell.ways import outward
 from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
+ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
@@ -126,7 +128,7 @@ class Daemon:
         for rung in Rung:
             self.metrics.recoveries.labels(rung=rung.name.lower())  # a first one would not be seen to have come
         self.notify = Notify()
-        self.host = tree.node.address or own_address(tree.node.interface)
+        self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.foreground = not keep
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
@@ -138,6 +140,7 @@ class Daemon:
         self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
         self.roll = Roll(self.home.folder / "rollouts.json", log=log)
         self.node: Node | None = None
+        self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
         self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
@@ -266,6 +269,7 @@ class Daemon:
             if not adopted and (taken := await self._name_taken(store, last)):
                 return await self._give_way(taken)
             life = last if last and adopted else await self._begin(store, last)
+            self._formerly = life.beat
             self.home.save(life)
             me = life.member
             self.names["member"] = str(me)
@@ -352,6 +356,8 @@ class Daemon:
         assert self.node is not None
         assert self.neighbours is not None
         me, own = self.node.loop.state.me, self.neighbours.address
+        if record.member == me and record.beat == self._formerly:
+            return  # our own, of the daemon before this one, at the address that this node had then
         if not self._rival and yields(me, own, record):
             self._rival = namesake(record)
             self._rivalled.set()
@@ -725,6 +731,7 @@ class Daemon:
             lease=lease.id if lease else 0,
             agent_pid=report.pid if report else 0,
             agent_started=report.started if report else 0,
+            beat=self.neighbours.address if self.neighbours else "",
         )
         if life == self._life:
             return
@@ -1043,8 +1050,8 @@ def there(module: str) -> bool:
         return False
 
 
-def own_address(interface: str | None) -> str:
-    """This node's address on an interface; without one, that of the default route, or loopback if there is none."""
+def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:
+    """This node's address on an interface; without one, that of the default route, or of the way to the store."""
     if interface:
         import fcntl
         import struct
@@ -1057,12 +1064,15 @@ def own_address(interface: str | None) -> str:
                     f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
                 ) from None
             return socket.inet_ntoa(packed[20:24])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))  # sends nothing: a UDP connect only asks the routing table
-            return str(sock.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    deadline = time.monotonic() + within_s
+    while (address := outward(endpoints)) is None:  # a network may come back
+        if time.monotonic() > deadline:
+            raise Refusal(
+                "no way leads out of this machine, nor to the store: others could not reach it. See: ip route; or set "
+                "node.interface, or node.address"
+            )
+        time.sleep(AGAIN_S)
+    return address
 
 
 @asynccontextmanager

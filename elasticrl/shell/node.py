@@ -50,6 +50,7 @@ class Node:
         )
         self.took: Callable[[str, float], None] = lambda _, __: None  # told how long each action on the store took
         self._watching: asyncio.Task[None] | None = None
+        self._everyone = False
 
     def post(self, event: Event) -> None:
         """Tell the core that something has happened. Call it from the event loop's thread."""
@@ -76,7 +77,9 @@ class Node:
     async def _watch(self, action: Action) -> bool:
         if not isinstance(action, Watch):
             return False
-        self._start_watching(everyone=action.everyone)
+        # It is wished for until all is seen; a reading that takes longer than that must not begin anew each time.
+        if self._watching is None or self._watching.done() or action.everyone != self._everyone:
+            self._start_watching(everyone=action.everyone)
         return True
 
     async def _act(self, action: Action) -> bool:
@@ -89,6 +92,7 @@ class Node:
     def _start_watching(self, *, everyone: bool) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        self._everyone = everyone
         self._watching = asyncio.create_task(self._watch_for_ever(everyone=everyone), name="watch")
 
     async def _watch_for_ever(self, *, everyone: bool) -> None:

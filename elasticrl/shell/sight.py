@@ -74,15 +74,17 @@ class Sight:
         single = [scope for scope in self.scopes if not scope.endswith("/")]
         answer = await self._store.txn((), [Get(scope=scope) for scope in single])
         entries = [entry for response in answer.responses for entry in response.entries]
-        revision = answer.revision
-        self._revisions.clear()
-        self._records.clear()
-        self._quarantines.clear()
-        self.view = View(revision=revision)
         for scope in self.scopes:
             if scope.endswith("/"):
                 listing = await self._store.scan(scope)
                 entries.extend(listing.entries)
+        revision = (
+            answer.revision
+        )  # what was written since then is seen as it lies there, and told by the watch once more
+        self._revisions.clear()
+        self._records.clear()
+        self._quarantines.clear()
+        self.view = View(revision=revision)
         self._take(Event(key=entry.key, entry=entry, revision=entry.mod_revision) for entry in entries)
         return revision
 

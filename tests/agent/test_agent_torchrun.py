@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from chaos.etcd import LocalCluster
 from elasticrl.agent import rendezvous, torchrun
 from elasticrl.agent.torchrun import ElasticRendezvous
+from elasticrl.shell.ways import ABROAD
 
 SCRIPT = str(Path(__file__).with_name("train_plain.py"))
 
@@ -260,7 +261,7 @@ def test_a_node_gives_the_address_that_others_reach(endpoints: str, expected: st
     ways = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "own": "127.0.1.1", "other": "10.0.0.8", "::1": "::1"}
 
     def way(host: str) -> str:
-        if host == torchrun.ABROAD:
+        if host == ABROAD:
             return "10.0.0.7"
         if host not in ways:
             raise socket.gaierror(f"no {host}")

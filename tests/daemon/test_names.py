@@ -39,6 +39,31 @@ def test_a_machine_whose_name_is_taken_is_refused_and_the_other_does_not_notice(
     assert not other.events("n0", "workers.changed")
 
 
+class Moving(Job):
+    """A job whose node's address can change."""
+
+    address = "127.0.0.9"
+
+    def overrides(self, node: str) -> list[str]:
+        return [*super().overrides(node), f"node.address={self.address}"]
+
+
+def test_a_daemon_that_comes_back_at_another_address_is_not_its_own_rival() -> None:
+    # Found by reading: after a VPN had come up, a restart of the daemon ended all workers, with 78 and a false reason.
+    with Moving(name="one", conf=ALONE) as job:
+        job.start("n0")
+        job.until_steps(1, within_s=60.0, count=3)
+        job.kill_daemon("n0")
+        job.address = "127.0.0.10"  # as a text it is the smaller one
+        job.start("n0")
+        job.until(lambda: len(job.events("n0", "daemon.started")) == 2, 30.0, "the next daemon")
+        assert job.events("n0", "daemon.started")[-1]["adopted"]
+        job.until_steps(1, within_s=10.0, count=5)
+        job.until(lambda: job.records()["n0"].beat.startswith("127.0.0.10:"), 10.0, "its record has the new address")
+        assert job.ask("n0", "status")["generation"] == 1
+        job.check()
+
+
 def test_of_two_that_begin_at_one_moment_one_goes_and_the_other_trains(machines: tuple[Job, Job]) -> None:
     for job in machines:
         job.start("n0")

@@ -17,6 +17,7 @@ from elasticrl.daemon.life import Home, Taken
 from elasticrl.daemon.main import FAILED, REFUSALS, for_workers, own_address, there
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.shell import keys
+from elasticrl.shell.ways import ABROAD, outward
 from elasticrl.store import StoreError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -101,6 +102,41 @@ def test_a_sentence_for_the_operator_is_a_refusal(tmp_path: Path, capsys: pytest
     assert "see: ip address" in said.out + said.err
     with pytest.raises(Refusal, match="none0"):
         own_address("none0")
+
+
+@pytest.mark.parametrize(
+    ("ways", "endpoints", "address"),
+    [
+        ({ABROAD: "10.0.0.3"}, ["10.9.0.1:2379"], "10.0.0.3"),
+        (
+            {"10.9.0.1": "10.9.0.7"},
+            ["https://10.9.0.1:2379"],
+            "10.9.0.7",
+        ),  # an isolated network, without a default route
+        ({"etcd-2": "10.9.0.7", "etcd-1": "127.0.1.1"}, ["etcd-1:2379", "etcd-2:2379"], "10.9.0.7"),
+        ({"127.0.0.1": "127.0.0.1"}, ["http://127.0.0.1:2379"], "127.0.0.1"),
+        ({"localhost": "127.0.0.1"}, ["localhost:2379"], "127.0.0.1"),
+        ({}, [], "127.0.0.1"),
+        ({}, ["10.9.0.1:2379"], None),
+        ({"etcd-1": "127.0.1.1"}, ["etcd-1:2379"], None),
+    ],
+)
+def test_a_node_without_a_default_route_is_not_called_the_loopback(
+    ways: dict[str, str], endpoints: list[str], address: str | None
+) -> None:
+    # Found by reading: all nodes of an isolated network called themselves 127.0.0.1, and no gang formed.
+    def way(host: str) -> str:
+        if host not in ways:
+            raise OSError("network is unreachable")
+        return ways[host]
+
+    assert outward(endpoints, way) == address
+
+
+def test_a_machine_without_any_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticrl.daemon.main.outward", lambda _: None)
+    with pytest.raises(Refusal, match=r"no way leads out of this machine.*node\.interface"):
+        own_address(None, ["10.9.0.1:2379"], within_s=0.0)
 
 
 def test_a_foreground_daemon_ends_with_who_started_it_unless_that_is_to_be_outlived() -> None:

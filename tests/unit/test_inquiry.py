@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -361,6 +362,38 @@ def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
     if kept:
         assert (kept[0].verdict.fault, kept[0].verdict.nodes, kept[0].generation) == (Fault.GPU_FAULT, ("n01",), 1)
         assert "n01 is not kept out: policy says quarantine, and no more than 0 nodes" in incident.page(kept[0])
+
+
+def test_a_disk_that_takes_long_to_keep_an_incident_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by reading: beats and lease waited for it, just after a recovery, while checkpoints went to the same disk.
+    monkeypatch.setattr(inquiry, "LATER_S", 0.0)
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.6), sync(file)))
+    life, history = leader({"gpu_fault": "quarantine"}, health=Health(quarantine_share=0.1)), History()
+    place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
+
+    async def longest() -> float:
+        log = set_up(io.StringIO(), pretty=False, tap=history)
+        node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
+        node.state = lambda: life.state
+        running = asyncio.create_task(node.run({}))
+        await asyncio.sleep(0.1)
+        for action in capped(life, 2.0):
+            log.info(action.event, **action.fields)
+        node.decided(Tick(now=2.0), life.state, None)
+        ticks = [time.monotonic()]
+        while ticks[-1] < ticks[0] + 0.3:
+            await asyncio.sleep(0.01)
+            ticks.append(time.monotonic())
+        running.cancel()  # the daemon's end waits for what is being written
+        await asyncio.gather(running, return_exceptions=True)
+        return max(late - early for early, late in pairwise(ticks))
+
+    assert asyncio.run(longest()) < 0.3
+    kept, _ = incident.found([incident.folder_of(tmp_path, "j", "n00")])
+    assert len(kept) == 1
 
 
 def test_the_linter_speaks_of_what_the_operator_has_set_and_not_of_ours(

@@ -33,7 +33,7 @@ from elasticrl.shell.office import Office, together
 from elasticrl.shell.sight import Sight
 from elasticrl.shell.trace import Trace, replay
 from elasticrl.store.memory import MemoryServer, MemoryStore
-from elasticrl.store.protocol import Lease, LeaseGone, Put
+from elasticrl.store.protocol import Lease, LeaseGone, Listing, Put
 from elasticrl.telemetry.log import set_up
 
 
@@ -145,6 +145,32 @@ def with_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], script, **m
     asyncio.run(run())
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert not [line for line in events if line["event"] == "bug"]
+
+
+def test_a_leader_whose_store_takes_long_to_answer_sees_everybody_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by reading: it began to read anew each `store.retry`, and never came to the end; status said that there was no plan.
+    scan = MemoryStore.scan
+
+    async def slowly(self: MemoryStore, prefix: str) -> Listing:
+        await asyncio.sleep(0.25)
+        return await scan(self, prefix)
+
+    async def script(cluster: Cluster) -> None:
+        monkeypatch.setattr(MemoryStore, "scan", slowly)
+        await cluster.start("n0")
+        await cluster.until(lambda: cluster.trains("n0"))
+        blind = []
+        changed = cluster.nodes["n0"].sight._changed
+        cluster.nodes["n0"].sight._changed = lambda view: (blind.append(view.plan is None), changed(view))
+        cluster.nodes["n0"]._start_watching(everyone=True)
+        for _ in range(80):
+            blind.append(cluster.nodes["n0"].sight.view.plan is None)
+            await asyncio.sleep(0.01)
+        assert not any(blind), "what is known stays known while it is read again"
+
+    with_cluster(tmp_path, capsys, script)
 
 
 def test_three_nodes_form_a_gang_and_survivors_reform_when_one_dies(
