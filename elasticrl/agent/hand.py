@@ -47,6 +47,7 @@ END_S: Final = 10.0  # how long killed processes may take to be gone before thei
 FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
 ROTATE_S: Final = 1.0  # between looks at the sizes of logs
+MOST_ENDED: Final = 64  # ends that are told of while no daemon has acknowledged them: a report has an end
 QUIET_S: Final = 0.5  # a beat younger than this needs no look at the kernel's word
 log = logging.getLogger(__name__)
 
@@ -556,7 +557,7 @@ class Hand(LocalElasticAgent):
             number=self._ends, rank=process.rank, core=exits.core_of(code), said=exits.last_line(process.log),
             exit=Exit(generation=generation, slot=process.slot or 0, step=beat.step, cause=cause, own=own),
         )  # fmt: skip
-        self._ended.append(end)
+        self._ended = [*self._ended, end][-MOST_ENDED:]
         return end
 
     async def _end_all(self) -> None:

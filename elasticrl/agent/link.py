@@ -14,6 +14,7 @@ from elasticrl.agent import spec as specs
 from elasticrl.agent import wire
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
+MOST_RETRY_S = 5.0  # where one answers, and no report comes
 
 
 class Link:
@@ -26,6 +27,7 @@ class Link:
         self._reported = reported
         self._lost = lost
         self._writer: asyncio.StreamWriter | None = None
+        self._heard = False  # a report, since it was connected
         self.tried = asyncio.Event()  # whether there is an agent
 
     @property
@@ -42,6 +44,7 @@ class Link:
 
     async def run(self) -> None:
         """Until cancelled: connect, read reports, connect again."""
+        rest_s = RETRY_S
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=wire.LIMIT)
@@ -49,7 +52,7 @@ class Link:
                 self.tried.set()
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._writer, why = writer, "its socket closed"
+            self._writer, why, self._heard = writer, "its socket closed", False
             self.tried.set()
             try:
                 await self._read(reader)
@@ -59,12 +62,15 @@ class Link:
                 self._writer = None
                 writer.close()
             self._lost(why)
-            await asyncio.sleep(RETRY_S)
+            # An agent of another version is not understood however often it is asked.
+            rest_s = RETRY_S if self._heard else min(2 * rest_s, MOST_RETRY_S)
+            await asyncio.sleep(rest_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             message = wire.decode(line)
             if isinstance(message, wire.Report):
+                self._heard = True
                 self._reported(message)
 
 

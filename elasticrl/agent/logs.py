@@ -7,10 +7,16 @@ takes nothing new (a full disk, one that is read-only), output goes on where it 
 
 import logging
 import os
+import re
+import shutil
 from pathlib import Path
+from typing import Final
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+ATTEMPTS: Final = 20  # the newest that are kept
+WARM: Final = 200  # files of processes without a rank: one that crashes as it starts is started for ever
+ATTEMPT: Final = re.compile(r"attempt_(\d+)")
 log = logging.getLogger(__name__)
 
 
@@ -26,6 +32,9 @@ class Logs:
 
     def warm(self, number: int) -> Path:
         """Of a process without a rank."""
+        old = sorted((self.folder / "warm").glob("process_*.log"), key=_written)[:-WARM]
+        for file in old:
+            file.unlink(missing_ok=True)
         return self.folder / "warm" / f"process_{os.getpid()}_{number}.log"
 
     def ranked(self, generation: int, rank: int, present: Path) -> Path:
@@ -33,7 +42,9 @@ class Logs:
         attempt = self.folder / f"attempt_{generation}"
         latest, fresh = self.folder / "latest", self.folder / f".latest_{os.getpid()}"
         try:
-            attempt.mkdir(parents=True, exist_ok=True)
+            if not attempt.is_dir():
+                attempt.mkdir(parents=True)
+                self._forget(generation)
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(attempt.name)
             fresh.replace(latest)
@@ -42,6 +53,13 @@ class Logs:
             return present
         self.problem = ""
         return attempt / f"rank_{rank}.log"
+
+    def _forget(self, generation: int) -> None:
+        """The attempts that are not among the newest."""
+        known = {int(match[1]): path for path in self.folder.iterdir() if (match := ATTEMPT.fullmatch(path.name))}
+        for number in sorted(known)[:-ATTEMPTS]:
+            if number < generation:
+                shutil.rmtree(known[number], ignore_errors=True)
 
     def rotate(self, file: Path) -> bool:
         """Move a log that has grown too large out of the way; True if its writer must open a new one."""
@@ -68,6 +86,13 @@ class Logs:
         if why != self.problem:
             log.warning("%s", why)
         self.problem = why
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 class TorchLogs(LogsSpecs):

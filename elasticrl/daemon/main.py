@@ -76,6 +76,7 @@ from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
+from elasticrl.shell.trim import trim
 from elasticrl.shell.ways import outward
 from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
 
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
+TRIM_S = 60.0  # between looks at logs that are written by others
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
 AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
@@ -283,6 +285,7 @@ class Daemon:
             if self.tree.rollout.nodes:
                 secret = await self._patiently(lambda: the_secret(store))
                 await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
+            await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
             self._serve_metrics(stack)
             steps = StepLog(
                 self._logs / STEPS,
@@ -422,6 +425,15 @@ class Daemon:
         with suppress(StoreError):  # it is away: whoever needs it says so
             for text in (await store.status()).warnings:
                 self.log.info("store.warning", text=text)
+
+    async def _trim_logs(self) -> None:
+        """What agent, vault and etcd say of themselves, nobody else turns over."""
+        logs = [self._logs / "agent.log", self._logs / "vault.log"]
+        if self.etcd is not None:
+            logs.append(self.etcd.log)
+        while True:
+            await asyncio.sleep(TRIM_S)
+            await asyncio.to_thread(lambda: [trim(log) for log in logs])
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -890,6 +902,7 @@ class Daemon:
         """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
         store, view, here = self.seen
         engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
+        silent = False
         try:
             async with asyncio.timeout(LOOK_FIRST_S):
                 past = await read_past(store)
@@ -901,6 +914,7 @@ class Daemon:
             records = {**(view.records or own)}
             quarantines = {**(view.quarantines or {})}
             engines = 0  # who is not seen is not missed
+            silent = view.records is None
         return picture(
             self.tree.job.name,
             view,
@@ -912,6 +926,7 @@ class Daemon:
             engines=engines,
             here=here,
             now=time.time(),
+            silent=silent,
         )
 
     async def _probe(self, action: Action) -> bool:

@@ -12,6 +12,9 @@ from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
+UNSEEN = (
+    "The store does not answer, so what the others do is not known here. Look at etcd: elasticrl doctor --config FILE."
+)
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
@@ -73,14 +76,15 @@ def picture(
     engines: int = 0,
     here: str = "",
     now: float = 0.0,
+    silent: bool = False,
 ) -> Picture:
     """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show.
 
-    `engines`: so many rollout nodes are expected.
+    `engines`: so many rollout nodes are expected. `silent`: the store says nothing; who has no record here may well have one.
     """
     plan = view.plan
     rows = tuple(
-        row(node, records.get(node), quarantines.get(node), view, now)
+        row(node, records.get(node), quarantines.get(node), view, now, silent=silent)
         for node in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
@@ -109,6 +113,7 @@ def picture(
         last=past.last if past else None,
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
+            *([UNSEEN] if silent else ()),
             *advice(rows, view, needs, training=training),
             *awaited(generating, engines, training=training),
             *found(view, records),
@@ -159,11 +164,17 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     return STATES[plan.phase]
 
 
-def row(node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float) -> Row:
+def row(
+    node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *, silent: bool = False
+) -> Row:
     """One node's line."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
     leader = view.leader is not None and view.leader.node == node
+    if record is None and silent and view.plan is not None:
+        theirs = next(seat for seat in view.plan.seats if seat.member.node == node)
+        rank = view.plan.first_rank(theirs.member)
+        return Row(node=node, member=str(theirs.member), state="unknown", leader=leader, rank=rank, slots=theirs.slots)
     if record is None:
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots

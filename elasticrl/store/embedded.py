@@ -28,7 +28,6 @@ from elasticrl.store.settings import StoreSettings, Tls
 LOOPBACK = "127.0.0.1"
 RECORD = "etcd.json"
 LOG = "etcd.log"
-_LOG_LIMIT = 8 * 1024 * 1024
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
@@ -134,6 +133,11 @@ class Embedded:
     tls: Tls | None = None  # how its clients reach it; the server's side of that is in `args`
     args: tuple[str, ...] = ()  # further arguments for etcd
 
+    @property
+    def log(self) -> Path:
+        """Its own words."""
+        return self.folder / LOG
+
     async def ensure(self) -> Process:
         """The etcd of this folder: the one that runs already, or a new one on its data; or StoreStart, or OSError."""
         running = self.running()
@@ -208,10 +212,7 @@ class Embedded:
         command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
         if self.die_with_parent:
             command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-        log = self.folder / LOG
-        if log.exists() and log.stat().st_size > _LOG_LIMIT:
-            log.replace(log.with_suffix(".log.old"))
-        with log.open("ab") as out:
+        with self.log.open("ab") as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,
                 env={"GOMAXPROCS": PROCESSORS, "GOGC": GARBAGE, **inherited(os.environ)},

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.logs import Logs
+from elasticrl.agent.logs import ATTEMPTS, WARM, Logs
+from elasticrl.shell.trim import trim
 
 
 def logs_in(folder: Path, keep: int = 5) -> Logs:
@@ -69,3 +71,34 @@ def test_a_worker_whose_log_cannot_be_opened_writes_on_into_the_one_that_it_has(
     assert [line for line in one if len(line) == 1] == ["a", "b", "c"]
     assert sum("cannot be opened: " in line for line in one) == 2
     assert (tmp_path / "two.log").read_text() == "d\n"
+
+
+def test_of_many_attempts_and_of_processes_that_never_got_a_rank_the_newest_are_kept(tmp_path: Path) -> None:
+    # Found by reading: nothing ever removed a folder of a generation, nor what a spare said that crashes as it starts.
+    logs = Logs(tmp_path, limit_bytes=1000, keep=2)
+    present = tmp_path / "none"
+    for generation in range(1, ATTEMPTS + 31):
+        present = logs.ranked(generation, 0, present)
+        present.write_text("a word")
+    attempts = sorted(int(path.name.partition("_")[2]) for path in tmp_path.glob("attempt_*"))
+    assert attempts == list(range(31, ATTEMPTS + 31))
+    assert (tmp_path / "latest").resolve().name == f"attempt_{ATTEMPTS + 30}"
+    begun = time.time() - 1000
+    for number in range(WARM + 30):
+        file = logs.warm(number)
+        file.write_text("Traceback")
+        os.utime(file, (begun + number, begun + number))
+    left = {int(path.stem.rpartition("_")[2]) for path in (tmp_path / "warm").iterdir()}
+    assert left == set(range(29, WARM + 30)), "and the one that is begun"
+
+
+def test_a_log_that_others_write_begins_anew_when_it_is_too_long(tmp_path: Path) -> None:
+    file = tmp_path / "agent.log"
+    with file.open("ab", buffering=0) as writer:
+        writer.write(b"old\n" * 100)
+        assert not trim(file, 400)
+        assert trim(file, 399)
+        writer.write(b"new\n")
+    assert file.read_bytes() == b"new\n"
+    assert (tmp_path / "agent.log.1").read_bytes() == b"old\n" * 100
+    assert not trim(tmp_path / "none", 1)

@@ -1,8 +1,11 @@
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from elasticrl.agent import seat, wire
+from elasticrl.agent.link import Link
 from elasticrl.core import events
 from elasticrl.core.model import Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
 
@@ -117,3 +120,24 @@ def test_a_commit_survives_both_wires() -> None:
     assert wire.decode(wire.encode(order)) == order
     line = json.loads(seat.news(seat.Committed(step=1280, manifest="step-00001280", generation=14)))
     assert line == {"is": "Committed", "step": 1280, "manifest": "step-00001280", "generation": 14}
+
+
+def test_an_agent_that_is_not_understood_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+    # Found by reading: twenty times a second, for ever, with a line of the log each.
+    asked: list[float] = []
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(asyncio.get_running_loop().time())
+        writer.write(b"what is this\n")
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_unix_server(answer, tmp_path / "agent.sock")
+        task = asyncio.create_task(Link(tmp_path / "agent.sock", lambda _: None).run())
+        await asyncio.sleep(1.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        server.close()
+
+    asyncio.run(run())
+    assert 3 <= len(asked) <= 7

@@ -103,6 +103,20 @@ def test_a_new_life_is_not_shown_as_kept_out_for_the_one_that_died():
     assert state(Quarantine(member=N0, reason="silent", strikes=3, held=False), 1) == "spare"
 
 
+def test_while_the_store_is_silent_nobody_is_called_gone():
+    # Found by reading: in an outage of etcd `status` said that all others had died, while they trained.
+    plan = Plan(
+        generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="as told"
+    )
+    own = {"n1": Record(member=N1, work=Work.TRAINING, generation=3, step=41)}
+    known = View(plan=plan, leader=N0)
+    found = picture("ppo", known, own, {}, needs=2, silent=True)
+    assert [(row.node, row.rank, row.state) for row in found.rows] == [("n0", 0, "unknown"), ("n1", 1, "training")]
+    assert (found.state, found.nodes, found.known) == ("TRAINING", 2, 2)
+    assert "The store does not answer" in found.advice[0]
+    assert picture("ppo", known, own, {}, needs=2).rows[0].state == "gone"
+
+
 def test_a_node_whose_words_are_lost_is_named_with_the_reason():
     why = "the log folder /var/log/elasticrl takes nothing new (No space left on device): workers write on elsewhere"
     records = {"n0": Record(member=N0), "n1": Record(member=N1, unlogged=why)}
