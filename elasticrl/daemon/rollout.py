@@ -155,6 +155,8 @@ class RolloutDaemon(Daemon):
                 await self.sight.watch(everyone=False)
             except StoreError as error:
                 self.log.info("store.failed", action="watch", error=str(error))
+            except Exception:  # a blind node would keep its engine when the job is over
+                self.log.exception("bug", action="watch")
             await asyncio.sleep(AGAIN_S)
 
     _lease: Lease | None = None

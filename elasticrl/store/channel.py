@@ -77,6 +77,8 @@ class Endpoint:
     _renewals: Any = None  # the open stream of renewals
     _renewals_as: Metadata = ()  # under this login
     _renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _files: tuple[object, ...] = ()  # what the certificates' files were when they were read
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def call(self, rpc: Rpc, request: Any, within_s: float, metadata: Metadata) -> Any:
         """One try of a call."""
@@ -164,11 +166,23 @@ class Endpoint:
         if self._channel is not None:
             await self._channel.close()
 
+    def reread(self) -> None:
+        """After a failure: where certificates have been renewed on the disk since they were read, go on with those."""
+        if self._channel is None or self._files == stamps(self.settings):
+            return
+        self._end_renewals()
+        self.cancel_streams()
+        closing = asyncio.create_task(self._channel.close(), name="old certificates")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self._channel, self._calls = None, {}
+
     def _open(self) -> Any:
         if self._channel is None:
             address, secure = target(self.name)
             options = channel_options(self.settings)
             if secure or self.settings.tls:
+                self._files = stamps(self.settings)
                 self._channel = grpc.aio.secure_channel(address, credentials(self.settings), options=options)
             else:
                 self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -182,11 +196,12 @@ class Login:
         self._settings = settings
         self._token: str | None = None
         self._lock = asyncio.Lock()
-        self.wanted = settings.username is not None
+        self.named = settings.username is not None
+        self.wanted = self.named  # until a server says that it has no users
 
     def forget(self) -> None:
-        """The server does not accept the token any more."""
-        self._token = None
+        """The server does not accept the token any more, or wants one."""
+        self._token, self.wanted = None, self.named
 
     async def token(self, endpoint: Endpoint) -> str | None:
         """The token, or None where none is needed."""
@@ -254,6 +269,18 @@ def channel_options(
     if settings.tls and settings.tls.server_name:
         options += (("grpc.ssl_target_name_override", settings.tls.server_name),)
     return options
+
+
+def stamps(settings: StoreSettings) -> tuple[object, ...]:
+    """By which one sees that a certificate's file is another one now."""
+    found: list[object] = []
+    for path in (settings.tls.ca, settings.tls.cert, settings.tls.key) if settings.tls else ():
+        try:
+            status = Path(path).stat() if path else None
+        except OSError:
+            status = None
+        found.append((status.st_mtime_ns, status.st_size, status.st_ino) if status else None)
+    return tuple(found)
 
 
 def credentials(settings: StoreSettings) -> Any:

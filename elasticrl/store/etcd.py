@@ -244,7 +244,7 @@ class EtcdStore:
             return await self._try_once(rpc, request, until)
 
         again = (
-            {Fate.NOT_APPLIED} | ({Fate.UNKNOWN} if repeat else set()) | ({Fate.TOKEN} if self._login.wanted else set())
+            {Fate.NOT_APPLIED} | ({Fate.UNKNOWN} if repeat else set()) | ({Fate.TOKEN} if self._login.named else set())
         )
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(
@@ -291,6 +291,7 @@ class EtcdStore:
         if fault.fate is Fate.TOKEN:
             self._login.forget()
             return
+        endpoint.reread()
         if endpoint is self._endpoint:
             self._at = (self._at + 1) % len(self._endpoints)
         if fault.code == "DEADLINE_EXCEEDED" and len(self._endpoints) > 1:

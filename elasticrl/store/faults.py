@@ -50,6 +50,7 @@ _TABLE: tuple[tuple[str | None, str, Fate], ...] = (
     ("RESOURCE_EXHAUSTED", "", Fate.REFUSED),  # "mvcc: database space exceeded"
     ("UNAUTHENTICATED", "", Fate.TOKEN),
     ("INVALID_ARGUMENT", "revision of auth store is old", Fate.TOKEN),
+    ("INVALID_ARGUMENT", "user name is empty", Fate.TOKEN),  # users were switched on since we asked for none
     ("FAILED_PRECONDITION", "authentication is not enabled", Fate.NO_AUTH),
     ("FAILED_PRECONDITION", "lease already exists", Fate.LEASE_EXISTS),
     ("NOT_FOUND", "requested lease not found", Fate.LEASE_GONE),

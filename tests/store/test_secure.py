@@ -101,6 +101,19 @@ async def test_a_username_for_a_server_without_users_is_said_and_otherwise_ignor
     assert said == ["store.no_auth"]
 
 
+async def test_users_that_are_switched_on_later_are_logged_in(tmp_path: Path) -> None:
+    # Found by reading: a daemon that had once met an etcd without users asked for no login until it was restarted.
+    async with LocalCluster(tmp_path, members=1) as etcd:
+        async with connect("grpc", etcd, username="trainer", password="hunter2") as store:
+            await store.put("n", b"0")
+            await asyncio.to_thread(protect, etcd.endpoints[0])
+            await store.put("n", b"1")
+            assert [entry.value for entry in (await store.scan("")).entries] == [b"1"]
+        async with connect("grpc", etcd) as store:
+            with pytest.raises(StoreRefused, match="user name is empty"):
+                await store.put("n", b"2")
+
+
 class Authority:
     """A certificate authority with a certificate for the server and one for a client, as files."""
 
@@ -189,6 +202,31 @@ async def test_mutual_tls_lets_only_those_in_who_have_a_certificate(client: str,
             async with connect(client, etcd, tls=stranger, timeout_s=0.5) as store:
                 with pytest.raises(StoreUnavailable):
                     await store.get("n")
+
+
+async def test_certificates_that_are_renewed_on_the_disk_are_read_again(tmp_path: Path) -> None:
+    # Found by reading: at the first reconnect after they had run out, all nodes lost the store for good.
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    args = ("--cert-file", ours.pem("server"), "--key-file", ours.key("server"))
+    args += ("--trusted-ca-file", ours.pem("ca"), "--client-cert-auth")
+    good = Tls(ca=ours.pem("ca"), cert=ours.pem("client"), key=ours.key("client"))
+    cert, key = tmp_path / "client.pem", tmp_path / "client.key"
+
+    def put(authority: Authority) -> None:
+        for path, source in ((cert, authority.pem("client")), (key, authority.key("client"))):
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(Path(source).read_bytes())
+            fresh.replace(path)
+
+    put(other)
+    async with LocalCluster(tmp_path, members=1, tls=good, args=args) as etcd:
+        tls = Tls(ca=ours.pem("ca"), cert=str(cert), key=str(key))
+        async with connect("grpc", etcd, tls=tls, timeout_s=1.0) as store:
+            with pytest.raises(StoreUnavailable):
+                await store.get("n")
+            put(ours)
+            await store.put("n", b"1")
+            assert await store.get("n")
 
 
 async def test_etcd3_says_that_it_needs_a_ca_file() -> None:
