@@ -6,7 +6,7 @@ its check cannot be wrong together. Each check is a generator of sentences; no s
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -601,10 +601,10 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     held it.
     """
     copies = case.scenario.shape.settings.copies
-    newest, holders = -1, frozenset[str]()
+    newest, ring = -1, tuple[str, ...]()  # of whom sealed it, in rank order
     lost: dict[str, float] = {}
     plans = {fact.plan.generation: fact.plan for fact in case.plans}
-    gangs: dict[int, frozenset[str]] = {}
+    gangs: dict[int, tuple[str, ...]] = {}
     for fact in case.history:
         if isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node", "wrong_zone", "lose_vault"):
             lost.update(dict.fromkeys(fact.nodes, fact.at))
@@ -612,19 +612,26 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
             lost[node_of(fact.member)] = fact.at
         elif isinstance(fact, Sealed):
             if fact.version > newest:
-                newest, holders = fact.version, gangs[fact.generation]
+                newest, ring = fact.version, gangs[fact.generation]
                 since = fact.at - TOLD_S if fact.after is None else min(fact.after, fact.at - TOLD_S)
                 lost = {node: at for node, at in lost.items() if at > since}
         elif isinstance(fact, Resumed):
-            gangs[fact.generation] = frozenset(fact.nodes)
-            missing = {node for node in holders if node in lost or node not in fact.nodes}
+            gangs[fact.generation] = fact.nodes
+            missing = {node for node in ring if node in lost or node not in fact.nodes}
             reload = plans[fact.generation].rung is Rung.RELOAD
-            if fact.version < newest and len(missing) <= min(copies, len(holders) - 1) and not reload:
+            if fact.version < newest and _whole(ring, missing, copies) and not reload:
                 yield (
                     fact.at,
                     f"generation {fact.generation} goes back from {newest} to {fact.version}; missing {sorted(missing)}",
                 )
-            newest, holders, lost = fact.version, frozenset(fact.nodes), {}
+            if fact.version != newest:  # else it lies as it was sealed, until the next is
+                newest, ring, lost = fact.version, fact.nodes, {}
+
+
+def _whole(ring: Sequence[str], missing: Collection[str], copies: int) -> bool:
+    """Whether each node's shard lies with one who is not missing: itself, or one of the `copies` behind it."""
+    reach = range(min(copies, len(ring) - 1) + 1)
+    return all(any(ring[(i + hop) % len(ring)] not in missing for hop in reach) for i in range(len(ring)))
 
 
 def disks_are_the_last_resort(case: Case) -> Iterator[Complaint]:

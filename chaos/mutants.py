@@ -152,7 +152,7 @@ MUTANTS: Final = (
     _m("a wait goes on while they do not hear each other", "shards", "if plan.waited == scene.view.committed and scene.conviction.unsure:", "if False:", "two-halves-wait-for-each-other"),
     _m("a wait ends", "shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
     _m("one waits once for each commit", "shards", "plan.waited >= committed", "False", "two-halves-give-each-other-up"),
-    _m("a gang's shards are known until the next one trains", "scene", "return self.plan.gang if self.plan.gang and not self.trained else tuple(", "return tuple(", "half-of-the-nodes-cut-off-one-by-one"),
+    _m("a gang's shards are known until the next one trains", "scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),
 )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ class Gang:
         self.turn = 0  # rises with every phase: what was planned for an earlier one is void
         self.restarted_at = 0.0
         self.ranges = tuple((r.start, r.stop) for r in deal(plan.lanes, plan.world)) if plan.world else ()
+        self.own: dict[str, int] = {}  # each node's shards
         self.shards, self.holds = self._shards()
+        self.kept_by = 0  # the generation that sealed the version in the vaults from which this one goes on
         self.halting = False
 
     def _shards(self) -> tuple[int, dict[str, int]]:
@@ -64,6 +66,7 @@ class Gang:
             for back in range(copies + 1):
                 mask |= own[i - back]
             holds[node.name] = mask
+            self.own[node.name] = own[i]
         return (1 << rank) - 1, holds
 
     @property
@@ -99,6 +102,7 @@ class Gang:
         least = self.plan.resume * self.cluster.updates
         whole, generation = self.cluster.newest_whole(self.seats)
         if self.plan.rung is not Rung.RELOAD and whole >= max(least, 0):
+            self.kept_by = generation
             return whole, self.cluster.digests[whole, generation], "vault", whole
         save = self.cluster.disk.newest()
         return (save.version, save.digest, "disk", whole) if save else (0, "", "start", whole)
@@ -126,9 +130,25 @@ class Gang:
         )
         for node in self.seats:
             node.work, node.step = Work.TRAINING, self.attempted
-            self._keep(node)
+            if not self.kept_by:
+                self._keep(node)
             node.tell()
+        self._give_copies()
         self._next(0 if self.version % self.cluster.updates == 0 else 1)
+
+    def _give_copies(self) -> None:
+        """What the gang goes on from lies in the vaults as another has left it: each gives its own to those behind it."""
+        before = self.cluster.gangs.get(self.kept_by)
+        if before is None:
+            return
+        key = (self.version, self.kept_by)
+        copies = min(self.cluster.settings.copies, len(self.seats) - 1)
+        for i, node in enumerate(self.seats):
+            own = before.own.get(node.name, 0) & node.vault.get(key, 0)
+            for hop in range(1, copies + 1):
+                behind = self.seats[(i + hop) % len(self.seats)]
+                if own:
+                    behind.vault[key] = behind.vault.get(key, 0) | own
 
     # ---- stepping
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.shell.owned import strange
+from elasticrl.agent.owned import strange
 
 
 class NotFound(Exception):

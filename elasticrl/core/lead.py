@@ -54,7 +54,7 @@ def lead(state: State, now: float) -> tuple[State, Wish]:
     assert state.lead is not None
     if state.view.records is None or state.view.quarantines is None:
         return state, Wish(reason="leading; waiting to see all records")
-    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now)
+    scene = Scene(state.settings, state.view, plan_of(state), state.lead, state.me, now, state.made)
     memory = remember(scene, deaf=deaf(state, now))
     memory = investigate(scene, memory, state.evidence, workers_of(state))
     scene = scene.recalling(memory)

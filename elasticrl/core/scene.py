@@ -52,6 +52,7 @@ class Scene:
     lead: Lead
     me: Member
     now: float
+    made: int = 0  # the newest generation in which this node's own workers sealed a step
 
     def recalling(self, lead: Lead) -> "Scene":
         """The same moment with newer timers. What was derived without them is not derived again: that is a pass over all."""
@@ -106,10 +107,27 @@ class Scene:
 
     @cached_property
     def gang(self) -> tuple[str, ...]:
-        """The nodes of the newest gang that trained, in rank order: what is newer than the commit is in their vaults."""
+        """The nodes of the newest gang that sealed a step, in rank order: what is newer than the commit is in their vaults."""
         if self.plan is None:
             return ()
-        return self.plan.gang if self.plan.gang and not self.trained else tuple(s.member.node for s in self.plan.seats)
+        return self.plan.gang if self.plan.gang and not self.settled else self.seated
+
+    @cached_property
+    def seated(self) -> tuple[str, ...]:
+        """The nodes of the present plan, in rank order."""
+        return tuple(seat.member.node for seat in self.plan.seats) if self.plan else ()
+
+    @cached_property
+    def settled(self) -> bool:
+        """Has the present gang sealed a step? Until then what it went on from lies as the one before has kept it.
+
+        Found live by seed 99: a node died, and before the others had made a step the one fell silent that had its shard.
+        """
+        if self.plan is None or not self.trained:
+            return False
+        laps = (record.lap for seat in self.plan.seats if (record := self.record_of(seat)))
+        generation = self.plan.generation
+        return self.made >= generation or any(lap is not None and lap.generation >= generation for lap in laps)
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:

@@ -10,22 +10,42 @@ from elasticrl.core.model import Phase, Rung, Seat, Strike
 from elasticrl.core.scene import Move, Scene
 
 
-def lost(gang: Sequence[str], here: Collection[str], copies: int) -> tuple[frozenset[str], ...]:
-    """For each shard that nobody here keeps, those who do.
+def lost(
+    gang: Sequence[str], here: Collection[str], copies: int, now: Sequence[str] = ()
+) -> tuple[frozenset[str], ...]:
+    """For each shard that nobody here keeps, those who do. `now`: who has formed a gang since, in rank order; each of them has
+    given copies of its own to those behind it there.
 
     >>> lost(("n0", "n1", "n2", "n3"), {"n0", "n1"}, 1) == (frozenset({"n2", "n3"}),)
     True
+    >>> after = ("n0", "n3", "n2")  # n1, whose shard n0 keeps, was lost; n2's, which n1 kept, has been given to n0
+    >>> gang = ("n1", "n0", "n3", "n2")
+    >>> lost(gang, {"n3", "n2"}, 1, after) == (frozenset({"n0", "n1"}),), lost(gang, {"n0", "n3"}, 1, after)
+    (True, ())
     """
-    here, size = set(here), len(gang)
-    gone = [i for i, node in enumerate(gang) if node not in here]
-    spans = (frozenset(gang[(i + hop) % size] for hop in range(min(copies, size - 1) + 1)) for i in gone)
-    return tuple(keepers for keepers in spans if not keepers & here)
+    here = set(here)
+    since = {node: at for at, node in enumerate(now)}
+    spans = (
+        _span(gang, at, copies) | (_span(now, since[node], copies) if node in since else frozenset())
+        for at, node in enumerate(gang)
+        if node not in here
+    )
+    return tuple(span for span in spans if not span & here)
+
+
+def _span(gang: Sequence[str], at: int, copies: int) -> frozenset[str]:
+    """A node and those behind it."""
+    return frozenset(gang[(at + hop) % len(gang)] for hop in range(min(copies, len(gang) - 1) + 1))
+
+
+def _lost(scene: Scene, here: Collection[str]) -> tuple[frozenset[str], ...]:
+    return lost(scene.gang, here, scene.settings.copies, scene.seated if scene.trained else ())
 
 
 def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) -> tuple[str, ...]:
     """Nodes without which these seats cannot go on from the newest step, and which may come back: their leases stand."""
     here = {seat.member.node for seat in seats}
-    missing = lost(scene.gang, here, scene.settings.copies)
+    missing = _lost(scene, here)
     if not missing or not scene.behind:
         return ()
     out = {*here, *scene.held, *but}
@@ -34,7 +54,7 @@ def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) ->
         for node in scene.gang
         if node not in out and (record := scene.records.get(node)) is not None and not record.leaving
     }
-    if any(not keepers & away for keepers in missing):
+    if any(not span & away for span in missing):
         return ()  # a shard is gone for good: no waiting brings the step back
     return tuple(sorted(away.intersection(frozenset[str]().union(*missing))))
 
@@ -83,7 +103,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
 
 def forgone(scene: Scene, seats: tuple[Seat, ...]) -> str:
     """What these seats cannot go on from, as a part of a reason; empty if nothing is lost."""
-    missing = lost(scene.gang, {seat.member.node for seat in seats}, scene.settings.copies)
+    missing = _lost(scene, {seat.member.node for seat in seats})
     if not missing or not scene.behind:
         return ""
     names = sorted(frozenset[str]().union(*missing))

@@ -93,6 +93,7 @@ class State:
     view: View = field(default_factory=View)
     workers: Workers | None = None
     joined: int = 0  # the newest generation that living workers of this member were in
+    made: int = 0  # the newest generation in which they sealed a step
     suspects: frozenset[str] = frozenset()
     probed: Probed | None = None
     evidence: Facts = ()  # what this node has found in the last minute, the oldest first

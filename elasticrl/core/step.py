@@ -79,7 +79,8 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
         case Workers():
             joined = max(state.joined, event.generation) if alive(event) else state.joined
             moved_at = event.now if _moved(state.workers, event) else state.moved_at
-            return _noticed(state.but(workers=event, joined=joined, moved_at=moved_at), event), ()
+            made = event.generation if _made(state.workers, event) else state.made
+            return _noticed(state.but(workers=event, joined=joined, moved_at=moved_at, made=made), event), ()
         case Found(evidence=facts, scene=scene):
             state = state.but(evidence=dossier.file(state.evidence, facts, event.now))
             if scene is None:
@@ -101,6 +102,16 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             return state, ()
         case _:
             raise AssertionError(f"the core knows no event {event!r}")
+
+
+def _made(before: Workers | None, now: Workers) -> bool:
+    """Have the workers sealed a step since they were heard of last, in the same gang? (What it went on from is none of its.)"""
+    return (
+        before is not None
+        and before.generation == now.generation
+        and before.work in (Work.TRAINING, Work.STALLED)
+        and now.step > before.step
+    )
 
 
 def _moved(before: Workers | None, now: Workers) -> bool:

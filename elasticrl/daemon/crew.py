@@ -252,7 +252,7 @@ class Crew:
         """End the agent and all processes below it. One that has not by then is killed, and what is below it dies with it."""
         self._over, told, asked = True, False, False
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline and (self._living() or self._awaited()):
+        while time.monotonic() < deadline and (self._living() or self.awaited):
             told = told or self._link.send(Quit(reason=reason))
             if not (told or asked) and (agent := self._living()):
                 self._signal(agent, signal.SIGTERM)  # one that cannot be told, or imports torch still, for some seconds
@@ -272,7 +272,8 @@ class Crew:
         pid, born = self._known
         return pid if pid and started_at(pid) == born else started
 
-    def _awaited(self) -> bool:
+    @property
+    def awaited(self) -> bool:
         """Will there be one of which nothing is known yet? systemd starts it, for a node that has none."""
         return self._managed and not self.first.is_set()
 

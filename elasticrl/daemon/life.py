@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from elasticrl.agent.owned import strange
 from elasticrl.agent.spec import write_private
 from elasticrl.config.relations import SOCKET
 from elasticrl.core.address import SOCKET_BYTES
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
-from elasticrl.shell.owned import strange
 
 
 class Taken(Refusal):

@@ -251,64 +251,88 @@ class Daemon:
     async def run(self) -> int:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._hear_signals(lambda number: None if told.done() else told.set_result(number.name))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
             crew = await stack.enter_async_context(background(self.crew.run(), "crew", self.log))
             vault = await stack.enter_async_context(background(self.vault.run(), "vault", self.log))
             stack.push_async_exit(self._broken)
-            last, adopted = await self._live()
-            store = await stack.enter_async_context(await self._store())
+            starting = asyncio.create_task(self._start(stack), name="start")
             try:
-                kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
-            except Lost as lost:
-                return await self._refuse(lost, adopted=adopted)
-            if kept is not None:
-                self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
-            if not adopted and await asyncio.to_thread(self.notify.booting):
-                ended = await self._patiently(lambda: how_it_ended(store))
-                if ended is not None:
-                    return await self._stay_out(*ended)
-            if not adopted and (taken := await self._name_taken(store, last)):
-                return await self._give_way(taken)
-            life = last if last and adopted else await self._begin(store, last)
-            self._formerly = life.beat
-            self.home.save(life)
-            me = life.member
-            self.names["member"] = str(me)
-            self.neighbours = await self._open_beats(store, me)
-            stack.callback(self.neighbours.close)
-            probe = self.inquiry.open()
-            node = self._join(store, me, life, probe, adopted=adopted)
-            await self._open_control(stack)
-            await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
-            await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
-            if self.tree.rollout.nodes:
-                secret = await self._patiently(lambda: the_secret(store))
-                await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
-            await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
-            self._serve_metrics(stack)
-            steps = StepLog(
-                self._logs / STEPS,
-                self.name,
-                lambda: self.crew.report.workers if self.crew.report else (),
-                self._count if self.tree.telemetry.metrics_port else None,
-            )
-            await stack.enter_async_context(background(steps.run(), "steps", self.log))
-            await self._serve_page(stack)
-            await stack.enter_async_context(background(self._look_at(store), "store's health", self.log))
-            told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                either: set[asyncio.Future[Any]] = {starting, told}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                starting.cancel()  # which does nothing to what is done
+                await asyncio.gather(starting, return_exceptions=True)
+            if starting.cancelled():
+                return await self._given_up(told.result(), vault)
+            node = starting.result()
+            return node if isinstance(node, int) else await self._until_the_end(node, told, crew, vault)
 
-            def end(number: signal.Signals) -> None:
-                if not told.done():
-                    told.set_result(number.name)
+    async def _start(self, stack: AsyncExitStack) -> Node | int:
+        """Ask the store who this node is, and begin with that; or why it cannot (the exit code)."""
+        last, adopted = await self._live()
+        store = await stack.enter_async_context(await self._store())
+        try:
+            kept = await self._patiently(lambda: settle(store, self.kept, adopt=self.adopt))
+        except Lost as lost:
+            return await self._refuse(lost, adopted=adopted)
+        if kept is not None:
+            self.log.info("store.adopted", step=kept.step, manifest=kept.name, place=kept.place)
+        if not adopted and await asyncio.to_thread(self.notify.booting):
+            ended = await self._patiently(lambda: how_it_ended(store))
+            if ended is not None:
+                return await self._stay_out(*ended)
+        if not adopted and (taken := await self._name_taken(store, last)):
+            return await self._give_way(taken)
+        life = last if last and adopted else await self._begin(store, last)
+        self._formerly = life.beat
+        self.home.save(life)
+        me = life.member
+        self.names["member"] = str(me)
+        self.neighbours = await self._open_beats(store, me)
+        stack.callback(self.neighbours.close)
+        probe = self.inquiry.open()
+        node = self._join(store, me, life, probe, adopted=adopted)
+        await self._open_control(stack)
+        await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
+        await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
+        if self.tree.rollout.nodes:
+            secret = await self._patiently(lambda: the_secret(store))
+            await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
+        await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
+        self._serve_metrics(stack)
+        steps = StepLog(
+            self._logs / STEPS,
+            self.name,
+            lambda: self.crew.report.workers if self.crew.report else (),
+            self._count if self.tree.telemetry.metrics_port else None,
+        )
+        await stack.enter_async_context(background(steps.run(), "steps", self.log))
+        await self._serve_page(stack)
+        await stack.enter_async_context(background(self._look_at(store), "store's health", self.log))
+        self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
+        self.notify.ready(f"{me} is up")
+        await stack.enter_async_context(background(self.inquiry.run(environment_of(self.spec())), "inquiry", self.log))
+        return node
 
-            self._hear_signals(end)
-            self.log.info("daemon.started", member=str(me), pid=os.getpid(), adopted=adopted, version=__version__)
-            self.notify.ready(f"{me} is up")
-            await stack.enter_async_context(
-                background(self.inquiry.run(environment_of(self.spec())), "inquiry", self.log)
-            )
-            return await self._until_the_end(node, told, crew, vault)
+    async def _given_up(self, reason: str, vault: asyncio.Task[None]) -> int:
+        """Told to end before it was up, as while the store is away. What runs here goes on for the next daemon, or ends with
+        this unit, where that is stopped for good.
+        """
+        if self.keep and await asyncio.to_thread(self.notify.for_good):
+            self.keep = False
+        self.notify.stopping(reason, 3 * QUIT_S)
+        self._say_stopped(0, reason)
+        if not self.keep:
+            vault.cancel()
+            await asyncio.gather(vault, return_exceptions=True)
+            if not self.crew.awaited:
+                await self.crew.quit(reason, QUIT_S)
+            await self.vault.leave(self.tree.vault.linger_s)
+            await self._stop_store()
+        return 0
 
     # ---- beginnings
 
@@ -333,9 +357,6 @@ class Daemon:
         """Nobody asked for this job again: it had ended when this machine went down, and a boot is no operator."""
         remedy = "this machine has just booted, which begins no job anew: systemctl start elasticrl does"
         self.log.info("daemon.refused", reason=f"the job has ended ({reason}), and {remedy}")
-        self.notify.ready(
-            "the job has ended"
-        )  # so that systemd starts the agent's unit, which we then end, and sees no fault
         await self._withdraw(reason)
         return code
 
@@ -378,7 +399,11 @@ class Daemon:
         return REFUSED
 
     async def _withdraw(self, reason: str) -> None:
-        """Nothing has begun: end what was started for it."""
+        """Nothing has begun: end what was started for it. systemd starts the agent's unit once this one is up, or has failed to
+        be: so it is let know that it is, and the agent is ended when it comes. Else one of this configuration would stay.
+        """
+        if self.crew.awaited:
+            self.notify.ready(reason)
         with suppress(TimeoutError):
             async with asyncio.timeout(AGENT_S):
                 await self.crew.first.wait()
@@ -610,6 +635,8 @@ class Daemon:
         if not self.keep:
             await self.crew.quit(reason, QUIT_S)
             await self._stop_store()
+        elif code == REFUSED and self.crew.awaited:
+            await self._withdraw(reason)
         return False
 
     def _say_stopped(self, code: int, reason: str) -> None:

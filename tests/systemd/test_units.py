@@ -1,5 +1,6 @@
 """The units, by a real systemd: start, restart, kill -9, a hung daemon, stop."""
 
+import base64
 import json
 import re
 import subprocess
@@ -79,6 +80,11 @@ def steps(machine: Machine) -> list[tuple[int, int]]:
     """Pid and step of each line the worker has written."""
     text = machine.run("cat", "/var/lib/elasticrl/history").stdout
     return [(int(pid), int(step)) for pid, step in re.findall(r" (\d+) step (\d+) ", text)]
+
+
+def configure(machine: Machine, conf: dict[str, object]) -> None:
+    text = base64.b64encode(yaml.safe_dump(conf).encode()).decode()
+    machine.run("sh", "-c", f"echo {text} | base64 -d > /etc/elasticrl/elasticrl.yaml")
 
 
 def goes_on(machine: Machine, count: int = 5, within_s: float = 30.0) -> None:
@@ -181,6 +187,45 @@ def test_a_boot_begins_no_job_that_was_stopped_and_an_operator_does(machine: Mac
     assert len(steps(machine)) == before
     machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
     goes_on(machine, within_s=60.0)
+
+
+def test_a_daemon_that_is_refused_leaves_no_agent_of_its_configuration(machine: Machine) -> None:
+    # Found by reading: systemd starts the agent's unit when the daemon's has failed to start, and nobody ended it; a daemon of
+    # a mended configuration then waited for another agent, for ever.
+    machine.run("systemctl", "stop", "elasticrl", timeout_s=120.0)
+    amiss = {**CONF, "store": {**CONF["store"], "username": "u", "password_file": "/etc/elasticrl/password"}}
+    machine.run("sh", "-c", "echo geheim > /etc/elasticrl/password; chmod 644 /etc/elasticrl/password")
+    configure(machine, amiss)
+    machine.run("systemctl", "start", "elasticrl", timeout_s=90.0, check=False)
+    machine.until(["systemctl", "show", "-P", "ExecMainStatus", "elasticrl"], 60.0, wanted="78")
+    assert "password" in machine.journal()
+    time.sleep(3.0)  # one that is started only now is found, too
+    assert machine.show("elasticrl-agent", "ActiveState") == "inactive"
+    left = machine.run("ps", "-u", "elasticrl", "-o", "args=", check=False).stdout
+    assert left == ""
+    configure(machine, CONF)
+    machine.run("systemctl", "reset-failed", "elasticrl")
+    machine.run("systemctl", "start", "elasticrl", timeout_s=90.0)
+    goes_on(machine, within_s=60.0)
+
+
+def test_a_stop_ends_the_workers_too_while_the_daemon_waits_for_its_store(machine: Machine) -> None:
+    # Found by reading: the signal ended a daemon that was not up yet where it stood, and its workers trained on without a unit.
+    configure(machine, {**CONF, "store": {"endpoints": ["127.0.0.1:1"]}})
+    before = machine.show("elasticrl", "MainPID")
+    machine.run("kill", "-9", before)
+    machine.until(["systemctl", "show", "-P", "StatusText", "elasticrl"], 30.0, wanted="waiting for the store")
+    assert machine.show("elasticrl", "MainPID") != before
+    goes_on(machine)
+    machine.run("systemctl", "stop", "elasticrl", timeout_s=120.0)
+    machine.until(["systemctl", "show", "-P", "ActiveState", "elasticrl-agent"], 30.0, wanted="inactive")
+    left = machine.run("ps", "-u", "elasticrl", "-o", "args=", check=False).stdout
+    assert "elasticrl.agent" not in left
+    assert machine.show("elasticrl", "Result") == "success"
+    made = len(steps(machine))
+    time.sleep(1.0)
+    assert len(steps(machine)) == made
+    configure(machine, CONF)
 
 
 def test_the_units_are_clean_and_confined() -> None:

@@ -224,11 +224,11 @@ def test_a_life_that_cannot_be_written_down_is_said_once_and_tried_again(tmp_pat
     )
     daemon.node = Node(state(), MemoryStore(), (), log=said)
     fresh = daemon.home.folder / ".life.json.new"
-    fresh.symlink_to(FULL)
+    fresh.mkdir()  # as good as a full disk: nothing can be written there
     daemon._remember()
     daemon._remember()
     assert [call.args[0] for call in said.calls] == ["life.unkept"]
-    fresh.unlink()
+    fresh.rmdir()
     daemon._remember()
     life = daemon.home.load()
     assert life is not None

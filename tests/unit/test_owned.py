@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from elasticrl.agent.owned import strange
 from elasticrl.agent.spec import write_private
 from elasticrl.cli import find
 from elasticrl.daemon.life import Home
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.slots import prepare
-from elasticrl.shell.owned import strange
 
 OTHER = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from elasticrl.agent.owned import strange
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.version import Version
-from elasticrl.shell.owned import strange
 
 SUFFIX = ".shard"
 PART = "part-"  # before a writer's name: only the blocks that one worker asked for
