@@ -35,13 +35,16 @@ system:
 	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs >/dev/null; }
 
+COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
+  $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer rewards)
+
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
 # is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
-	$(BIN)/python -m pytest -n auto tests/unit tests/sim
+	$(BIN)/python -m pytest -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime tests/store tests/agent
-	$(BIN)/python -m pytest $(addprefix --ignore tests/,unit sim runtime store agent)
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) tests/runtime tests/store tests/agent)
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit

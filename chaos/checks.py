@@ -120,15 +120,8 @@ def survivors_keep_their_order(case: Case) -> Iterator[Complaint]:
 def plans_are_sound(case: Case) -> Iterator[Complaint]:
     """Seats are of distinct nodes, within the limits, and none for a quarantined or departed member."""
     membership, lanes = case.scenario.shape.settings.membership, case.scenario.shape.settings.lanes
-    gone: set[str] = set()
-    lives: dict[str, int] = {}
-    for fact in case.history:
-        if isinstance(fact, Left):
-            gone.add(fact.member)
-        elif isinstance(fact, Started):
-            node, _, life = fact.member.partition("/")
-            lives[node] = int(life)
-        elif isinstance(fact, Planned) and fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
+    for fact in case.plans:
+        if fact.plan.phase in (Phase.TRAIN, Phase.PROBE):
             yield from (
                 (fact.at, f"generation {fact.plan.generation}: {fault}")
                 for fault in _unsound(fact, membership.min_nodes, membership.max_nodes, lanes)
@@ -272,6 +265,10 @@ class _Guilt:
             back = {str(seat.member) for seat in fact.plan.seats}
             if not self.lossy.felt(fact.at, self.lease_s):  # else what ran out once may at any moment again (seed 826)
                 self.gone = {m: at for m, at in self.gone.items() if m not in back or fact.at < at + self.lease_s}
+        elif isinstance(fact, Ended) and fact.lively:  # live, where one scenario comes after the other: all train again
+            self.nodes.clear()
+            self.gone.clear()
+            self.loop = False
         elif isinstance(fact, Left) or (isinstance(fact, Expired) and self.lossy.felt(fact.at, self.lease_s)):
             # Through a store that loses requests a lease can run out although nobody did anything wrong.
             self.gone[fact.member] = fact.at
@@ -578,12 +575,16 @@ def no_committed_step_is_made_again(case: Case) -> Iterator[Complaint]:
     """A gang goes on from the newest commit that its plan knew, or later, unless that checkpoint rotted."""
     updates = case.scenario.shape.updates
     resume: dict[int, int] = {}
-    rotten = False
+    rotten = 0  # so many commits until what was hit is none that anybody goes on from
     for fact in case.history:
         if isinstance(fact, Planned):
             resume[fact.plan.generation] = fact.plan.resume
         elif isinstance(fact, Struck):
-            rotten = rotten or fact.kind in ("corrupt_save", "tear_save")
+            rotten = (
+                2 if fact.kind in ("corrupt_save", "tear_save") else rotten
+            )  # what was hit may not be committed yet
+        elif isinstance(fact, Committed):
+            rotten = max(0, rotten - 1)
         elif isinstance(fact, Resumed) and fact.version < resume[fact.generation] * updates and not rotten:
             yield (
                 fact.at,
@@ -673,12 +674,12 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
 
 def a_drained_node_leaves_cleanly(case: Case) -> Iterator[Complaint]:
     """Asked to leave, a node leaves with code 0 in its time, and is in no later plan in this life."""
-    left: dict[str, Left] = {}
+    over = False
     for fact in case.history:
-        if isinstance(fact, Left):
-            left[fact.member] = fact
-            if fact.code not in (0, 70, 75):
-                yield fact.at, f"{fact.member} left with {fact.code}"
+        if isinstance(fact, Planned):
+            over = over or fact.plan.phase is Phase.STOP
+        elif isinstance(fact, Left) and fact.code not in ((0, 70, 75) if over else (0,)):
+            yield fact.at, f"{fact.member} left with {fact.code}{'' if over else ', and the job goes on'}"
 
 
 def nobody_spins(case: Case) -> Iterator[Complaint]:
@@ -1032,6 +1033,10 @@ def expected_live(case: Case) -> Iterator[Complaint]:
     ]
     if expect.said and not any(says(reason, expect.said) for reason in reasons):
         yield end, f"no reason says {expect.said!r}"
+    if expect.nothing_lost:
+        yield from _nothing_lost(case)
+    if expect.ranks_kept:
+        yield from _ranks_kept(plans)
 
 
 LIVE_CHECKS: tuple[Check, ...] = (

@@ -205,6 +205,8 @@ def hunt(name: str, budget_s: float) -> dict[str, str]:
             scenario = load(ROOT / "chaos" / "scenarios" / f"{place}.yaml")
         try:
             found = run(scenario, scenario.seed).violations
+        except NameError:  # a mutant that is none: that says nothing of who watches
+            raise
         except Exception as error:  # noqa: BLE001 - a mutant that crashes has been noticed
             return {"by": place, "what": f"{type(error).__name__}: {error}"}
         if found:

@@ -433,6 +433,11 @@ class Drive:
 
     # ---- the end
 
+    @property
+    def _code(self) -> int | None:
+        """With which all daemons are to end."""
+        return self.eye.plan.exit_code if self.eye.plan else None
+
     def finish(self) -> list[Violation]:
         """Stop the job, and judge what only the end can show."""
         opened = self.eye.now
@@ -443,7 +448,7 @@ class Drive:
             self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
             codes = {node: process.returncode for node, process in self.gang.daemons.items()}
             self.eye.note(
-                Proved(at=self.eye.now, what="exit codes", ok=len(set(codes.values())) == 1, sentence=str(codes))
+                Proved(at=self.eye.now, what="exit codes", ok=set(codes.values()) == {self._code}, sentence=str(codes))
             )
             self._proofs()
         except (Late, BoxError, DataError, RuntimeError, OSError) as error:

@@ -121,10 +121,12 @@ class Job:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for node in list(self.daemons):
-            self.end(node)
-        self.run(self.etcd.__aexit__())
-        self._loop.close()
+        try:
+            for node in list(self.daemons):
+                self.end(node)
+        finally:
+            self.run(self.etcd.__aexit__())
+            self._loop.close()
         if exc[0] is None and not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:

@@ -224,10 +224,15 @@ class Hands:
         return self._halt(fault, self.gang.vault)
 
     def _lose_vault(self, fault: Fault) -> Done | None:
-        done = self._end(fault, self.gang.vault)
+        node = self.whom(fault.node)
+        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.gang.name}/{node}") if node else None
+        if folder is None or not any(folder.glob("*.shard")):
+            return None  # there is nothing to be lost yet
+        done = self._end(replace(fault, node=node), self.gang.vault)
         if done is not None:
-            folder = self.lab.boxes[done.nodes[0]].path(f"{VAULT_DIR}/{self.gang.name}/{done.nodes[0]}")
             shutil.rmtree(folder, ignore_errors=True)
+            if any(folder.glob("*.shard")):
+                raise NotStruck(f"{folder} is still there")
         return done
 
     def _kill_daemon(self, fault: Fault) -> Done | None:
@@ -318,7 +323,7 @@ class Hands:
 
     def _crash_loop(self, _: Fault) -> Done | None:
         self.tokens += 1
-        what = {"do": "raise", "place": "after rollout", "step": self.eye.newest + 2, "text": "bad batch"}
+        what = {"do": "raise", "place": "after rollout", "step": self.eye.newest + 2, "text": "bad prompt of all"}
         for node in self.lab.boxes:  # whoever has the rank by then: one death is one attempt
             self.gang.order(node, token=self.tokens, stays=True, rank=0, **what)
         if not self._taken(self.tokens):
@@ -537,8 +542,9 @@ class Hands:
         back = net.late(box, self.lab.name, delay)
         try:
             took = net.round_trip(box, up.address, 2379)
-        except BoxError:
-            took = delay  # something else has cut it off from the store meanwhile
+        except BoxError:  # something else has cut it off from the store meanwhile: it is tried again
+            back()
+            return None
         if took < delay:
             back()
             raise NotStruck(f"a round trip from {box.name} takes {took:.1f} ms, with {delay:g} ms each way")
@@ -747,7 +753,10 @@ class Hands:
         )
         code, took_s = writing.wait(60.0), time.monotonic() - begun
         probe.unlink(missing_ok=True)
-        if code == 0 and took_s < 0.5 * size / rate:  # a disk that is full or read-only meanwhile takes nothing
+        if code:  # a disk that is full or read-only meanwhile takes nothing: it is tried again
+            back()
+            return None
+        if took_s < 0.5 * size / rate:
             back()
             raise NotStruck(f"{size} bytes were on the disk after {took_s:.2f} s")
         return Done(nodes=(), detail=f"{rate / 1000:.0f} kB/s each", undo=back)

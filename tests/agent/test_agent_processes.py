@@ -124,7 +124,7 @@ def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_pro
             f"\nnoticed in {1000 * noticed:.0f} ms; spare in the gang {1000 * (time.monotonic() - ordered):.0f} ms after the "
             f"order, {1000 * (time.monotonic() - at):.0f} ms after the kill"
         )
-        assert noticed < 0.05 or os.getloadavg()[0] > os.cpu_count()  # type: ignore[operator]
+        assert noticed < 1.0  # mostly a few milliseconds, as was printed
         assert (pid(a), a.now.born, b.now.born) == (survivor, one, one + 1)
         assert pid(b) != victim
         assert a.now.endpoint != endpoint  # the next generation will meet in a store of its own
@@ -393,13 +393,14 @@ def test_an_agent_that_is_terminated_lets_its_workers_save_and_leaves_nothing(du
         await training([a], launch([a], slots=2))
         await stepping(a, 3)
         workers = [w.pid for w in a.now.workers]
+        before = set(duo.saves.iterdir())
         await a.disconnect()
         os.kill(a.now.pid, signal.SIGTERM)
         assert await asyncio.to_thread(a.process.wait, 15) == 0
         assert not any(life(worker) for worker in workers)
         assert not any((a.runtime / "beats").iterdir())
         assert not (a.runtime / "agent.sock").exists()
-        assert any(duo.saves.iterdir())
+        assert any(not path.name.startswith(".") for path in set(duo.saves.iterdir()) - before)
         a.reports.clear()
         a.start()
         await a.until(lambda r: r.warm, 60.0)

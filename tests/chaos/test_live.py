@@ -48,9 +48,9 @@ from elasticrl.core.model import Member, Phase, Plan, Rung, Seat
 
 # A selection: each kind of victim once. `make chaos` runs all, and then random ones.
 CHOSEN = (
-    "worker-killed-before-it-reduces", "worker-stopped", "worker-out-of-memory", "agent-dies-live", "daemon-of-the-leader-dies",
-    "daemon-hands-over", "two-daemons-of-one-name", "vault-dies", "vault-loses-its-port", "store-leader-dies",
-    "store-away-and-a-worker-dies", "cable-pulled", "disk-full-while-saving", "starved-node", "power-cut-before-a-seal",
+    "worker-killed-before-it-reduces", "worker-out-of-memory", "agent-dies-live", "daemon-of-the-leader-dies",
+    "two-daemons-of-one-name", "vault-loses-its-port", "store-leader-dies", "store-away-and-a-worker-dies", "cable-pulled",
+    "disk-full-while-saving", "starved-node", "power-cut-before-a-seal",
 )  # fmt: skip
 pytestmark = pytest.mark.timeout(280)
 
@@ -140,7 +140,7 @@ def test_what_failed_leaves_a_folder_with_everything_and_can_be_repeated(tmp_pat
     struck = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert any("kill_vault" in map(str, fact.values()) for fact in struck)
     for name in ("job/n1.daemon.log", "job/history/n1.jsonl", "e0.etcd.log", "state"):
-        assert (folder / name).stat().st_size >= 0, name
+        assert (folder / name).stat().st_size > 0 or name == "e0.etcd.log", name  # etcd has nothing to complain of
     stacks = {path: path.read_text() for path in (folder / "stacks").glob("n1/*")}
     workers = [text for text in stacks.values() if "Stack (most recent call first)" in text and "job.py" in text]
     assert workers, "no worker's Python stack"
@@ -202,9 +202,9 @@ def test_a_seed_draws_the_same_scenarios_again_and_they_survive_a_file(tmp_path:
 
 def test_every_live_scenario_can_be_read_and_played() -> None:
     paths = sorted(LIVE.glob("*.yaml"))
-    assert len(paths) >= 30
+    assert len(paths) >= 50
     assert not [path.stem for path in paths if why_not(load(path))]
-    assert sum(not why_not(load(path)) for path in SCENARIOS.glob("*.yaml")) >= 15
+    assert sum(not why_not(load(path)) for path in SCENARIOS.glob("*.yaml")) >= 50
 
 
 def test_each_fault_of_real_machines_has_a_hand() -> None:

@@ -176,12 +176,6 @@ def test_a_worker_of_the_example_is_killed_and_the_job_goes_on(clone: Path, runn
     assert running.returncode == 130, out
     assert "logs in run/log/one-machine" in out
     assert not (clone / "vault" / "one-machine").exists()
-    ppo = next(line for block in BLOCKS for line in block if "model.path=" in line)
-    model(clone / "run" / "demo")
-    code, text = said(
-        clone, ppo, "job.steps=3", f"vault.dir={clone}/vault"
-    )  # in the same folder, as a reader of the page is
-    assert code == 0, text
 
 
 def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:

@@ -75,7 +75,7 @@ class RolloutJob(Job):
         process.kill()
         process.wait(10.0)
         with suppress(OSError, ValueError):
-            os.kill(self.engine(node), signal.SIGKILL)
+            os.kill(int((self.vault_of(node) / ENGINE_LOCK).read_text()), signal.SIGKILL)
 
     def step(self) -> int:
         """The newest step that is sealed on all ranks."""

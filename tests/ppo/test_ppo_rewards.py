@@ -330,7 +330,7 @@ def test_all_that_is_asked_in_a_stage_has_one_deadline(endpoint):
     begun = time.monotonic()
     with pytest.raises(RewardError, match=r"timeouts\.phase\.reward"):
         Endpoint(url=url, retries=100, timeout_s=0.3, deadline_s=2.0, at_once=1).each([[answer(0)], [answer(1)]])
-    assert time.monotonic() - begun < 2.6, "the second lane had 2 s of its own"
+    assert time.monotonic() - begun < 3.5, "the second lane had 2 s of its own"
 
 
 def test_scores_reach_the_rewards_as_numbers():

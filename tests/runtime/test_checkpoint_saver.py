@@ -216,8 +216,10 @@ def test_a_disk_that_hangs_costs_nothing_but_the_checkpoints(vault: Vault, tmp_p
     with pytest.raises(CheckpointError, match="still under way after"):
         saver.wait(0.1)
     pid = saver.pid
-    until(lambda: _state(pid) == "T", "the writer has come to its fault", 30)
-    os.kill(pid, signal.SIGCONT)
+    try:
+        until(lambda: _state(pid) == "T", "the writer has come to its fault", 30)
+    finally:
+        os.kill(pid, signal.SIGCONT)
     assert [outcome.ok for outcome in saver.wait(60)] == [True, True]
     saver.close()
 

@@ -103,12 +103,14 @@ def test_a_commit_is_told_when_every_node_has_published_and_not_before(tmp_path)
         nodes.until(lambda: len(list(writers(nodes, "n1"))) == 1, "a writer on n1", 60.0)
         stopped = writer(nodes, "n1")
         os.kill(stopped, signal.SIGSTOP)
-        nodes.until(lambda: bool(names(nodes, "n0") and names(nodes, "n2")), "n0 and n2 to publish", 60.0)
-        first = names(nodes, "n0")[0]
-        nodes.until_new(3)
-        assert nodes.commit() == 0
-        assert not names(nodes, "n1")
-        os.kill(stopped, signal.SIGKILL)
+        try:
+            nodes.until(lambda: bool(names(nodes, "n0") and names(nodes, "n2")), "n0 and n2 to publish", 60.0)
+            first = names(nodes, "n0")[0]
+            nodes.until_new(3)
+            assert nodes.commit() == 0
+            assert not names(nodes, "n1")
+        finally:
+            os.kill(stopped, signal.SIGKILL)
         step = until_committed(nodes, 10)
         assert newest(nodes) != first, "n1 never published that"
         assert all(newest(nodes) in names(nodes, node) for node in TRIO)

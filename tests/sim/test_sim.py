@@ -58,7 +58,7 @@ def test_every_named_scenario_holds(path):
 
 
 def test_there_are_scenarios_enough():
-    assert len(SCENARIOS) >= 20
+    assert len(SCENARIOS) >= 95
 
 
 def suspicions(scenario, seed, *, each):

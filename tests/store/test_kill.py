@@ -238,14 +238,12 @@ async def test_a_lease_is_counted_from_when_its_renewal_was_sent_not_from_when_t
 ) -> None:
     async with connect(client, *etcd.endpoints, try_timeout_s=5.0) as store:
         lease = await store.grant(20)
-        began = time.monotonic()
         await etcd.freeze(0)
         renewal = asyncio.ensure_future(store.keepalive(lease.id))
         await asyncio.sleep(0.3)
+        thawed = time.monotonic()
         etcd.thaw(0)
-        renewed = await renewal
-        assert time.monotonic() - began >= 0.3
-        assert renewed.sent - began < 0.25
+        assert (await renewal).sent < thawed
 
 
 async def test_a_watch_cut_off_while_history_is_compacted_says_so(client: str, etcd: LocalCluster) -> None:
@@ -293,38 +291,42 @@ async def test_when_the_leader_of_three_is_killed_writes_go_on_and_none_is_lost_
 ) -> None:
     """A counter, raised by compare-and-swap: an ambiguous answer is settled by reading, as a daemon does."""
     leader = await three.leader()
-    store = connect(client, *three.endpoints)
-    async with store:
-        await delete(store, "")
-        at = await store.put("count", b"0")
-        done, gaps, killed = 0, [], 0.0
-        began = time.monotonic()
-        async with watching(store, "count", start=at) as watcher:
-            while done < 150 and time.monotonic() - began < 15:
-                if done == 50 and not killed:
-                    three.kill(leader)
-                    killed = time.monotonic()
-                wanted, tried = b"%d" % (done + 1), time.monotonic()
-                try:
-                    result = await store.txn([Unchanged(key="count", revision=at)], [Put(key="count", value=wanted)])
-                    assert result.ok
-                    at = result.revision
-                except StoreError:
+    try:
+        store = connect(client, *three.endpoints)
+        async with store:
+            await delete(store, "")
+            at = await store.put("count", b"0")
+            done, gaps, killed = 0, [], 0.0
+            began = time.monotonic()
+            async with watching(store, "count", start=at) as watcher:
+                while done < 150 and time.monotonic() - began < 15:
+                    if done == 50 and not killed:
+                        three.kill(leader)
+                        killed = time.monotonic()
+                    wanted, tried = b"%d" % (done + 1), time.monotonic()
                     try:
-                        entry = await store.get("count")
+                        result = await store.txn(
+                            [Unchanged(key="count", revision=at)], [Put(key="count", value=wanted)]
+                        )
+                        assert result.ok
+                        at = result.revision
                     except StoreError:
-                        continue
-                    at = entry.mod_revision
-                    if entry.value != wanted:
-                        continue
-                done += 1
-                gaps.append((time.monotonic() - tried, time.monotonic() - killed))
-            assert done == 150
-            seen = await watcher.until(151)
-        assert [int(value) for _, value, _ in seen] == list(range(151))
-        print(f"{client}: next write {gaps[50][1]:.2f} s after the leader's death")
-        assert gaps[50][1] < 5.0
-    await three.revive(leader)
+                        try:
+                            entry = await store.get("count")
+                        except StoreError:
+                            continue
+                        at = entry.mod_revision
+                        if entry.value != wanted:
+                            continue
+                    done += 1
+                    gaps.append((time.monotonic() - tried, time.monotonic() - killed))
+                assert done == 150
+                seen = await watcher.until(151)
+            assert [int(value) for _, value, _ in seen] == list(range(151))
+            print(f"{client}: next write {gaps[50][1]:.2f} s after the leader's death")
+            assert gaps[50][1] < 5.0
+    finally:
+        await three.revive(leader)
 
 
 async def test_calls_and_watches_leave_a_frozen_member_within_one_deadline(client: str, three: LocalCluster) -> None:

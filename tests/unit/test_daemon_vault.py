@@ -68,7 +68,7 @@ def test_a_vault_that_does_not_end_when_it_is_killed_silences_nobody(tmp_path: P
 
     begun = time.monotonic()
     try:
-        assert asyncio.run(longest_silence()) < 0.3
+        assert asyncio.run(longest_silence()) < 0.55  # it blocked for 0.6
         assert 0.6 <= time.monotonic() - begun < 10.0
     finally:
         child.kill()

@@ -123,7 +123,7 @@ print([name for name in (*others, *later, "elasticrl.daemon.web", "elasticrl.sto
 
 SHOWN = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in ("elasticrl", "bench")
+    for package in ("elasticrl", "bench", "chaos")
     for path in (ROOT / package).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )
