@@ -36,7 +36,7 @@ system:
 	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs >/dev/null; }
 
 COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
-  $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer rewards)
+  $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
 # is waiting, and whole jobs under daemons one test after the other.
