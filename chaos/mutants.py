@@ -152,7 +152,9 @@ MUTANTS: Final = (
     _m("a wait goes on while they do not hear each other", "shards", "if plan.waited == scene.view.committed and scene.conviction.unsure:", "if False:", "two-halves-wait-for-each-other"),
     _m("a wait ends", "shards", "if plan is None or scene.now >= until:", "if plan is None:", "two-halves-give-each-other-up"),
     _m("one waits once for each commit", "shards", "plan.waited >= committed", "False", "two-halves-give-each-other-up"),
-    _m("a gang's shards are known until the next one trains", "scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),
+    _m("a gang's shards are known until the next one has made a step", "scene", "return self.plan.gang if self.plan.gang and not self.settled else self.seated", "return self.seated", "half-of-the-nodes-cut-off-one-by-one"),
+    _m("until a gang has made a step, the shards of the one before count", "scene", "return self.made >= generation or", "return True or", "silent-before-the-next-step-is-kept"),
+    _m("what a gang went on from is no step of its own", "step", "and before.work in (Work.TRAINING, Work.STALLED)\n        and now.step > before.step", "and now.step >= before.step", "silent-before-the-next-step-is-kept"),
 )  # fmt: skip
 
 

@@ -68,11 +68,14 @@ class Control:
     async def open(self) -> None:
         """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
         self._path.unlink(missing_ok=True)
-        mask = os.umask(0o117)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path, limit=MAX_LINE)
-        finally:
-            os.umask(mask)
+            listening.bind(str(self._path))
+            self._path.chmod(0o660)  # a umask for the time being would be that of a process which is started meanwhile
+            self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_LINE)
+        except BaseException:
+            listening.close()
+            raise
         if self._group:
             try:
                 os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
