@@ -619,13 +619,21 @@ class Run:
         self._worth = True
         self._counts = {self._now: self.progress.count}
         self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
-        if not agreed.remembered:  # into the vaults at once: what lies there of another history is dead from now on
+        # Into the vaults at once: what lies there of another history is dead from now on; and what a node kept for one that
+        # died would lie with it alone until the next step is sealed.
+        if not agreed.remembered or self._thin(agreed):
             self._snapshot(self._now, whole=not self._now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
-        elif not self._now.update:  # what was restored is digested too: it must be what it was
+        if agreed.remembered and not self._now.update:  # what was restored is digested too: it must be what it was
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
+
+    def _thin(self, agreed: Agreed) -> bool:
+        """Does a part of what this gang goes on from lie with fewer nodes than it should?"""
+        want = 1 + min(self.tree.vault.copies, self._gang_now.world - 1)
+        layers = agreed.whole.layers if agreed.whole is not None else ()
+        return any(len(nodes) < want for layer in layers for nodes in layer.sources)
 
     def _agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
         """What all go on from."""

@@ -94,6 +94,37 @@ def test_kills_joins_and_leaves_cost_no_bit_and_no_sample(tmp_path: Path, undist
         proof(nodes.run_dir, STEPS)
 
 
+def went_on_from(nodes: Nodes, node: str) -> int:
+    """The step, once this node's worker has said it in the present generation."""
+    said = re.compile(rf"generation {nodes.generation}: rank .* from step (\d+)\.0 ")
+    nodes.until(lambda: said.search(nodes.workers[node].text) is not None, "the next gang", 60.0)
+    found = said.search(nodes.workers[node].text)
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
+    tmp_path: Path, undisturbed, strategy: str
+):
+    # Found live: it lay with one node alone until then, for minutes where a step takes minutes.
+    with Nodes(tmp_path, steps=4, step_ms=1500.0, strategy=strategy) as nodes:
+        nodes.plan("n0", "n1", "n2", "n3")
+        nodes.until_sealed(1)
+        nodes.lose("n1")
+        nodes.plan("n0", "n2", "n3")
+        kept = went_on_from(nodes, "n3")
+        assert kept >= 1
+        time.sleep(0.7)
+        assert nodes.sealed() == kept, "this machine is too slow for what is to be seen here"
+        nodes.lose("n2")  # it alone had what n1 had kept
+        nodes.plan("n0", "n3")
+        assert went_on_from(nodes, "n3") == kept
+        nodes.until_done()
+        assert digests(nodes.run_dir) == {step: undisturbed[step] for step in range(5)}
+        proof(nodes.run_dir, 4)
+
+
 def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Path, undisturbed):
     with Nodes(tmp_path, steps=2 * STEPS, every=10, step_ms=80.0) as nodes:
         nodes.plan("n0", "n1", "n2")
