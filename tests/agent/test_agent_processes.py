@@ -393,7 +393,7 @@ def test_an_agent_that_is_terminated_lets_its_workers_save_and_leaves_nothing(du
         await training([a], launch([a], slots=2))
         await stepping(a, 3)
         workers = [w.pid for w in a.now.workers]
-        before = set(duo.saves.iterdir())
+        before = set(duo.saves.glob("*"))
         await a.disconnect()
         os.kill(a.now.pid, signal.SIGTERM)
         assert await asyncio.to_thread(a.process.wait, 15) == 0
