@@ -694,22 +694,22 @@ class Hands:
     # ---- disks
 
     def _disk_full(self, _: Fault) -> Done | None:
-        ballast = self.lab.disk / "ballast"
+        ballast, probe = self.lab.disk / "ballast", self.lab.disk / "probe"
         with ballast.open("wb", buffering=0) as file:
-            size = 1 << 29
-            while size >= 4096:
+            for _ in range(10):  # the job itself may give something back meanwhile: an old checkpoint
+                size = 1 << 29
+                while size >= 4096:
+                    try:
+                        os.posix_fallocate(file.fileno(), file.tell(), size)
+                        file.seek(size, os.SEEK_CUR)
+                    except OSError:
+                        size //= 2
                 try:
-                    os.posix_fallocate(file.fileno(), file.tell(), size)
-                    file.seek(size, os.SEEK_CUR)
+                    probe.write_bytes(b"x" * 4096)
                 except OSError:
-                    size //= 2
-        try:
-            probe = self.lab.disk / "probe"
-            probe.write_bytes(b"x" * 4096)
-            probe.unlink()
-        except OSError:
-            probe.unlink(missing_ok=True)
-            return Done(nodes=(), detail="no byte left", undo=lambda: ballast.unlink(missing_ok=True))
+                    return Done(nodes=(), detail="no byte left", undo=lambda: ballast.unlink(missing_ok=True))
+                finally:
+                    probe.unlink(missing_ok=True)
         ballast.unlink()
         raise NotStruck("a byte could still be written")
 
