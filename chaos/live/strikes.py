@@ -696,7 +696,7 @@ class Hands:
     def _disk_full(self, _: Fault) -> Done | None:
         ballast, probe = self.lab.disk / "ballast", self.lab.disk / "probe"
         with ballast.open("wb", buffering=0) as file:
-            for _ in range(10):  # the job itself may give something back meanwhile: an old checkpoint
+            for _attempt in range(10):  # the job itself may give something back meanwhile: an old checkpoint
                 size = 1 << 29
                 while size >= 4096:
                     try:
