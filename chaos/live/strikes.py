@@ -345,8 +345,9 @@ class Hands:
         before = oom_kills(group)
         # Whoever has taken the order: a plan may have put another process there since it was written.
         pid = self.lab.boxes[node].host_pid(self.eye.here[self.tokens])
-        with suppress(OSError):  # it has gone
-            (group / "cgroup.procs").write_text(str(pid))
+        if pid:  # 0 would be this very process
+            with suppress(OSError):  # it has gone
+                (group / "cgroup.procs").write_text(str(pid))
         (self.gang.history / f"{node}.go.{self.tokens}").touch()
         if pid and not gone(pid, 20.0):
             raise NotStruck(f"process {pid} of {node} outgrew 64 MiB and lives")

@@ -55,11 +55,10 @@ class Logs:
         return attempt / f"rank_{rank}.log"
 
     def _forget(self, generation: int) -> None:
-        """The attempts that are not among the newest."""
+        """The attempts that are not among the newest. Later ones are of a job of this name that was begun in another store."""
         known = {int(match[1]): path for path in self.folder.iterdir() if (match := ATTEMPT.fullmatch(path.name))}
-        for number in sorted(known)[:-ATTEMPTS]:
-            if number < generation:
-                shutil.rmtree(known[number], ignore_errors=True)
+        for number in sorted(number for number in known if number <= generation)[:-ATTEMPTS]:
+            shutil.rmtree(known[number], ignore_errors=True)
 
     def rotate(self, file: Path) -> bool:
         """Move a log that has grown too large out of the way; True if its writer must open a new one."""

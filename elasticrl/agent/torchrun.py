@@ -39,7 +39,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from elasticrl.agent.rendezvous import BACKEND
 from elasticrl.agent.stores import Stores
-from elasticrl.core.address import split
+from elasticrl.core.address import loops, split
 from elasticrl.core.events import (
     Action,
     Asked,
@@ -414,7 +414,7 @@ def address_towards(endpoints: str, way: Callable[[str], str] = ways.way_to) -> 
         raise RendezvousConnectionError(
             f"--rdzv-endpoint: this host knows no way to {' or '.join(hosts)}; say its own address (--local-addr)"
         )
-    abroad = [address for address in here if not ways.loops(address)]
-    if not abroad and not any(map(ways.loops, hosts)):
+    abroad = [address for address in here if not loops(address)]
+    if not abroad and not any(map(loops, hosts)):
         abroad = ways.found([ways.ABROAD], way)
     return (abroad or here)[0]

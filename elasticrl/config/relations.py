@@ -4,7 +4,6 @@ A row's first key is its subject. `broken` decides; `values` says by which numbe
 """
 
 from collections.abc import Callable
-from ipaddress import ip_address
 from itertools import combinations
 from math import ceil, gcd
 from os import fsencode
@@ -15,7 +14,7 @@ from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
-from elasticrl.core.address import SOCKET_BYTES
+from elasticrl.core.address import SOCKET_BYTES, loops
 from elasticrl.core.value import dataclass
 
 OUR_TRAINER = "elasticrl.ppo"
@@ -172,19 +171,11 @@ def _plain(t: Tree) -> list[str]:
 
 
 def _far(endpoint: str) -> bool:
-    return not loopback(endpoint.removeprefix("http://").rpartition(":")[0].strip("[]"))
+    return not loops(endpoint.removeprefix("http://").rpartition(":")[0].strip("[]"))
 
 
 def _stray_auth(t: Tree) -> bool:
     return t.store.username is not None and t.store.password is None and t.store.password_file is None
-
-
-def loopback(address: str) -> bool:
-    """Nobody outside of this machine can connect to it."""
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def _apart(one: Listener, other: Listener) -> Relation:
@@ -325,7 +316,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(
         keys=("web.address", "web.port", "web.token", "web.token_file"),
         rule="must be a loopback address where there is no token",
-        broken=lambda t: bool(t.web.port) and not loopback(t.web.address) and not (t.web.token or t.web.token_file),
+        broken=lambda t: bool(t.web.port) and not loops(t.web.address) and not (t.web.token or t.web.token_file),
         values=lambda t: f"{t.web.address} is not",
         remedy="Set token_file, or ELASTICRL__WEB__TOKEN in the environment, or address: 127.0.0.1.",
     ),

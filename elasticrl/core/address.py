@@ -1,5 +1,6 @@
 """`host:port`, joined and taken apart; an IPv6 host stands in brackets. And how long a unix socket's path may be."""
 
+from ipaddress import ip_address
 from typing import Final
 
 SOCKET_BYTES: Final = 107  # of a unix socket's path at most, says the kernel
@@ -22,3 +23,15 @@ def split(where: str) -> tuple[str, int]:
     """
     host, _, port = where.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def loops(host: str) -> bool:
+    """Does it lead to this machine itself, so that nobody outside can connect to it? Of names localhost alone is known to.
+
+    >>> loops("127.0.1.1"), loops("::1"), loops("localhost"), loops("10.0.0.3"), loops("etcd-1")
+    (True, True, True, False, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

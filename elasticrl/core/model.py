@@ -111,7 +111,7 @@ class Plan:
     usual_s: float = 0.0  # with `backend`: how long a step took over what is configured; 0: nobody knew
     gang: tuple[
         str, ...
-    ] = ()  # nodes of the newest gang that trained, in rank order, where they are not those of the seats
+    ] = ()  # nodes of the newest gang that sealed a step, in rank order, where they are not those of the seats
     waited: int = -1  # the commit since which the job has held for members that were put out
     saves: bool = (
         False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms

@@ -119,12 +119,15 @@ class Scene:
 
     @cached_property
     def settled(self) -> bool:
-        """Has the present gang sealed a step? Until then what it went on from lies as the one before has kept it.
+        """Has the present gang sealed a step? Until then what it went on from lies as the one before has kept it, as far as
+        we know: where that is with too few, the workers keep it anew at once, of which nobody is told.
 
         Found live by seed 99: a node died, and before the others had made a step the one fell silent that had its shard.
         """
         if self.plan is None or not self.trained:
             return False
+        if not any(record.step for seat in self.plan.seats if (record := self.record_of(seat))):
+            return True  # nothing that could be lost has been made; torchrun's workers tell of no steps
         laps = (record.lap for seat in self.plan.seats if (record := self.record_of(seat)))
         generation = self.plan.generation
         return self.made >= generation or any(lap is not None and lap.generation >= generation for lap in laps)

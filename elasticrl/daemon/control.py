@@ -16,11 +16,13 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
+from elasticrl.shell.apart import apart
 
 MAX_LINE = 64 * 1024
 KNOWN_S = 60.0  # for which it is believed of somebody that he may ask, or may not
@@ -63,7 +65,9 @@ class Control:
         self._deadline_s = deadline_s
         self._failed = failed  # told `bug` while an exception that nobody foresaw is being handled
         self._server: asyncio.Server | None = None
-        self._known: dict[tuple[int, int], tuple[bool, float]] = {}  # who may ask, and until when that is believed
+        self._asked: dict[
+            tuple[int, int], tuple[asyncio.Future[bool], float]
+        ] = {}  # whether somebody may ask, and since when
 
     async def open(self) -> None:
         """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
@@ -132,18 +136,18 @@ class Control:
             return True
         if not self._group:
             return False
-        known, until = self._known.get((asker.uid, asker.gid), (False, 0.0))
-        if time.monotonic() >= until:
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    known = await asyncio.to_thread(belongs, asker, self._group)
-            except TimeoutError:
-                raise Refused(
-                    f"this machine does not say within {self._deadline_s:.0f} s who user {asker.uid} is (getent passwd "
-                    f"{asker.uid}); ask as root, or as the daemon's user"
-                ) from None
-            self._known[asker.uid, asker.gid] = known, time.monotonic() + KNOWN_S
-        return known
+        who, now = (asker.uid, asker.gid), time.monotonic()
+        asked, at = self._asked.get(who, (None, -KNOWN_S))
+        if asked is None or (asked.done() and now >= at + KNOWN_S):
+            asked = asyncio.ensure_future(apart(partial(belongs, asker, self._group)))
+            self._asked[who] = asked, now
+        done, _ = await asyncio.wait({asked}, timeout=self._deadline_s)
+        if not done:  # it is asked once, however often somebody comes
+            raise Refused(
+                f"this machine does not say within {self._deadline_s:.0f} s who user {asker.uid} is (getent passwd "
+                f"{asker.uid}); ask as root, or as the daemon's user"
+            )
+        return asked.result()
 
 
 def belongs(asker: Asker, group: str) -> bool:
@@ -152,7 +156,7 @@ def belongs(asker: Asker, group: str) -> bool:
         gid = grp.getgrnam(group).gr_gid
         name = pwd.getpwuid(asker.uid).pw_name
         return gid == asker.gid or gid in os.getgrouplist(name, asker.gid)
-    except KeyError:
+    except (KeyError, OSError):
         return False
 
 

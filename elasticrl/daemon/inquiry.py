@@ -12,10 +12,8 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,6 +40,7 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.recovery import Done
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.tail import Tail
+from elasticrl.shell.apart import apart
 
 if TYPE_CHECKING:  # what follows a fault no start waits for: `prepare` imports it, once the daemon's loop runs
     from elasticrl.diagnose import health, kernel_log
@@ -623,23 +622,6 @@ class Inquiry:
         fault, cause = told.verdict.fault.value, told.verdict.said
         self.log.info("incident.saved", id=told.id, fault=fault, cause=cause, cost_s=told.seconds, path=str(path))
         self.kept(told)
-
-
-async def apart(call: Callable[[], T]) -> T:
-    """Call it in a thread that nothing waits for but who asked. The default executor's threads are few, and are joined at the
-    daemon's end: one that a dead driver or disk holds would hold that up too.
-    """
-    done = Future[T]()
-
-    def run() -> None:
-        done.set_running_or_notify_cancel()  # from here on its result is taken, though nobody may want it any more
-        try:
-            done.set_result(call())
-        except Exception as error:  # noqa: BLE001 - whoever asked gets it
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="elasticrl-inquiry", daemon=True).start()
-    return await asyncio.wrap_future(done)
 
 
 def short_of(starving: Mapping[str, str]) -> str:

@@ -72,6 +72,7 @@ from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
 from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.shell import keys
+from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
 from elasticrl.shell.office import request
@@ -330,7 +331,7 @@ class Daemon:
             await asyncio.gather(vault, return_exceptions=True)
             if not self.crew.awaited:
                 await self.crew.quit(reason, QUIT_S)
-            await self.vault.leave(self.tree.vault.linger_s)
+            await (self.vault.end() if self.foreground else self.vault.leave(self.tree.vault.linger_s))
             await self._stop_store()
         return 0
 
@@ -458,7 +459,7 @@ class Daemon:
             logs.append(self.etcd.log)
         while True:
             await asyncio.sleep(TRIM_S)
-            await asyncio.to_thread(lambda: [trim(log) for log in logs])
+            await apart(lambda: [trim(log) for log in logs])
 
     async def _guard_store(self) -> None:
         """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
@@ -676,6 +677,11 @@ class Daemon:
 
     def reload(self) -> None:
         """SIGHUP: take up what may change while the daemon runs; say what may not."""
+        if self.node is None:
+            self.log.info(
+                "reload.refused", reason="it has not begun yet: what is read now may be old by then; ask again"
+            )
+            return
         self.notify.reloading()
         try:
             fresh = self._reload()

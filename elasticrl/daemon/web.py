@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
-from elasticrl.config.relations import loopback
+from elasticrl.core.address import loops
 from elasticrl.core.value import dataclass
 from elasticrl.core.words import ago, past
 from elasticrl.daemon.picture import Picture
@@ -242,7 +242,7 @@ class Page:
             await self._reply(writer, Reply(code=408, text=f"a request comes within {HEAD_S:g} s"))
             return
         request = parse(data[:-4])
-        refused = request if isinstance(request, Reply) else guard(request, self._token, local=loopback(self._address))
+        refused = request if isinstance(request, Reply) else guard(request, self._token, local=loops(self._address))
         if refused is not None:
             await self._reply(writer, refused)
             return

@@ -625,7 +625,8 @@ class Run:
             self._snapshot(self._now, whole=not self._now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
-        if agreed.remembered and not self._now.update:  # what was restored is digested too: it must be what it was
+        if agreed.remembered and keeper.kept is None and not self._now.update:
+            # What was restored is digested too: it must be what it was. (What is kept anew is, as all that is kept.)
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
 

@@ -3,10 +3,9 @@
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Final
 
-from elasticrl.core.address import split
+from elasticrl.core.address import loops, split
 from elasticrl.store.settings import target
 
 ABROAD: Final = "192.0.2.1"  # of a network that is kept for documentation: the way there is the default route
@@ -18,14 +17,6 @@ def way_to(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def loops(host: str) -> bool:
-    """Does it lead to this machine itself? Of names only localhost is known to."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def hosts(endpoints: Iterable[str]) -> list[str]:
@@ -51,7 +42,7 @@ def outward(endpoints: Iterable[str], way: Callable[[str], str] = way_to) -> str
     where the store is on this machine; None if no way leads to it.
     """
     stores = hosts(endpoints)
-    abroad = [address for address in found([ABROAD, *stores], way) if not loops(address)]
-    if abroad:
-        return abroad[0]
+    for towards in ([ABROAD], stores):  # names are asked for only where there is no default route
+        if abroad := [address for address in found(towards, way) if not loops(address)]:
+            return abroad[0]
     return "127.0.0.1" if all(map(loops, stores)) else None

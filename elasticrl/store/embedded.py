@@ -28,6 +28,7 @@ from elasticrl.store.settings import StoreSettings, Tls
 LOOPBACK = "127.0.0.1"
 RECORD = "etcd.json"
 LOG = "etcd.log"
+_LOG_LIMIT = 8 * 1024 * 1024
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
@@ -212,6 +213,8 @@ class Embedded:
         command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
         if self.die_with_parent:
             command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+        if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT:  # while it runs the daemon looks after it
+            self.log.replace(self.log.with_suffix(".log.old"))
         with self.log.open("ab") as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder,

@@ -83,6 +83,9 @@ def test_of_many_attempts_and_of_processes_that_never_got_a_rank_the_newest_are_
     attempts = sorted(int(path.name.partition("_")[2]) for path in tmp_path.glob("attempt_*"))
     assert attempts == list(range(31, ATTEMPTS + 31))
     assert (tmp_path / "latest").resolve().name == f"attempt_{ATTEMPTS + 30}"
+    logs.ranked(2, 0, present).write_text("begun anew in another store")  # as numbers, the older ones are the later
+    logs.ranked(3, 0, present)
+    assert (tmp_path / "attempt_2" / "rank_0.log").exists()
     begun = time.time() - 1000
     for number in range(WARM + 30):
         file = logs.warm(number)
