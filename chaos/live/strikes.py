@@ -574,6 +574,8 @@ class Hands:
         raise BoxError(f"no member of the store takes {action} of an alarm: {why}")
 
     def _store_full(self, _: Fault) -> Done | None:
+        if all(member.down for member in self.lab.members.values()):
+            return None  # another fault has the whole store: it is tried again
         self._alarm("ACTIVATE")
 
         async def refused() -> str:

@@ -3,7 +3,7 @@
 It writes one line to the history for each step that it knows to be sealed, and obeys faults that appear in a file:
 
     {"step": 12, "rank": 0, "do": "raise" | "hang" | "stop" | "segv" | "kill" | "corrupt" | "stray" | "slow",
-     "at": "lane" | "update" | "further" | "after"}
+     "at": "lane" | "update" | "further" | "third" | "after"}
 """
 
 import argparse
@@ -99,7 +99,7 @@ def main() -> None:
                     lane.done()
                 if args.long and run.rank == 0 and step == args.long[0]:
                     time.sleep(args.long[1])  # each time it comes to it, as an evaluation does
-                misbehave(args.faults, step, run, "further" if number else "update")
+                misbehave(args.faults, step, run, ("update", "further", "third")[number])
                 print("update", number, flush=True)
                 run.update(max_norm=0.5, lr_factor=noise * schedule.factor)
             if stepped is not None:
