@@ -216,7 +216,7 @@ def test_a_stopped_worker_is_ended_by_its_own_daemon_and_named(job: Job) -> None
 
 
 #: What the tests above give no occasion for, or what is 0 by right.
-AT_REST = {"neighbours_suspected", "commit_age_seconds", "collective_timeouts"}
+AT_REST = {"neighbours_suspected", "commit_age_seconds", "collective_timeouts", "steps_lost"}
 
 
 def test_what_has_happened_is_measured(job: Job) -> None:
