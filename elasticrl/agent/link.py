@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elasticrl.agent import spec as specs
 from elasticrl.agent import wire
+from elasticrl.core.pauses import pause
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
 MOST_RETRY_S = 5.0  # where one answers, and no report comes
@@ -44,7 +45,7 @@ class Link:
 
     async def run(self) -> None:
         """Until cancelled: connect, read reports, connect again."""
-        rest_s = RETRY_S
+        rest_s = 0.0
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=wire.LIMIT)
@@ -63,7 +64,8 @@ class Link:
                 writer.close()
             self._lost(why)
             # An agent of another version is not understood however often it is asked.
-            rest_s = RETRY_S if self._heard else min(2 * rest_s, MOST_RETRY_S)
+            before_s = 0.0 if self._heard else rest_s
+            rest_s = pause(before_s, 0.0, first_s=RETRY_S, most_s=MOST_RETRY_S, steady_s=0.0)
             await asyncio.sleep(rest_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -257,7 +257,10 @@ def test_short_waits_of_many_lanes_add_up_to_one_that_is_told(endpoint):
     # Found by reading: one that took 0.4 s for each of ten lanes, where the budget was of 2 s, had its worker killed.
     url, replies, asked = endpoint
     said = []
-    waits = lambda: said.append(time.monotonic())  # noqa: E731
+
+    def waits():
+        said.append(time.monotonic())
+
     begun = time.monotonic()
     replies += [("hang", None), (200, None)] * 6
     scorer = Endpoint(url=url, retries=1, timeout_s=0.3, deadline_s=20, at_once=1, waits=waits)

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from gang_kit import Nodes, digests, writer, writers
+from vault_nodes import holdings
 
 from elasticrl.agent.beats import State
 from elasticrl.agent.exits import Facts, judge
@@ -103,6 +105,12 @@ def went_on_from(nodes: Nodes, node: str) -> int:
     return int(found[1])
 
 
+def keepers(nodes: Nodes, step: int) -> Counter[int]:
+    """With how many nodes each part of this step lies, as the present gang has cut it."""
+    held = holdings([nodes.vaults[node] for node in nodes.plan_now])
+    return Counter(each.shard for each in held if (each.version.step, each.generation) == (step, nodes.generation))
+
+
 @pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
     tmp_path: Path, undisturbed, strategy: str
@@ -115,7 +123,7 @@ def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
         nodes.plan("n0", "n2", "n3")
         kept = went_on_from(nodes, "n3")
         assert kept >= 1
-        time.sleep(0.7)
+        nodes.until(lambda: set(keepers(nodes, kept).values()) == {2}, "each part with two nodes", 10.0)
         assert nodes.sealed() == kept, "this machine is too slow for what is to be seen here"
         nodes.lose("n2")  # it alone had what n1 had kept
         nodes.plan("n0", "n3")

@@ -223,7 +223,7 @@ def test_a_stop_ends_the_workers_too_while_the_daemon_waits_for_its_store(machin
     assert "elasticrl.agent" not in left
     assert machine.show("elasticrl", "Result") == "success"
     made = len(steps(machine))
-    time.sleep(1.0)
+    time.sleep(1.0)  # in which one that lived would have made some
     assert len(steps(machine)) == made
     configure(machine, CONF)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,3 +234,23 @@ def test_a_life_that_cannot_be_written_down_is_said_once_and_tried_again(tmp_pat
     life = daemon.home.load()
     assert life is not None
     assert life.member == ME
+
+
+def test_a_configuration_is_not_read_again_by_who_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by a second reader: it told systemd that it was up, while it waited for its store still.
+    folders = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    plain = {"job": {"name": "j", "program": "x"}, "node": {"interface": "lo", "name": "n0", **folders}}
+    said, asked = CapturingLogger(), []
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    tree = Tree.model_validate({**plain, "checkpoint": {"dir": str(tmp_path / "saves")}})
+    daemon = Daemon(tree, log=said, history=History(), reload=lambda: asked.append(1) or tree)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        daemon.reload()
+        with pytest.raises(BlockingIOError):
+            systemd.recv(1000)
+    assert [call.args[0] for call in said.calls] == ["reload.refused"]
+    assert not asked
