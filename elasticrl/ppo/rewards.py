@@ -214,6 +214,7 @@ class Endpoint:
                     future.set_result(work(gone))
                 except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                     future.set_exception(error)
+                    gone.set()  # the rest is asked in vain
 
         for _ in range(min(self.at_once, len(works))):
             threading.Thread(target=working, name="reward", daemon=True).start()

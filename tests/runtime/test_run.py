@@ -123,7 +123,7 @@ def test_what_a_dead_node_had_is_kept_twice_again_before_the_next_step_is_made(
         nodes.plan("n0", "n2", "n3")
         kept = went_on_from(nodes, "n3")
         assert kept >= 1
-        nodes.until(lambda: set(keepers(nodes, kept).values()) == {2}, "each part with two nodes", 10.0)
+        nodes.until(lambda: keepers(nodes, kept) == {0: 2, 1: 2, 2: 2}, "each part with two nodes", 10.0)
         assert nodes.sealed() == kept, "this machine is too slow for what is to be seen here"
         nodes.lose("n2")  # it alone had what n1 had kept
         nodes.plan("n0", "n3")
