@@ -18,7 +18,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends procps iproute2
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" && rm /tmp/constraints.txt
-RUN useradd --system --home-dir /var/lib/elasticrl elasticrl \
+# As on the host: who owns the mounted folders.
+ARG UID=980
+ARG GID=980
+RUN groupadd --gid ${GID} elasticrl && useradd --no-log-init --uid ${UID} --gid ${GID} --home-dir /var/lib/elasticrl elasticrl \
     && install -d -o elasticrl -g elasticrl -m 0750 /run/elasticrl /var/lib/elasticrl /var/log/elasticrl
 USER elasticrl
 STOPSIGNAL SIGTERM

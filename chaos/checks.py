@@ -368,7 +368,9 @@ def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
 
 
 def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
-    """STOP only when an operator asked, all steps are made, or the program fails again and again at one step."""
+    """STOP only when an operator asked, in the moment or by a policy, all steps are made, or the program fails again and again
+    at one step.
+    """
     settings = case.scenario.shape.settings
     for fact in case.plans:
         plan = fact.plan
@@ -377,11 +379,12 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         asked = any(isinstance(f, Asked) and f.verb == "stop" and f.at <= fact.at for f in case.history)
         made = bool(settings.steps) and fact.committed >= settings.steps
         limit = settings.recovery.no_progress_limit
-        before = (told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1))
+        before = [told for told in case.history if told.at <= fact.at or _died_under(told, plan.generation - 1)]
         looped = _most_in_vain(before, case.scenario.shape.updates) >= limit
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
-        right = {75: asked, 0: made, 70: looped or hung or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
+        willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
+        right = {75: asked, 0: made, 70: looped or hung or willed or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 

@@ -62,6 +62,7 @@ def conf_of(settings: Settings, *, nodes: int) -> dict[str, Any]:
     least = max(1, min(settings.membership.min_nodes, nodes))
     conf["membership"] |= {"max_nodes": min(nodes, settings.membership.max_nodes), "min_nodes": least, "doubt": "500ms"}
     conf["vault"] = {"copies": min(settings.copies, least - 1)}
+    conf["policy"] = dict(settings.policy)
     return conf
 
 

@@ -334,8 +334,8 @@ class Health(Section):
     quarantine_max_s: Seconds = 3600.0
     """Seconds. The longest quarantine. An operator ends any with `elasticrl admit`."""
     quarantine_share: Share = 0.5
-    """A share of the known nodes: never more are kept out at once. Less protects the gang from a wrong verdict; more lets
-    a bad rack be cut off."""
+    """A share of the known nodes: at most so many are kept out at once, but one that is out of reach or fails again and again
+    may be in any case. Less protects the gang from a wrong verdict; more lets a bad rack be cut off."""
     node_strikes: Count = 3
     """Failures of a node's workers without progress between, until the node is quarantined. Less is quicker to blame the
     node."""
@@ -359,16 +359,22 @@ class Policy(Section):
     report: say it, change nothing. restart: up the ladder from rung 1; a fresh process or a spare node takes the culprit's
     place. quarantine: the same, and the node is kept out for a time. fallback: go on over gloo (comm.fallback). stop: end
     the job with a report, instead of burning the cluster.
+
+    quarantine and stop want proof: a verdict of confidence high (of dead_rank: medium, as a death is seen; of a probe's
+    network: medium for quarantine). On less the gang is restarted, and failures without progress stop the job all the same
+    (recovery.no_progress_limit).
     """
 
     dead_rank: _Act = "restart"
-    """An action. A worker process died. quarantine keeps its node out; stop asks a person every time."""
-    dead_node: _Act = "restart"
-    """An action. A node died or fell silent. A spare takes its place if there is one."""
+    """An action. A worker process died. quarantine keeps its node out at the first death, where restart leaves that to
+    health.node_strikes; stop asks a person every time."""
+    dead_node: Literal["report", "restart", "stop"] = "restart"
+    """An action. A node died or fell silent. A spare takes its place if there is one; who is silent and not dead is kept out
+    whatever stands here."""
     network: _LinkAct = "quarantine"
     """An action. A node's link, a path or its MTU is bad. report leaves a slow gang whole."""
     fabric: _LinkAct = "report"
-    """An action. gloo works and NCCL does not. fallback trains on, slower; stop waits for a repair."""
+    """An action. gloo works and NCCL does not, as a probe finds. fallback trains on, slower; stop waits for a repair."""
     desync: _Act = "stop"
     """An action. Ranks entered different collectives: a bug of the program, which a restart repeats."""
     straggler: Literal["report", "replace", "quarantine"] = "report"
@@ -385,18 +391,18 @@ class Policy(Section):
     gpu_fault: _Act = "quarantine"
     """An action. ECC errors, an XID, a GPU off the bus. Only a person brings such a node back to health."""
     config: _Act = "stop"
-    """An action. The environment or a setting makes it impossible."""
+    """An action. The environment or a setting makes it impossible. Its verdicts are never proof: see above."""
     version_mismatch: _Act = "quarantine"
     """An action. A node runs other versions than the gang, or has read other model files."""
-    coordinator: _Act = "report"
+    coordinator: Literal["report", "restart"] = "report"
     """An action. The store is ill. Training goes on without it."""
     divergence: _Act = "quarantine"
     """An action. A replica's bits parted from the others': silent data corruption on that node. report trades exactness
     for a node."""
     user_error: _Act = "stop"
-    """An action. The program raised; a restart would repeat it."""
-    unknown: _Act = "restart"
-    """An action. The evidence names nobody. stop asks a person every time."""
+    """An action. The program raised; a restart would repeat it. Its verdicts are never proof: see above."""
+    unknown: Literal["report", "restart"] = "restart"
+    """An action. The evidence names nobody."""
 
 
 class Comm(Section):
@@ -447,8 +453,8 @@ class Telemetry(Section):
     """How log events look. auto: a daemon's for people on a terminal, else as JSON. Workers' logs have lines for people, and
     the trainer's events (ppo.*) as JSON beside them, with `ts` in place of `at`, with json alone."""
     log_dir: Text = "/var/log/elasticrl"
-    """The directory for workers' logs, job and node appended: attempt_<generation>/rank_<r>.log. The daemon's own log is its
-    output: the journal's under systemd; with `elasticrl run` a file beside the nodes' folders."""
+    """The directory for workers' logs, job and node appended: attempt_<generation>/rank_<r>.log, the newest 20 of these.
+    The daemon's own log is its output: the journal's under systemd; with `elasticrl run` a file beside the nodes' folders."""
     metrics_address: Text = "127.0.0.1"
     """The address where Prometheus metrics are served. Loopback keeps them on the machine; anything else shows them to the
     network."""
@@ -458,7 +464,7 @@ class Telemetry(Section):
     """Bytes of the daemon's event trace, which `elasticrl replay` reads; the oldest part goes first. More looks back
     further, at more disk."""
     tensorboard: Text | None = None
-    """The directory for TensorBoard's files. null: none are written."""
+    """The directory for TensorBoard's files; needs elasticrl[tensorboard]. null: none are written."""
     wandb: Text | None = None
     """The project at Weights & Biases that steps are sent to, if the package is installed. null: nothing leaves the
     machine."""

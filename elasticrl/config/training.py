@@ -110,7 +110,7 @@ class Lora(Section):
     """Training small adapters instead of all weights."""
 
     rank: Whole = 0
-    """The adapters' rank. More learns more, at more memory. 0: no adapters, all weights are trained."""
+    """The adapters' rank; needs elasticrl[lora]. More learns more, at more memory. 0: no adapters, all weights are trained."""
     alpha: Positive = 16.0
     """The adapters' scale is this over the rank. More lets them weigh more."""
     dropout: _Fraction = 0.0

@@ -53,13 +53,23 @@ class Answer:
     capped: bool = field(default=False, compare=False)  # because of a cap: the evidence would have carried it
 
 
+#: Classes that are seen and not concluded: that a worker died is certain, only who killed it is not.
+SEEN = frozenset({Fault.DEAD_RANK})
+
+
+def proven(verdict: Verdict) -> bool:
+    """Is it sure enough to stop the job, or to keep a node out that is up?"""
+    sure = verdict.confidence is Confidence.MEDIUM and verdict.fault in SEEN
+    return sure or verdict.confidence is Confidence.HIGH
+
+
 def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answer:
     """What to do about a verdict on a gang that has stalled or broken."""
     wanted = policy.get(verdict.fault, Act.RESTART)
     act, milder = _allowed(wanted, verdict, scope)
     said = f"{verdict.cause}: {DONE[act]}" + (f" ({milder})" if milder else "")
-    proven = verdict.confidence is not Confidence.LOW and bool(verdict.nodes)
-    capped = proven and wanted is Act.QUARANTINE and act is not wanted
+    named = verdict.confidence is not Confidence.LOW and bool(verdict.nodes)
+    capped = named and wanted is Act.QUARANTINE and act is not wanted
     return Answer(act=act, nodes=verdict.nodes, reason=said, milder=milder, capped=capped)
 
 
@@ -77,10 +87,10 @@ def _allowed(wanted: Act, verdict: Verdict, scope: Scope) -> tuple[Act, str]:
     if wanted is Act.STOP:
         return wanted, ""
     if wanted is Act.FALLBACK:
-        proven = verdict.fault is Fault.FABRIC and verdict.confidence is Confidence.HIGH
-        if proven and scope.gloo and not scope.slow:
+        broken = verdict.fault is Fault.FABRIC and verdict.confidence is Confidence.HIGH
+        if broken and scope.gloo and not scope.slow:
             return wanted, ""
-        why = "gloo cannot carry it" if not scope.gloo else scope.slow if proven else "NCCL is not proven broken"
+        why = "gloo cannot carry it" if not scope.gloo else scope.slow if broken else "NCCL is not proven broken"
         return Act.RESTART, f"policy says fallback, and {why}"
     if not (verdict.nodes or verdict.ranks):
         return Act.RESTART, f"policy says {wanted}, and the evidence names nobody"

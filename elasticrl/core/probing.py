@@ -20,7 +20,7 @@ from elasticrl.core.quarantines import confinements, with_cap
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import wait_for
 from elasticrl.core.state import Lead
-from elasticrl.core.strikes import UNFORMED, strike_of, strike_or
+from elasticrl.core.strikes import UNFORMED, hopeless_by, strike_of, strike_or
 from elasticrl.core.suspect import probe_links, split
 from elasticrl.core.verdict import Facts, Fault, Verdict
 
@@ -90,7 +90,7 @@ def probing(scene: Scene) -> Move | None:
         return Move(plan=again, confine=confine, verdict=verdict)
     if plan.backend:
         return _on_gloo(scene, verdict)
-    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done.act, ways)):
+    if verdict is not None and done is not None and (move := _by_the_probe(scene, verdict, done, ways)):
         return move
     # Steps since the last stall speak for the vaults: found live, where a second stall went back to disk for nothing.
     unformed = plan.reason.removesuffix(": probing") if plan.reason.startswith(UNFORMED) else ""
@@ -131,7 +131,7 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken), verdict=verdict)
 
 
-def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evidence]) -> Move | None:
+def _by_the_probe(scene: Scene, verdict: Verdict, done: Answer, ways: Iterable[Evidence]) -> Move | None:
     """All are in reach of each other, and yet a way, or NCCL, is not in order.
 
     Only what was found on the ways puts a node out. Found live: packets that a device had dropped minutes before cost a node
@@ -140,13 +140,15 @@ def _by_the_probe(scene: Scene, verdict: Verdict, act: Act, ways: Iterable[Evide
     plan = scene.plan
     assert plan is not None
     seats = scene.kept
-    if act is Act.FALLBACK:
+    if stop := hopeless_by(scene, verdict, done):
+        return stop
+    if done.act is Act.FALLBACK:
         price = cost(scene)
         why = f"{verdict.said}: going on over gloo, until a probe finds NCCL in order" + (f"; {price}" if price else "")
         fresh = scene.train(seats, why, Rung.REFORM, strike=plan.strike)
         usual_s = price.usual_s if price else 0.0
         return Move(plan=replace(fresh, backend="gloo", fallbacks=plan.fallbacks + 1, usual_s=usual_s), verdict=verdict)
-    if act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
+    if done.act is Act.QUARANTINE and verdict.fault is Fault.NETWORK:
         ill = {node for way in ways if way.sign is not Sign.HEALTHY for node in (way.node, way.peer)}
         members = {seat.member: verdict.said for seat in seats if seat.member.node in ill.intersection(verdict.nodes)}
         confine = confinements(scene, members)

@@ -8,10 +8,10 @@ from elasticrl.core.dossier import Facts
 from elasticrl.core.events import Action, Probed, Workers
 from elasticrl.core.model import Member, Pace, Record, Stall, View
 from elasticrl.core.pairs import Result
-from elasticrl.core.policy import Answer
+from elasticrl.core.policy import Answer, proven
 from elasticrl.core.settings import Settings
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.core.verdict import Fault, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Finding:
     @property
     def condemns(self) -> bool:
         """Is it proof against a node that is up? That one is kept out though its gang trains, where policy and caps let it."""
-        return self.verdict.confidence is Confidence.HIGH and self.verdict.fault is not Fault.DEAD_NODE
+        return proven(self.verdict) and self.verdict.fault is not Fault.DEAD_NODE
 
     @property
     def capped(self) -> str:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.core.model import Outcome, Phase, Plan, Strike
-from elasticrl.core.policy import Act
+from elasticrl.core.policy import Act, Answer, proven
 from elasticrl.core.scene import Move, Scene
-from elasticrl.core.verdict import Confidence
+from elasticrl.core.verdict import Verdict
 
 UNFORMED: Final = "the gang did not form"  # why a plan probes whose gang has not trained in its time
 
@@ -51,10 +51,15 @@ def strike_or(scene: Scene, strike: Strike | None, go_on: Callable[[], Plan]) ->
 
 
 def hopeless(scene: Scene) -> Move | None:
-    """The job stops: what is proven broke it, and the operator has said that going on would only burn the cluster."""
+    """As `hopeless_by`, of what is known of the present gang."""
     finding = scene.lead.finding
-    if finding is None or finding.answer.act is not Act.STOP or finding.verdict.confidence is not Confidence.HIGH:
+    return None if finding is None else hopeless_by(scene, finding.verdict, finding.answer)
+
+
+def hopeless_by(scene: Scene, verdict: Verdict, answer: Answer) -> Move | None:
+    """The job stops: what is proven broke it, and the operator has said that going on would only burn the cluster."""
+    if answer.act is not Act.STOP or not proven(verdict):
         return None
     seats = scene.plan.seats if scene.plan else ()
-    plan = scene.write(Phase.STOP, seats, finding.answer.reason, exit_code=Outcome.CRASH_LOOP.value)
-    return Move(plan=plan, verdict=finding.verdict)
+    plan = scene.write(Phase.STOP, seats, answer.reason, exit_code=Outcome.CRASH_LOOP.value)
+    return Move(plan=plan, verdict=verdict)

@@ -296,6 +296,33 @@ def test_a_killed_worker_is_answered_at_once_and_named_in_the_plan() -> None:
     assert not said, "it was said with the plan"
 
 
+@pytest.mark.parametrize(
+    ("word", "phase"), [("stop", Phase.STOP), ("quarantine", Phase.TRAIN), ("report", Phase.TRAIN)]
+)
+def test_a_death_is_seen_so_what_the_operator_says_of_it_is_done(word: str, phase: Phase) -> None:
+    """Who killed the worker is not known, which bars nobody from what is to be done about a death."""
+    life = leader({"dead_rank": word})
+    died = Exit(generation=1, slot=0, step=5, cause="signal 9 (SIGKILL)", own=False)
+    life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=died))
+    written = proposed(life)
+    assert written is not None
+    assert (written.phase, written.exit_code) == (phase, 70 if phase is Phase.STOP else None)
+    assert "rank 1 died" in written.reason
+    out = [a.quarantine.member.node for a, _ in life.state.sent.values() if isinstance(a, events.Confine)]
+    assert out == (["n01"] if word == "quarantine" else [])
+    if word != "stop":
+        assert ("n01" in {seat.member.node for seat in written.seats}) == (word == "report")
+
+
+def test_who_left_a_broken_gang_stops_no_job() -> None:
+    life = leader({"dead_rank": "stop", "user_error": "stop"})
+    died = Exit(generation=1, slot=0, step=5, cause="exit code 1: Broken: connection closed by peer", own=False)
+    life.told(2.0, record("n01", work=Work.FAILED, generation=1, exit=died))
+    written = proposed(life)
+    assert written is not None
+    assert written.phase is Phase.TRAIN
+
+
 def everybody_looked(life: Life, now: float, *facts: Evidence) -> None:
     """Two victims have stalled, all were asked, and this is what they said."""
     life.told(now, stalled("n00"), stalled("n02"))  # type: ignore[arg-type]
@@ -689,6 +716,9 @@ def test_what_gloo_costs_is_computed_before_and_measured_after() -> None:
 def test_no_gang_goes_over_gloo_that_was_not_told_to_or_where_gloo_is_not_proven() -> None:
     assert not probed(leader({"fabric": "fallback"}), 3.0, 2, results("ncclRemoteError")).backend
     assert not probed(leader({"fabric": "report"}, fallback="gloo"), 3.0, 2, results("ncclRemoteError")).backend
+    ended = probed(leader({"fabric": "stop"}), 3.0, 2, results("ncclRemoteError"))
+    assert (ended.phase, ended.exit_code) == (Phase.STOP, 70), "it waits for a repair"
+    assert probed(leader({"fabric": "stop"}), 3.0, 2, results()).phase is Phase.TRAIN
     assert not probed(leader({"fabric": "fallback"}, fallback="gloo"), 3.0, 2, results()).backend
 
 

@@ -27,7 +27,7 @@ OTHER = {
     "health": {"node_strikes": 9, "straggler_z": 9.0, "sample": "9s"},
     "recovery": dict.fromkeys(("start", "reform", "replace", "restart", "reload", "probe", "drain"), "9s"),
     "timeouts": {"confirm": "9s", "dump": "9s", "slack": 9.0, "phase": {"rollout": "9s"}},
-    "policy": {"dead_rank": "stop", "unknown": "stop", "disk": "stop"},
+    "policy": {"dead_rank": "stop", "unknown": "report", "disk": "stop"},
     "vault": {"copies": 3},
     "comm": {"fallback": "gloo"},
 }
