@@ -163,21 +163,11 @@ def gone(node: str, why: str, generation: int, rank: int | None) -> Evidence:
 
 def left(node: str, plan: Plan) -> Evidence:
     """Its ranks do not form the gang with the others, as a fact."""
-    ranks = tuple(rank for rank, name in by_rank((s.member.node, s.slots) for s in plan.seats).items() if name == node)
+    ranks = tuple(rank for rank, name in plan.node_of.items() if name == node)
     said = "left before the gang had formed"
     return Evidence(
         kind=Kind.NODE, sign=Sign.LEFT, node=node, ranks=ranks, detail=said, source="leader", generation=plan.generation
     )
-
-
-def by_rank(seats: Iterable[tuple[str, int]]) -> Mapping[int, str]:
-    """Where each rank runs, from the seats' nodes and slots.
-
-    >>> by_rank([("n00", 2), ("n01", 1)])
-    {0: 'n00', 1: 'n00', 2: 'n01'}
-    """
-    nodes = [node for node, slots in seats for _ in range(slots)]
-    return dict(enumerate(nodes))
 
 
 def parted(plan: Plan) -> bool:

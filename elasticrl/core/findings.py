@@ -81,18 +81,17 @@ def _judged(scene: Scene, lead: Lead, facts: dossier.Facts) -> Finding | None:
     plan = scene.plan
     if plan is None:
         return None
-    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
     gang = lead.gang or plan.generation - 1
     # Who was let back has paid for what was known of it then. Found by the scenario a-gpu-falls-off-the-bus.
     facts = tuple(fact for fact in facts if fact.generation is not None or _new(fact, lead)) if lead.let_back else facts
-    seated = frozenset(nodes.values())
+    seated = frozenset(plan.node_of.values())
     chosen = dossier.concerning(facts, range(gang, plan.generation + 1), seated, lead.passed)
     if not dossier.speaks(chosen):
         return None
     if lead.finding is not None and lead.finding.of == chosen:
         verdict = lead.finding.verdict  # what the caps let us do about it may have changed all the same
     else:
-        verdict = judge(chosen, Facts(world=plan.world, nodes=nodes))
+        verdict = judge(chosen, Facts(world=plan.world, nodes=plan.node_of))
     return Finding(of=chosen, verdict=verdict, answer=answer_to(scene, lead, verdict, gloo=False))
 
 
@@ -152,5 +151,4 @@ def _paced(scene: Scene, lead: Lead) -> Lead:
         rank += seat.slots
     history = (*lead.history, row)[-4 * health.straggler_steps :]
     slow = straggler.slow(history, z=health.straggler_z, steps=health.straggler_steps)
-    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
-    return replace(lead, paces={}, history=history, slow=straggler.evidence(slow, nodes))
+    return replace(lead, paces={}, history=history, slow=straggler.evidence(slow, plan.node_of))

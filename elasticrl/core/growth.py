@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticrl.core import versions
-from elasticrl.core.dossier import by_rank
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Record, Rung, Work, rounds
 from elasticrl.core.policy import Act
@@ -106,7 +105,7 @@ def ease(scene: Scene) -> Move | None:
     seat = next((seat for seat in plan.seats if seat.member.node == slow[0].node), None)
     if seat is None or seat.member.node in scene.lead.eased:
         return None
-    verdict = judge(slow, Facts(world=plan.world, nodes=by_rank((s.member.node, s.slots) for s in plan.seats)))
+    verdict = judge(slow, Facts(world=plan.world, nodes=plan.node_of))
     confine = confinements(scene, {seat.member: verdict.said}) if act == Act.QUARANTINE else ()
     if not confine and all(record.member.node in scene.lead.eased for record in scene.candidates):
         return None

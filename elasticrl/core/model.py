@@ -137,6 +137,11 @@ class Plan:
         """The number of ranks."""
         return sum(seat.slots for seat in self.seats)
 
+    @cached_property
+    def node_of(self) -> Mapping[int, str]:
+        """Where each rank runs."""
+        return MappingProxyType(dict(enumerate(seat.member.node for seat in self.seats for _ in range(seat.slots))))
+
     def first_rank(self, member: Member) -> int:
         """The rank of a seat's first slot."""
         try:

@@ -108,8 +108,7 @@ def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, A
     facts = (*(finding.of if finding else ()), *ways)
     if plan is None or not dossier.speaks(facts):
         return None, None
-    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats)
-    verdict = judge(facts, Facts(world=plan.world, nodes=nodes))
+    verdict = judge(facts, Facts(world=plan.world, nodes=plan.node_of))
     carries = bool(ways) and all(fact.sign in {Sign.HEALTHY, Sign.NCCL_BROKEN} for fact in ways)
     return verdict, answer_to(scene, scene.lead, verdict, gloo=carries)
 

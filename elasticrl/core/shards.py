@@ -7,6 +7,7 @@ once that some shard is with them alone, what was made since the newest commit h
 from collections.abc import Collection, Sequence
 
 from elasticrl.core.model import Phase, Rung, Seat, Strike
+from elasticrl.core.ring import buddies
 from elasticrl.core.scene import Move, Scene
 
 
@@ -24,18 +25,10 @@ def lost(
     (True, ())
     """
     here = set(here)
-    since = {node: at for at, node in enumerate(now)}
     spans = (
-        _span(gang, at, copies) | (_span(now, since[node], copies) if node in since else frozenset())
-        for at, node in enumerate(gang)
-        if node not in here
+        frozenset((node, *buddies(gang, node, copies), *buddies(now, node, copies))) for node in gang if node not in here
     )
     return tuple(span for span in spans if not span & here)
-
-
-def _span(gang: Sequence[str], at: int, copies: int) -> frozenset[str]:
-    """A node and those behind it."""
-    return frozenset(gang[(at + hop) % len(gang)] for hop in range(min(copies, len(gang) - 1) + 1))
 
 
 def _lost(scene: Scene, here: Collection[str]) -> tuple[frozenset[str], ...]:

@@ -106,7 +106,7 @@ def told(state: State, answers: Mapping[str, Where], silent: Collection[str]) ->
 
     plan, lead = state.view.plan, state.lead
     generation = plan.generation if plan else 0
-    nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
+    nodes = plan.node_of if plan else {}
     facts = Facts(world=plan.world if plan else None, nodes=nodes)
     kept = dossier.concerning(
         lead.facts if lead else state.evidence, range(generation, generation + 1), frozenset(nodes.values()),

@@ -589,7 +589,7 @@ class Inquiry:
             at = datetime.now(UTC).isoformat()
             lines.append({"at": at, "event": "machine.starved", "said": short_of(self._starving)})
         plan = self._plans.get(broken)
-        nodes = dossier.by_rank((seat.member.node, seat.slots) for seat in plan.seats) if plan else {}
+        nodes = plan.node_of if plan else {}
         known = state.lead.facts if state.lead else state.evidence
         passed = state.lead.passed if state.lead else None
         facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()), passed)

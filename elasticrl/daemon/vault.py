@@ -27,6 +27,7 @@ from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan
 from elasticrl.core.pauses import pause
+from elasticrl.core.ring import Ring
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.diagnose.process import started_at, state
@@ -77,19 +78,6 @@ class Options:
     def socket(self) -> Path:
         """Where it answers."""
         return self.folder / SOCKET
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """Who copies to whom: the seated nodes of a plan in rank order.
-
-    Example: Ring(generation=14, nodes=("n00", "n03"), addresses=(("n00", "10.0.0.1:7462"), ("n03", "10.0.0.3:7462")), copies=1)
-    """
-
-    generation: int
-    nodes: tuple[str, ...]
-    addresses: tuple[tuple[str, str], ...]
-    copies: int
 
 
 def ring_of(plan: Plan | None, copies: int) -> Ring | None:

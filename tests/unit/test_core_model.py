@@ -26,6 +26,7 @@ def test_ranks_are_member_and_slot():
     plan = Plan(generation=1, phase=Phase.TRAIN, seats=(seat("a", slots=2), seat("b", slots=4)), lanes=8)
     assert plan.world == 6
     assert plan.first_rank(Member(node="b", incarnation=1)) == 2
+    assert plan.node_of == dict(enumerate("aabbbb"))
     with pytest.raises(KeyError, match="no seat"):
         plan.first_rank(Member(node="b", incarnation=2))
 

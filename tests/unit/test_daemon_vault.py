@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from elasticrl.core.model import Member, Phase, Plan, Seat
+from elasticrl.core.ring import Ring
 from elasticrl.daemon.refusal import Refusal
-from elasticrl.daemon.vault import SOCKET, Options, Ring, Vault, folder_of, key_of, ring_of
+from elasticrl.daemon.vault import SOCKET, Options, Vault, folder_of, key_of, ring_of
 
 
 def seat(node: str, vault: str = "") -> Seat:

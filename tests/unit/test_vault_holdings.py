@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from elasticrl.runtime.vault.holdings import Holding, buddies, newest_whole
+from elasticrl.core.ring import buddies
+from elasticrl.runtime.vault.holdings import Holding, newest_whole
 from elasticrl.runtime.vault.version import Cut, Version, alive, grow, lineage_from_json, mark
 
 NODES = ("n00", "n01", "n02")

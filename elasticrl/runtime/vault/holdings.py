@@ -158,16 +158,3 @@ def _whole(version: Version, generation: int, world: int, shards: Mapping[int, S
     ordered = [sorted(shards[n], key=lambda h: (h.at != here, h.at != h.node, h.at)) for n in range(world)]
     sources = tuple(tuple(dict.fromkeys(h.at for h in held)) for held in ordered)
     return Whole(version=version, generation=generation, world=world, lineage=ordered[0][0].lineage, sources=sources)
-
-
-def buddies(ring: Sequence[str], node: str, copies: int) -> tuple[str, ...]:
-    """Who keeps this node's copies: the next distinct nodes of the ring, never itself.
-
-    >>> buddies(["n00", "n01", "n02"], "n02", 1)
-    ('n00',)
-    """
-    nodes = list(dict.fromkeys(ring))
-    if node not in nodes:
-        return ()
-    at = nodes.index(node)
-    return tuple((nodes[at + 1 :] + nodes[:at])[:copies])

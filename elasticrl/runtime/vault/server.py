@@ -13,16 +13,17 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from elasticrl.core.address import SOCKET_BYTES, split
+from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
-from elasticrl.runtime.vault.holdings import Holding, buddies, holding_of
+from elasticrl.runtime.vault.holdings import Holding, holding_of
 from elasticrl.runtime.vault.layout import Torn
 from elasticrl.runtime.vault.push import Buddy, Caller
 from elasticrl.runtime.vault.slots import (
@@ -67,23 +68,13 @@ class Options:
     outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """The nodes of the present plan, in its order, and where their vaults listen."""
-
-    generation: int = 0
-    nodes: tuple[str, ...] = ()
-    addresses: tuple[tuple[str, str], ...] = ()
-    copies: int = 0
-
-
 class Server:
     """See the module's text. `start` opens it, `run` serves until `stop` is called."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.port = 0
-        self._ring = Ring()
+        self._ring = NOBODY
         self._known: dict[Path, tuple[int, Holding]] = {}
         self._buddies: dict[str, Buddy] = {}
         self._incoming: dict[tuple[str, str], tuple[Slots, asyncio.Lock]] = {}
@@ -623,8 +614,7 @@ def _given(asked: object, count: int) -> tuple[int, ...]:
 
 def _ring(data: Mapping[str, Any]) -> Ring:
     addresses = {str(node): str(address) for node, address in data["addresses"].items()}
-    return replace(
-        Ring(),
+    return Ring(
         generation=int(data["generation"]),
         nodes=tuple(map(str, data["nodes"])),
         addresses=tuple(sorted(addresses.items())),
