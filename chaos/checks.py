@@ -384,7 +384,9 @@ def a_job_ends_for_a_reason(case: Case) -> Iterator[Complaint]:
         hangs = sum(isinstance(f, Struck) and f.kind == "hang_worker" and f.at <= fact.at for f in case.history)
         hung = "host_hang" in plan.reason and hangs >= limit  # a program may hang at one step again and again, too
         willed = settings.policy.get("dead_rank") == "stop" and any(isinstance(told, Died) for told in before)
-        right = {75: asked, 0: made, 70: looped or hung or willed or "in reach" in plan.reason}.get(plan.exit_code or 0, False)
+        right = {75: asked, 0: made, 70: looped or hung or willed or "in reach" in plan.reason}.get(
+            plan.exit_code or 0, False
+        )
         if not right:
             yield fact.at, f"the job was stopped with {plan.exit_code}: {plan.reason}"
 

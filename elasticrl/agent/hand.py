@@ -236,8 +236,8 @@ class Hand(LocalElasticAgent):
             case wire.Kill(slot=slot, cause=cause):
                 if slot in self._seated:
                     self._seated[slot].end(cause)
-            case wire.Committed():
-                self._inform(seat.Committed(step=order.step, manifest=order.manifest, generation=order.generation))
+            case seat.Committed():
+                self._inform(order)
             case wire.Acknowledge(ended=numbers):
                 self._ended = [end for end in self._ended if end.number not in numbers]
             case wire.Quit(reason=reason):

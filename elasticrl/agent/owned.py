@@ -5,8 +5,34 @@ anybody can have made such a folder first. So each is looked at before anything 
 """
 
 import os
+import socket
 import stat
 from pathlib import Path
+
+
+def listening(path: Path, mode: int) -> socket.socket:
+    """A socket in this place, for those whom the mode lets in. What a forerunner left there is replaced.
+
+    It gets its mode by itself: a umask for the time being would be that of a process which is started meanwhile.
+    """
+    path.unlink(missing_ok=True)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.bind(str(path))
+        path.chmod(mode)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def shared(folder: Path) -> str:
+    """Why this is no directory that only this user can enter; empty if it is one."""
+    status = folder.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not mode & 0o077:
+        return ""
+    return f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode {mode:o})"
 
 
 def strange(folder: Path) -> str:

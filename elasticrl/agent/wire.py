@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from elasticrl.agent.seat import Committed
 from elasticrl.core import events
 from elasticrl.core.model import Exit, Lap, Member, Pace, Plan, Rung, Stall, Work, deal
 from elasticrl.core.value import dataclass
@@ -98,15 +99,6 @@ class Kill:
 
     slot: int
     cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """The job's newest disk checkpoint, for the workers to know."""
-
-    step: int
-    manifest: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

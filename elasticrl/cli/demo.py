@@ -25,6 +25,7 @@ import typer
 
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
+from elasticrl.core.address import CONTROL
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -354,7 +355,7 @@ class Show:
         if time.monotonic() - self.view.looked >= DRAW_S:
             self.view.looked = time.monotonic()
             with suppress(Unanswered, OSError):
-                self.view.picture = ask(self.home("n0") / "control.sock", "status", deadline_s=2.0)
+                self.view.picture = ask(self.home("n0") / CONTROL, "status", deadline_s=2.0)
         return self.view.picture
 
     def stages(self, generation: int | None = None) -> list[str]:
@@ -376,7 +377,7 @@ class Show:
         """The pid of a node's worker."""
         from elasticrl.daemon.client import ask
 
-        return int(ask(self.home(node) / "control.sock", "logs", deadline_s=10.0)[0]["pid"])
+        return int(ask(self.home(node) / CONTROL, "logs", deadline_s=10.0)[0]["pid"])
 
     def home(self, node: str) -> Path:
         """A node's runtime directory."""

@@ -2,12 +2,12 @@
 
 import os
 import socket
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.agent.owned import strange
+from elasticrl.agent.owned import shared, strange
+from elasticrl.core.address import CONTROL
 
 
 class NotFound(Exception):
@@ -22,16 +22,13 @@ def made_private(folder: Path) -> Path:
     """The folder, made if need be; refused unless it is this user's alone. Who can write there can say what our agents run."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.lstat()
+        why = shared(folder)
     except OSError as error:
         raise NotOurs(
             f"{folder} cannot be made ({error.strerror}). Set XDG_RUNTIME_DIR to a directory of your own, or unset it."
         ) from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise NotOurs(
-            f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):o}). Remove it, or set XDG_RUNTIME_DIR to a directory of your own."
-        )
+    if why:
+        raise NotOurs(f"{why}. Remove it, or set XDG_RUNTIME_DIR to a directory of your own.")
     return folder
 
 
@@ -51,7 +48,7 @@ def run_dirs(explicit: Path | None = None) -> tuple[Path, ...]:
 
 def sockets(explicit: Path | None = None, job: str | None = None, node: str | None = None) -> tuple[Path, ...]:
     """All control sockets that fit."""
-    pattern = f"{job or '*'}/{node or '*'}/control.sock"
+    pattern = f"{job or '*'}/{node or '*'}/{CONTROL}"
     found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):  # XDG_RUNTIME_DIR may be another user's, as after `su`

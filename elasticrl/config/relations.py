@@ -14,11 +14,10 @@ from elasticrl.config.ports import PORTS, Listener
 from elasticrl.config.section import leaves
 from elasticrl.config.tree import Tree
 from elasticrl.config.units import format_duration
-from elasticrl.core.address import SOCKET_BYTES, loops
+from elasticrl.core.address import CONTROL, SOCKET_BYTES, loops
 from elasticrl.core.value import dataclass
 
 OUR_TRAINER = "elasticrl.ppo"
-SOCKET = "control.sock"  # the longest name of a socket of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +149,7 @@ def _spread_away(t: Tree) -> list[str]:
 
 def _socket(t: Tree, folder: str) -> str:
     """Where a process of this node would listen."""
-    return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{SOCKET}"
+    return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{CONTROL}"
 
 
 def _room(t: Tree) -> int:

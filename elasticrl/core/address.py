@@ -1,8 +1,11 @@
-"""`host:port`, joined and taken apart; an IPv6 host stands in brackets. And how long a unix socket's path may be."""
+"""`host:port`, joined and taken apart; an IPv6 host stands in brackets. And what our unix sockets are called, and how long
+their paths may be.
+"""
 
 from ipaddress import ip_address
 from typing import Final
 
+CONTROL: Final = "control.sock"  # where a daemon answers in its folder, and a vault in its own
 SOCKET_BYTES: Final = 107  # of a unix socket's path at most, says the kernel
 
 

@@ -7,7 +7,7 @@ claims against somebody who is seen at work, is no cause.
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from elasticrl.core.evidence import Evidence, Kind, Sign, mistaken
+from elasticrl.core.evidence import HEALTH, NOISE, Evidence, Kind, Sign, mistaken
 from elasticrl.core.meanings import (
     DISKS,
     EXPLAINS,
@@ -40,7 +40,7 @@ class Case:
     @cached_property
     def serious(self) -> tuple[Evidence, ...]:
         """All but noise."""
-        return tuple(fact for fact in self.evidence if fact.sign not in {Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
+        return tuple(fact for fact in self.evidence if fact.sign not in NOISE)
 
     @cached_property
     def waits(self) -> tuple[Evidence, ...]:
@@ -64,7 +64,7 @@ class Case:
             and not self.late(f)
             and self.believed(f)
             and self.fits(f)
-            and not (self.plain and f.source == "health" and f.kind in {Kind.DISK, Kind.LIMIT})
+            and not (self.plain and f.source == HEALTH and f.kind in {Kind.DISK, Kind.LIMIT})
         )
 
     @cached_property
@@ -229,7 +229,7 @@ class Case:
     def silenced(self) -> frozenset[str]:
         """Nodes that were seen to go, or to be out of order."""
         told = (f for f in self.evidence if f.sign in {Sign.NODE_GONE, Sign.UNHEARD} and witnessed(f))
-        ill = (f for f in self.evidence if f.source == "health" and f.sign in MEANINGS)
+        ill = (f for f in self.evidence if f.source == HEALTH and f.sign in MEANINGS)
         return frozenset(f.node for f in (*told, *ill) if f.node)
 
     def known(self, names: tuple[str, ...], rank: int | None) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ def _group_of(fact: Evidence, named: Mapping[str, list[Evidence]]) -> str | None
 
 def witnessed(fact: Evidence) -> bool:
     """Whether somebody of ours saw it, rather than that a log claims it."""
-    return (fact.kind in HARD or fact.source == "health") and fact.line_no is None
+    return (fact.kind in HARD or fact.source == HEALTH) and fact.line_no is None
 
 
 def earliest(facts: Iterable[Evidence]) -> Evidence:

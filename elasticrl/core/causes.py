@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from elasticrl.core.case import Case, after, earliest, witnessed
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.core.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS
 from elasticrl.core.verdict import Confidence, Fault, Verdict, rank_names
 
@@ -54,7 +54,7 @@ def _first_of(case: Case, causes: Sequence[Evidence]) -> Verdict | None:
 
 def _of_rank(first: Evidence, causes: Sequence[Evidence]) -> Evidence:
     """What is seen of a machine before one of its ranks ends of it is told by that rank: memory is full, and who was killed."""
-    if first.source != "health" or first.rank is not None:
+    if first.source != HEALTH or first.rank is not None:
         return first
     same = [f for f in causes if f.rank is not None and f.node == first.node and witnessed(f)]
     return next((f for f in same if MEANINGS[f.sign].fault is MEANINGS[first.sign].fault), first)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
-from elasticrl.core.evidence import Evidence, Kind, Sign, bounded
+from elasticrl.core.evidence import HEALTH, NOISE, Evidence, Kind, Sign, bounded
 from elasticrl.core.meanings import CONSEQUENCES, HARD, LASTING, MEANINGS, SNAPSHOTS, WAITS
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.verdict import Fault
@@ -18,10 +18,8 @@ KEPT_S = 60.0
 KEPT = 200  # of this node, or of all together at the leader
 AGAIN_S = 5.0  # what a log says over and over is told anew no more often
 TOLD = 16  # of this node, in its record
-HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
 WAYS = "ways"  # the source of facts of how long the ways to the neighbours take
 STATES = frozenset({HEALTH, WAYS})  # whose newest word on the same thing is the one that holds
-NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})
 ABORT = "signal 6 "  # as an exit's cause says it
 PARTING = frozenset({Sign.ABORTED, Sign.MISMATCH})  # after which ranks are compared by what they had entered
 

@@ -217,6 +217,8 @@ def of_stall(
     return replace(fact, op=stall.op, seq=stall.collective, group=GANG) if counted else fact
 
 
+HEALTH = "health"  # the source of facts that speak of a machine, and hold until the same source says otherwise
+NOISE = frozenset({Sign.NOISE, Sign.TOLD, Sign.HEALTHY})  # no trouble
 GANG = "gang"  # what the runtime's own count of collectives is called, beside torch's groups
 
 #: Signals by what they say of the process: somebody killed it, it broke, it gave up, it was asked to go.

@@ -26,7 +26,9 @@ def lost(
     """
     here = set(here)
     spans = (
-        frozenset((node, *buddies(gang, node, copies), *buddies(now, node, copies))) for node in gang if node not in here
+        frozenset((node, *buddies(gang, node, copies), *buddies(now, node, copies)))
+        for node in gang
+        if node not in here
     )
     return tuple(span for span in spans if not span & here)
 

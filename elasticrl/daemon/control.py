@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elasticrl.agent.owned import listening
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
 from elasticrl.shell.apart import apart
@@ -71,15 +72,7 @@ class Control:
 
     async def open(self) -> None:
         """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
-        self._path.unlink(missing_ok=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listening.bind(str(self._path))
-            self._path.chmod(0o660)  # a umask for the time being would be that of a process which is started meanwhile
-            self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_LINE)
-        except BaseException:
-            listening.close()
-            raise
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening(self._path, 0o660), limit=MAX_LINE)
         if self._group:
             try:
                 os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)

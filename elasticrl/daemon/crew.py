@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from elasticrl.agent.link import Link, start_agent
+from elasticrl.agent.seat import Committed
 from elasticrl.agent.spec import Spec
-from elasticrl.agent.wire import Acknowledge, Committed, Quit, Report, order_of
+from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Commit, Member, Verb, Work

@@ -26,7 +26,7 @@ from elasticrl.config import Tree
 from elasticrl.core import dossier, versions
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Cleared, Event, Found, LookAt, Probe, Probed, Suspected, Workers
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
 from elasticrl.core.judge import judge
@@ -524,7 +524,7 @@ class Inquiry:
         if said and said != self._differ:
             self.log.info("versions.differ", said=said, remedy=versions.REMEDY)
         self._differ = said
-        differ = {replace(doctor.evidence(each), source=dossier.HEALTH) for each in odd if each.name in fatal}
+        differ = {replace(doctor.evidence(each), source=HEALTH) for each in odd if each.name in fatal}
         facts = sorted(differ - self._claimed, key=str)
         over = sorted(self._claimed - differ, key=str)  # it has come back with the others' torch, or not at all
         self._claimed = differ

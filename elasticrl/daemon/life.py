@@ -14,8 +14,7 @@ from typing import IO
 
 from elasticrl.agent.owned import strange
 from elasticrl.agent.spec import write_private
-from elasticrl.config.relations import SOCKET
-from elasticrl.core.address import SOCKET_BYTES
+from elasticrl.core.address import CONTROL, SOCKET_BYTES
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
@@ -68,7 +67,7 @@ class Home:
     @property
     def control(self) -> Path:
         """Where operators' commands find the daemon."""
-        return self.folder / SOCKET
+        return self.folder / CONTROL
 
     def lock(self) -> None:
         """Be the only daemon here, or raise `Taken`."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from elasticrl.agent.spec import write_private
-from elasticrl.core.address import SOCKET_BYTES, join
+from elasticrl.core.address import CONTROL, SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan
@@ -34,7 +34,6 @@ from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
 LINE: Final = 64 << 20  # of an answer
-SOCKET: Final = "control.sock"
 LOOK_S: Final = 0.02  # between looks whether a vault that was started answers
 ALIVE_S: Final = 2.0  # between signs of life that are asked for
 STOPPED_S: Final = 0.6  # between looks whether it is stopped; twice in a row is no chance
@@ -77,7 +76,7 @@ class Options:
     @property
     def socket(self) -> Path:
         """Where it answers."""
-        return self.folder / SOCKET
+        return self.folder / CONTROL
 
 
 def ring_of(plan: Plan | None, copies: int) -> Ring | None:
@@ -100,10 +99,10 @@ def key_of(secret: bytes) -> str:
 def folder_of(base: str, job: str, node: str) -> Path:
     """One vault's directory; `Refusal` if the socket in it would have too long a path."""
     folder = Path(base) / job / node
-    length = len(os.fsencode(folder / SOCKET))
+    length = len(os.fsencode(folder / CONTROL))
     if length > SOCKET_BYTES:
         raise Refusal(
-            f"{folder / SOCKET} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
+            f"{folder / CONTROL} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
             "shorten vault.dir, job.name or node.name"
         )
     return folder
@@ -437,10 +436,10 @@ async def once(where: Path, deadline_s: float, op: str, **fields: object) -> Map
 async def dismiss(folder: Path, *, within_s: float) -> None:
     """End the vault that is served from there, if one is, and remove what it holds: nobody will read that memory again."""
     with suppress(Silent, Refused, OSError):
-        status = await once(folder / SOCKET, within_s, "status")
+        status = await once(folder / CONTROL, within_s, "status")
         pid = int(status["pid"])
         born = started_at(pid)
-        await once(folder / SOCKET, within_s, "end")
+        await once(folder / CONTROL, within_s, "end")
         deadline = time.monotonic() + within_s
         while born and started_at(pid) == born and time.monotonic() < deadline:  # noqa: ASYNC110 - it need not be our child
             await asyncio.sleep(LOOK_S)

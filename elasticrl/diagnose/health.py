@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.evidence import HEALTH, Evidence, Kind, Sign
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose.logs import Parser
 
@@ -62,7 +62,7 @@ def evidence(checks: Iterable[Check], *, node: str | None = None) -> tuple[Evide
             sign=check.sign,
             node=node,
             detail=f"{check.name}: {check.value}",
-            source="health",
+            source=HEALTH,
         )
         for check in checks
         if check.sign is not None and check.level is FAIL

@@ -24,6 +24,7 @@ from chaos.live.local import SCRIPT
 from elasticrl.agent import wire
 from elasticrl.agent.spec import Spec
 from elasticrl.config.tree import Tree
+from elasticrl.core.address import CONTROL
 from elasticrl.core.events import Event, Workers
 from elasticrl.core.model import Member, Record
 from elasticrl.core.settings import Settings
@@ -31,7 +32,7 @@ from elasticrl.core.state import State
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon, background
-from elasticrl.daemon.vault import SOCKET, Options, Vault, once
+from elasticrl.daemon.vault import Options, Vault, once
 from elasticrl.diagnose.process import started_at, state
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
@@ -215,8 +216,8 @@ def test_a_vault_whose_folder_is_cleared_away_is_there_again_for_who_comes_later
             await until(lambda: bool(vault.address), task)
             first, address = vault.pid, vault.address
             shutil.rmtree(folder / "vault")
-            await until((folder / "vault" / SOCKET).exists, task)
-            status = await once(folder / "vault" / SOCKET, 5.0, "status")
+            await until((folder / "vault" / CONTROL).exists, task)
+            status = await once(folder / "vault" / CONTROL, 5.0, "status")
             assert (status["pid"] != first, vault.address) == (True, address)
         await vault.end()
 

@@ -6,6 +6,7 @@ import pytest
 
 from elasticrl.agent import seat, wire
 from elasticrl.agent.link import Link
+from elasticrl.agent.seat import Committed
 from elasticrl.core import events
 from elasticrl.core.model import Exit, Member, Phase, Plan, Rung, Seat, Stall, Work
 
@@ -116,7 +117,7 @@ def test_a_process_without_an_agent_is_told_so() -> None:
 
 
 def test_a_commit_survives_both_wires() -> None:
-    order = wire.Committed(step=1280, manifest="step-00001280", generation=14)
+    order = Committed(step=1280, manifest="step-00001280", generation=14)
     assert wire.decode(wire.encode(order)) == order
     line = json.loads(seat.news(seat.Committed(step=1280, manifest="step-00001280", generation=14)))
     assert line == {"is": "Committed", "step": 1280, "manifest": "step-00001280", "generation": 14}

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
+from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.ring import Ring
 from elasticrl.daemon.refusal import Refusal
-from elasticrl.daemon.vault import SOCKET, Options, Vault, folder_of, key_of, ring_of
+from elasticrl.daemon.vault import Options, Vault, folder_of, key_of, ring_of
 
 
 def seat(node: str, vault: str = "") -> Seat:
@@ -37,7 +38,7 @@ def test_two_jobs_or_nodes_on_one_host_never_meet() -> None:
 
 
 def test_a_path_that_no_socket_may_have_is_refused_in_a_sentence() -> None:
-    fits = "n" * (107 - len(f"/v/j//{SOCKET}"))
+    fits = "n" * (107 - len(f"/v/j//{CONTROL}"))
     assert folder_of("/v", "j", fits).name == fits
     with pytest.raises(Refusal, match="bytes"):
         folder_of("/v", "j", fits[:-1] + "ü")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from elasticrl.core.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.errors import VaultError
@@ -129,7 +130,7 @@ class Vault:
         self.node = node
         self.writer = writer
         self.notice = ""  # why the server does not know of the last snapshot, if it doesn't
-        self.control = Control(directory / "control.sock", deadline_s=deadline_s)
+        self.control = Control(directory / CONTROL, deadline_s=deadline_s)
         self._deadline_s = deadline_s
         self._slots = Slots(directory, origin=node, writer=writer, keep=keep)
         self._light = Slots(directory, origin=node, writer=f"{writer}{LIGHT}", keep=keep)

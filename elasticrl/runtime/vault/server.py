@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.address import SOCKET_BYTES, split
+from elasticrl.core.address import CONTROL, SOCKET_BYTES, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
@@ -29,6 +29,7 @@ from elasticrl.runtime.vault.push import Buddy, Caller
 from elasticrl.runtime.vault.slots import (
     FETCHED,
     PART,
+    RING,
     Pinned,
     Slots,
     clean,
@@ -45,7 +46,6 @@ from elasticrl.runtime.vault.transfer import Offer, offer, promised, receive_blo
 from elasticrl.runtime.vault.version import Version
 
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
-RING = "ring.json"
 PAUSE_S = 0.1  # before the next caller is listened for, where one could not be
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 
@@ -96,7 +96,7 @@ class Server:
     @property
     def socket_path(self) -> Path:
         """Where workers and the daemon talk to it."""
-        return self.options.directory / "control.sock"
+        return self.options.directory / CONTROL
 
     async def start(self) -> tuple[str, ...]:
         """Take the directory over; the torn files that were dropped are returned."""

@@ -10,7 +10,6 @@ import fcntl
 import mmap
 import os
 import re
-import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from elasticrl.agent.owned import strange
+from elasticrl.agent.owned import shared, strange
+from elasticrl.core.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.version import Version
 
+RING = "ring.json"  # what was told of the ring last
 SUFFIX = ".shard"
 PART = "part-"  # before a writer's name: only the blocks that one worker asked for
 FETCHED = "fetch-"  # a whole shard, fetched from another vault
@@ -41,12 +42,8 @@ def prepare(directory: Path) -> Path:
             raise VaultError(
                 f"{why}: somebody could put another {directory.name} in the vault's place. Set vault.dir to another place."
             )
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise VaultError(
-            f"{directory} is not a directory that only user {os.getuid()} can enter "
-            f"(owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}). Remove it, or set vault.dir to another place."
-        )
+    if why := shared(directory):
+        raise VaultError(f"{why}. Remove it, or set vault.dir to another place.")
     return directory
 
 
@@ -496,7 +493,7 @@ def clean(directory: Path) -> None:
     """Remove a vault: its job has ended, and memory that nobody will read must go back to the machine."""
     for path, _ in files(directory):
         path.unlink(missing_ok=True)
-    for name in ("lock", "control.sock", "ring.json"):
+    for name in ("lock", CONTROL, RING):
         (directory / name).unlink(missing_ok=True)
     with suppress(OSError):
         directory.rmdir()
