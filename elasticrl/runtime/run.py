@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
-from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -40,8 +39,9 @@ from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
-from elasticrl.runtime import notes
+from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime.alike import Diverged, NotFinite  # noqa: F401 - scripts know them here
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
@@ -53,7 +53,7 @@ from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.digest import Digest, outliers
+from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
@@ -66,7 +66,7 @@ from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
-from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, DataError, Outlived, VaultError
+from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, Outlived, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -86,14 +86,6 @@ class Emptied(Protocol):
 
     def empty(self) -> None:
         """As it was when it was registered."""
-
-
-class Diverged(RuntimeError):
-    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
-
-
-class NotFinite(RuntimeError):
-    """A gradient that would have made every parameter NaN. No rank has applied anything of its update."""
 
 
 class Step(int):
@@ -610,8 +602,9 @@ class Run:
         self.timeline.mark("spread")
         self._fill(place, agreed, kept)
         self._limit = self._asked or (self._cursor.steps if self._cursor else None)
-        self._check_alike(agreed)  # before anything is published, which would make them alike
-        self._check_buffers()
+        # Before anything is published, which would make them alike.
+        alike.check_beginning(agreed, gang, self._cursor, self._roles)
+        alike.check_buffers(gang, self._roles, self._others, self._say)
         for role in self._roles.values():
             role.live.publish()
         self.timeline.mark("publish")
@@ -904,43 +897,6 @@ class Run:
             elif isinstance(part, Emptied):
                 part.empty()
 
-    def _check_alike(self, agreed: Agreed) -> None:
-        """At the very beginning: nobody restored anything, so models and data must be alike on all ranks."""
-        if agreed.whole is not None or agreed.checkpoint is not None:
-            return
-        told = exchange(self._gang_now, self._cursor.describe() if self._cursor else "")
-        if len(set(told)) > 1:
-            ranks = {data: [str(rank) for rank, one in enumerate(told) if one == data] for data in told}
-            each = "; ".join(f"rank {', '.join(who)} has {data}" for data, who in ranks.items())
-            raise DataError(
-                f"The ranks have different data ({each}). Give each node the same files under the same name."
-            )
-        for name, role in self._roles.items():
-            if isinstance(role.live, Replicated) and (odd := role.live.diverged()):
-                raise Misuse(
-                    f"The ranks built different models ({name} of rank {', '.join(map(str, odd))}). Build models after join(), "
-                    "which seeds the generators from job.seed, and from nothing that differs between ranks."
-                )
-
-    def _check_buffers(self) -> None:
-        """No rank has built other buffers than the others, nor have they changed here."""
-        plain = [part.state_dict() for part in self._others.values() if isinstance(part, Plain)]
-        tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
-        registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
-        mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
-        told = exchange(self._gang_now, mine)  # also where there are none here: others may have some
-        for name, theirs in mine.items():
-            odd = outliers([int(one[name] or "0", 16) for one in told])
-            if not odd:
-                continue
-            who = f"{name} of rank {', '.join(map(str, odd))}"
-            self._say(f"the buffers of {who} of generation {self.generation} are not those of the others")
-            if self.rank in odd:
-                raise Misuse(
-                    f"The ranks built different buffers ({who}; here {theirs or 'none'}). Nobody restores buffers: build "
-                    "models from the same files on all nodes, and from nothing else that differs between ranks."
-                )
-
     def _leave(self) -> None:
         if self._seat is not None:
             self._seat.on_order(None)
@@ -1059,7 +1015,7 @@ class Run:
         if not self._notes_heard(
             found[last].notes
         ):  # else a gradient of corrupted parameters is no doing of the script's
-            self._check_finite(found)
+            alike.check_finite(found, progress)
         for role in self._roles.values():
             role.live.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         for role in self._roles.values():
@@ -1093,7 +1049,7 @@ class Run:
         self._digest = ()  # told once
         self._worth = heard.worth(self.tree.vault.inside)
         self._ending = self._ending or heard.ending
-        self._check_replicas(heard.odd)
+        alike.check_replicas(heard.odd, self._gang_now, self._now, self._say)
         if keeper.kept is None and self._restored is not None:
             self._tell_sealed(self._restored, heard.digest)
             keeper.chronicled(self._restored, heard.digest)
@@ -1104,29 +1060,6 @@ class Run:
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
             self._tell_sealed(kept.steps, heard.digest)
         return heard.odd
-
-    def _check_finite(self, found: Mapping[str, Reduced]) -> None:
-        """The sum's norm, which all ranks know alike: each raises, so the failure is the program's and no single node's."""
-        odd = [f"{name} is {reduced.norm}" for name, reduced in found.items() if not isfinite(reduced.norm)]
-        if odd:
-            raise NotFinite(
-                f"The norm of the gradient of {', of '.join(odd)} in update {self.progress.update} of step "
-                f"{self.progress.step}: nothing of it was applied, and the state before it is kept. Look at what this update's "
-                "loss is made of (a division by zero, a logarithm of 0, an overflow in half precision, a reward that is out of "
-                "range), and at the steps before for a norm that grows: then lower the learning rate or clip (max_norm)."
-            )
-
-    def _check_replicas(self, odd: Sequence[int]) -> None:
-        if not odd:
-            return
-        who = f"rank {', '.join(map(str, odd))} of generation {self.generation}"
-        self._say(f"divergence at step {self._now}: the parameters of {who} are not those of the others")
-        if self.rank in odd:
-            raise Diverged(
-                f"The parameters that rank {self.rank} computes with are not those of the others at step {self._now}: memory "
-                "or processor of this node corrupts data silently. This process ends, and a fresh one restores its state; if "
-                "it happens again, have the node's memory tested."
-            )
 
     def _digests(self) -> tuple[Digest, ...]:
         strategies = {name: role.live for name, role in self._roles.items()}
