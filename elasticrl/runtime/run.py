@@ -40,7 +40,7 @@ from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
 from elasticrl.runtime import alike, notes
-from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime.agree import Agreed, exchange
 from elasticrl.runtime.alike import Diverged, NotFinite  # noqa: F401 - scripts know them here
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
@@ -49,12 +49,11 @@ from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
-from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest
+from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest
-from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
@@ -63,6 +62,7 @@ from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.search import Search, thin
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
@@ -183,6 +183,7 @@ class Run:
         self.sealed_digest: str | None = None  # of the state after them; None where none was made (see lanes.digest)
         self._seat = seat
         self._beat = seat.beat if seat else Beat()
+        self._search = Search(where, seat, self._beat, self._say)
         self._keeper: Keeper | None = None
         self._roles: dict[str, Trained] = {}
         self._others: dict[str, Part] = {}
@@ -215,7 +216,6 @@ class Run:
         self._told_close = False  # that the bits are not exact
         self._letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
-        self._lacking_since: float | None = None  # when disks that are not here were first missed
 
     # ---- what a script calls
 
@@ -596,7 +596,7 @@ class Run:
         keeper, gang = self._hold(), self._gang
         assert gang is not None
         keeper.still()
-        agreed = self._agree(place, keeper, gang)
+        agreed = self._search.agree(place, keeper, gang)
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
         self.timeline.mark("spread")
@@ -614,7 +614,7 @@ class Run:
         self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
         # Into the vaults at once: what lies there of another history is dead from now on; and what a node kept for one that
         # died would lie with it alone until the next step is sealed.
-        if not agreed.remembered or self._thin(agreed):
+        if not agreed.remembered or thin(agreed, self.tree.vault.copies, gang.world):
             self._snapshot(self._now, whole=not self._now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
@@ -622,78 +622,6 @@ class Run:
             # What was restored is digested too: it must be what it was. (What is kept anew is, as all that is kept.)
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
-
-    def _thin(self, agreed: Agreed) -> bool:
-        """Does a part of what this gang goes on from lie with fewer nodes than it should?"""
-        want = 1 + min(self.tree.vault.copies, self._gang_now.world - 1)
-        layers = agreed.whole.layers if agreed.whole is not None else ()
-        return any(len(nodes) < want for layer in layers for nodes in layer.sources)
-
-    def _agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
-        """What all go on from."""
-        told = self._seat.committed if self._seat else None
-        commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
-        committed = told.generation if told and told.step == place.resume else None
-        holdings = keeper.holdings(speaks=place.slot == 0)
-        if not self.context.own_disk:
-            return agree(
-                self.context.node,
-                holdings,
-                gang,
-                lambda: self._look(keeper, commit),
-                floor=0 if rung4 else place.resume,
-                committed=committed,
-                disk=rung4,
-            )
-        since = self._lacking_since
-        disk = Disk(
-            place=keeper.place, vault=self.context.vault, job=self.context.job, node=self.context.node,
-            speaks=place.slot == 0, timeout_s=self.tree.checkpoint.timeout_s,
-        )  # fmt: skip
-        agreed = agree_on_disks(
-            disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
-            waited_s=0.0 if since is None else time.monotonic() - since, wait=self._await_disks,
-        )  # fmt: skip
-        if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
-            self._lacking_since = None
-        return agreed
-
-    def _look(self, keeper: Keeper, commit: str | None) -> Found | None:
-        """The newest good checkpoint. A place that does not answer, as file servers do not for a while after a loss of power,
-        is waited for: nothing that it holds is lost.
-        """
-        limit_s, begun, said = self.tree.checkpoint.wait_s, time.monotonic(), False
-        while True:
-            try:
-                return newest_good(keeper.place, commit=commit, uncommitted=self.context.alone)
-            except CheckpointStorage as error:
-                if time.monotonic() > begun + limit_s:
-                    raise
-                if not said:
-                    self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
-                    said = True
-            self._flag.check("waiting for checkpoints")
-            if self._seat and self._seat.halt:
-                raise GangError("it is time to end, and checkpoints cannot be read")
-            self._beat.still()
-            time.sleep(SLICE_S)  # between looks, up to checkpoint.wait
-
-    def _await_disks(self, why: str, waited_s: float) -> None:
-        """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
-        limit_s = self.tree.checkpoint.wait_s
-        now = time.monotonic()
-        self._lacking_since = now - waited_s
-        if waited_s >= limit_s:
-            return
-        self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
-        self._beat.training()
-        with self.phase("disks"):
-            while time.monotonic() < now + limit_s - waited_s:
-                self._flag.check("waiting for disks")
-                if self._seat and self._seat.halt:
-                    raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
-                self._beat.still()
-                time.sleep(SLICE_S)  # between looks, up to checkpoint.wait, or until a plan with more nodes comes
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
