@@ -59,13 +59,13 @@ from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal, Turn
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
-from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.search import Search, thin
+from elasticrl.runtime.spread import strategy_for
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
+from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, rules, strategy_of
 from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, Outlived, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
@@ -638,7 +638,7 @@ class Run:
         held = self._let_go(count)
         for name, role in self._roles.items():
             shard = held.pop(name, None)
-            role.strategy = self._strategy(name, role, leaves, place.rank, shard)
+            role.strategy = strategy_for(name, role, self.context, self._gang_now, deal=leaves, shard=shard)
             if shard is not None and role.strategy.shard is shard and count is not None:
                 shard.go_to(count)
                 kept.add(name)
@@ -665,51 +665,6 @@ class Run:
         if built:
             gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
         return held
-
-    def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
-        """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind."""
-        kind, given, host = strategy_of(self.tree, name), role.given, offloaded(self.tree, name)
-        group, device, bucket_bytes = self._gang_now.group, self.context.device, self.tree.lanes.bucket_bytes
-        if isinstance(given, torch.nn.Module):
-            if kind != "replicated":
-                raise Misuse(
-                    f"The strategy of {name} is {kind}, which binds a model to one gang: register a function of the DeviceMesh "
-                    "that returns the model (for fsdp with fully_shard applied), and use run.model."
-                )
-            return Replicated(
-                given,
-                role.rule_of,
-                deal=deal,
-                rank=rank,
-                group=group if self._gang_now.world > 1 else None,  # gloo would copy what one rank sends itself
-                bucket_bytes=bucket_bytes,
-                shard=shard,
-                offload=host,
-            )
-
-        if kind == "replicated":
-            raise Misuse(
-                f"The strategy of {name} is replicated: register the model itself, not a function that builds it."
-            )
-
-        def build(mesh: DeviceMesh) -> torch.nn.Module:
-            model = self._built(given, mesh)
-            check_rules(name, model, role.rule_of)
-            return model
-
-        if kind == "deepspeed":
-            return Zero(
-                build, role.rule_of, deal=deal, rank=rank, group=group, stage=self.tree.model.zero_stage, offload=host,
-                device=device, bucket_bytes=bucket_bytes, shard=shard,
-            )  # fmt: skip
-        from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
-
-        return Fsdp(build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host)
-
-    def _built(self, build: Build, mesh: DeviceMesh) -> torch.nn.Module:
-        """A model that is built anew in each generation begins with the same numbers each time."""
-        with Streams(seed=self.tree.job.seed).ambient("init"):
-            return build(mesh)
 
     def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
         """Fills all that is registered, from the vault, a checkpoint or anew; what is `kept` stays as it is."""
