@@ -28,8 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
-from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
+from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
@@ -56,13 +55,14 @@ from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
-from elasticrl.runtime.lanes import Deal, Turn
+from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
 from elasticrl.runtime.search import Search, thin
 from elasticrl.runtime.spread import strategy_for
+from elasticrl.runtime.step import Lane, Step
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
 from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, rules, strategy_of
@@ -78,72 +78,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.shard import Shard
 
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
-
-
-@runtime_checkable
-class Emptied(Protocol):
-    """State in pieces that can be told to begin anew."""
-
-    def empty(self) -> None:
-        """As it was when it was registered."""
-
-
-class Step(int):
-    """A step's number, counted from 0. As a context it swallows what cuts the step short; `steps` then repeats it."""
-
-    _run: Run
-
-    def __enter__(self) -> Self:
-        self._run._guarded = True  # noqa: SLF001 - one class in two
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        self._run._guarded = False  # noqa: SLF001
-        if not isinstance(error, GangError):
-            # What an aborted collective let through may be anything, and a program that looks at it says so. Its own fault
-            # comes again with the step.
-            reason = self._run._flag.reason  # noqa: SLF001
-            if reason is None or not isinstance(error, Exception):
-                return False
-            error = GangError(f"{type(error).__name__} ({error}) in a step that was given up: {reason}")
-        self._run._cut_by(error)  # noqa: SLF001
-        return True
-
-
-class Lane:
-    """One lane's turn: its samples, its random streams, its tally, its leaf of the gradient's tree."""
-
-    def __init__(self, run: Run, turn: Turn, tally: Tally, streams: Streams) -> None:
-        self.index, self.ghost = turn.lane, turn.ghost
-        self.tally = tally
-        self.streams = streams.at(lane=turn.lane)
-        self._run = run
-        self.over = False
-
-    @contextmanager
-    def rng(self, purpose: str) -> Iterator[None]:
-        """Inside, the ambient generators are this lane's stream of that name. What uses a result (loss.item()) belongs inside
-        too: a pass that a fault cuts short (of fsdp, whose passes have collectives) ends here, without one.
-        """
-        try:
-            with self.streams.ambient(purpose):
-                yield
-        except GangError as error:
-            self._run._cut_by(error)  # noqa: SLF001
-
-    def ids(self) -> tuple[SampleId, ...]:
-        """The samples of the registered cursor that this lane trains on now; they go into the ledger with the update."""
-        return self._run._take(self)  # noqa: SLF001
-
-    def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
-        """These samples enter the next update, for scripts that choose samples by themselves."""
-        if not self.ghost:
-            self._run._used.append((self.index, turn, tuple(ids)))  # noqa: SLF001
-
-    def done(self) -> None:
-        """The backward pass is over."""
-        self.over = True
-        self._run._done()  # noqa: SLF001
 
 
 def join(config: Path | str | Tree | None = None) -> Run:
