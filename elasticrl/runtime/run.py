@@ -602,7 +602,31 @@ class Run:
 
     def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
         """Fills all that is registered, from the vault, a checkpoint or anew; what is `kept` stays as it is."""
-        keeper = self._hold()
+        self._parts = self._whole_state()
+        if self._cursor is not None:
+            self._cursor.allow |= set(self.tree.checkpoint.allow)
+        facts = facts_of(
+            self.context,
+            batch=self._cursor.batch if self._cursor else 0,
+            data=self._cursor.describe() if self._cursor else "",
+        )
+        self._permit(agreed, facts)
+        values = self._read(place, agreed, kept)
+        self._now = agreed.version
+        self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        self._begin_keeping(place, agreed, facts)
+        if "ledger" in values:
+            self._hold().restored(trees.join(values["ledger"], {}))
+        self.timeline.mark("restore")
+        for sentence in agreed.passed_over:
+            self._say(sentence)
+        if agreed.version.step < place.resume:
+            self._say(
+                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
+            )
+
+    def _whole_state(self) -> Parts:
+        """All that is registered, and what the run keeps beside it."""
         parts = Parts()
         for name, role in self._roles.items():
             parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"), steady=True)
@@ -610,18 +634,15 @@ class Run:
             parts.register(name, part)
         parts.register("run", self.progress)
         parts.register("ambient", Ambient())  # for libraries that draw from nobody's stream
-        parts.register("ledger", keeper.ledger)
-        self._parts = parts
+        parts.register("ledger", self._hold().ledger)
+        return parts
+
+    def _read(self, place: Assignment, agreed: Agreed, kept: set[str]) -> Mapping[str, Any]:
+        """Puts what was agreed on into the parts, or puts them back to the beginning; raises where that would lose steps.
+        Returns the values that were read.
+        """
+        keeper, parts, allow = self._hold(), self._parts, self.tree.checkpoint.allow
         values: Mapping[str, Any] = {}
-        allow = self.tree.checkpoint.allow
-        if self._cursor is not None:
-            self._cursor.allow |= set(allow)
-        facts = facts_of(
-            self.context,
-            batch=self._cursor.batch if self._cursor else 0,
-            data=self._cursor.describe() if self._cursor else "",
-        )
-        self._permit(agreed, facts)
         lived = self._note_first(agreed, parts)
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
@@ -651,8 +672,11 @@ class Run:
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
                 "has a whole state. Bring the checkpoints back, or start a job of another name."
             )
-        self._now = agreed.version
-        self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        return values
+
+    def _begin_keeping(self, place: Assignment, agreed: Agreed, facts: Facts) -> None:
+        """From here on the keeper keeps what this generation makes."""
+        keeper = self._hold()
         keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)
         keeper.begin(
             generation=place.generation,
@@ -667,15 +691,6 @@ class Run:
         )
         if agreed.published:
             keeper.whole(agreed.published)
-        if "ledger" in values:
-            keeper.restored(trees.join(values["ledger"], {}))
-        self.timeline.mark("restore")
-        for sentence in agreed.passed_over:
-            self._say(sentence)
-        if agreed.version.step < place.resume:
-            self._say(
-                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
-            )
 
     @property
     def _segments(self) -> tuple[Segment, ...]:
