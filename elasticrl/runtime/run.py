@@ -28,9 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
-from math import isfinite
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -40,33 +38,35 @@ from elasticrl.agent.beats import Beat
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
-from elasticrl.runtime import notes
-from elasticrl.runtime.agree import Agreed, agree, exchange
+from elasticrl.runtime import alike, notes
+from elasticrl.runtime.agree import Agreed, exchange
+from elasticrl.runtime.alike import Diverged, NotFinite  # noqa: F401 - scripts know them here
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
 from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
-from elasticrl.runtime.checkpoint.parts import Ambient, Part, Parts
+from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
-from elasticrl.runtime.checkpoint.shelf import Found, newest_good, read_manifest
+from elasticrl.runtime.checkpoint.shelf import read_manifest
 from elasticrl.runtime.context import Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
-from elasticrl.runtime.digest import Digest, outliers
-from elasticrl.runtime.disks import Disk, agree_on_disks
+from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
-from elasticrl.runtime.lanes import Deal, Turn
+from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
-from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.rng import Streams, seed
 from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.search import Search, thin
+from elasticrl.runtime.spread import strategy_for
+from elasticrl.runtime.step import Lane, Step
 from elasticrl.runtime.strategy import Reduced, Strategy
 from elasticrl.runtime.traffic import Meter
-from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, offloaded, rules, strategy_of
-from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, DataError, Outlived, VaultError
+from elasticrl.runtime.trained import Build, Optimizer, Settings, Trained, check_rules, rules, strategy_of
+from elasticrl.runtime.vault.errors import CheckpointRefused, CheckpointStorage, Outlived, VaultError
 from elasticrl.runtime.vault.version import Lineage, Version, grow
 from elasticrl.runtime.zero import CLOSE, Zero
 
@@ -78,80 +78,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.shard import Shard
 
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
-
-
-@runtime_checkable
-class Emptied(Protocol):
-    """State in pieces that can be told to begin anew."""
-
-    def empty(self) -> None:
-        """As it was when it was registered."""
-
-
-class Diverged(RuntimeError):
-    """This rank's parameters are not those of the others, although they must be bit for bit: silent corruption."""
-
-
-class NotFinite(RuntimeError):
-    """A gradient that would have made every parameter NaN. No rank has applied anything of its update."""
-
-
-class Step(int):
-    """A step's number, counted from 0. As a context it swallows what cuts the step short; `steps` then repeats it."""
-
-    _run: Run
-
-    def __enter__(self) -> Self:
-        self._run._guarded = True  # noqa: SLF001 - one class in two
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        self._run._guarded = False  # noqa: SLF001
-        if not isinstance(error, GangError):
-            # What an aborted collective let through may be anything, and a program that looks at it says so. Its own fault
-            # comes again with the step.
-            reason = self._run._flag.reason  # noqa: SLF001
-            if reason is None or not isinstance(error, Exception):
-                return False
-            error = GangError(f"{type(error).__name__} ({error}) in a step that was given up: {reason}")
-        self._run._cut_by(error)  # noqa: SLF001
-        return True
-
-
-class Lane:
-    """One lane's turn: its samples, its random streams, its tally, its leaf of the gradient's tree."""
-
-    def __init__(self, run: Run, turn: Turn, tally: Tally, streams: Streams) -> None:
-        self.index, self.ghost = turn.lane, turn.ghost
-        self.tally = tally
-        self.streams = streams.at(lane=turn.lane)
-        self._run = run
-        self.over = False
-
-    @contextmanager
-    def rng(self, purpose: str) -> Iterator[None]:
-        """Inside, the ambient generators are this lane's stream of that name. What uses a result (loss.item()) belongs inside
-        too: a pass that a fault cuts short (of fsdp, whose passes have collectives) ends here, without one.
-        """
-        try:
-            with self.streams.ambient(purpose):
-                yield
-        except GangError as error:
-            self._run._cut_by(error)  # noqa: SLF001
-
-    def ids(self) -> tuple[SampleId, ...]:
-        """The samples of the registered cursor that this lane trains on now; they go into the ledger with the update."""
-        return self._run._take(self)  # noqa: SLF001
-
-    def used(self, ids: Sequence[SampleId], turn: int = 0) -> None:
-        """These samples enter the next update, for scripts that choose samples by themselves."""
-        if not self.ghost:
-            self._run._used.append((self.index, turn, tuple(ids)))  # noqa: SLF001
-
-    def done(self) -> None:
-        """The backward pass is over."""
-        self.over = True
-        self._run._done()  # noqa: SLF001
 
 
 def join(config: Path | str | Tree | None = None) -> Run:
@@ -191,6 +117,7 @@ class Run:
         self.sealed_digest: str | None = None  # of the state after them; None where none was made (see lanes.digest)
         self._seat = seat
         self._beat = seat.beat if seat else Beat()
+        self._search = Search(where, seat, self._beat, self._say)
         self._keeper: Keeper | None = None
         self._roles: dict[str, Trained] = {}
         self._others: dict[str, Part] = {}
@@ -223,7 +150,6 @@ class Run:
         self._told_close = False  # that the bits are not exact
         self._letting_go: list[Callable[[], None]] = []  # what others hold of a generation that is over
         self._on_disk = -1  # so many updates are in the checkpoint that this generation went on from
-        self._lacking_since: float | None = None  # when disks that are not here were first missed
 
     # ---- what a script calls
 
@@ -604,14 +530,15 @@ class Run:
         keeper, gang = self._hold(), self._gang
         assert gang is not None
         keeper.still()
-        agreed = self._agree(place, keeper, gang)
+        agreed = self._search.agree(place, keeper, gang)
         self.timeline.mark("agree")
         kept = self._spread(place, agreed)
         self.timeline.mark("spread")
         self._fill(place, agreed, kept)
         self._limit = self._asked or (self._cursor.steps if self._cursor else None)
-        self._check_alike(agreed)  # before anything is published, which would make them alike
-        self._check_buffers()
+        # Before anything is published, which would make them alike.
+        alike.check_beginning(agreed, gang, self._cursor, self._roles)
+        alike.check_buffers(gang, self._roles, self._others, self._say)
         for role in self._roles.values():
             role.live.publish()
         self.timeline.mark("publish")
@@ -621,7 +548,7 @@ class Run:
         self._on_disk = self.progress.count if agreed.checkpoint is not None else -1
         # Into the vaults at once: what lies there of another history is dead from now on; and what a node kept for one that
         # died would lie with it alone until the next step is sealed.
-        if not agreed.remembered or self._thin(agreed):
+        if not agreed.remembered or thin(agreed, self.tree.vault.copies, gang.world):
             self._snapshot(self._now, whole=not self._now.update)
             if keeper.kept is not None:
                 keeper.kept.asked = agreed.checkpoint is not None  # it is on the disk already
@@ -629,78 +556,6 @@ class Run:
             # What was restored is digested too: it must be what it was. (What is kept anew is, as all that is kept.)
             self._digest, self._restored = self._digests(), self._now.step
         self._tell_sealed(self._now.step, None)
-
-    def _thin(self, agreed: Agreed) -> bool:
-        """Does a part of what this gang goes on from lie with fewer nodes than it should?"""
-        want = 1 + min(self.tree.vault.copies, self._gang_now.world - 1)
-        layers = agreed.whole.layers if agreed.whole is not None else ()
-        return any(len(nodes) < want for layer in layers for nodes in layer.sources)
-
-    def _agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
-        """What all go on from."""
-        told = self._seat.committed if self._seat else None
-        commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
-        committed = told.generation if told and told.step == place.resume else None
-        holdings = keeper.holdings(speaks=place.slot == 0)
-        if not self.context.own_disk:
-            return agree(
-                self.context.node,
-                holdings,
-                gang,
-                lambda: self._look(keeper, commit),
-                floor=0 if rung4 else place.resume,
-                committed=committed,
-                disk=rung4,
-            )
-        since = self._lacking_since
-        disk = Disk(
-            place=keeper.place, vault=self.context.vault, job=self.context.job, node=self.context.node,
-            speaks=place.slot == 0, timeout_s=self.tree.checkpoint.timeout_s,
-        )  # fmt: skip
-        agreed = agree_on_disks(
-            disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
-            waited_s=0.0 if since is None else time.monotonic() - since, wait=self._await_disks,
-        )  # fmt: skip
-        if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
-            self._lacking_since = None
-        return agreed
-
-    def _look(self, keeper: Keeper, commit: str | None) -> Found | None:
-        """The newest good checkpoint. A place that does not answer, as file servers do not for a while after a loss of power,
-        is waited for: nothing that it holds is lost.
-        """
-        limit_s, begun, said = self.tree.checkpoint.wait_s, time.monotonic(), False
-        while True:
-            try:
-                return newest_good(keeper.place, commit=commit, uncommitted=self.context.alone)
-            except CheckpointStorage as error:
-                if time.monotonic() > begun + limit_s:
-                    raise
-                if not said:
-                    self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
-                    said = True
-            self._flag.check("waiting for checkpoints")
-            if self._seat and self._seat.halt:
-                raise GangError("it is time to end, and checkpoints cannot be read")
-            self._beat.still()
-            time.sleep(SLICE_S)  # between looks, up to checkpoint.wait
-
-    def _await_disks(self, why: str, waited_s: float) -> None:
-        """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
-        limit_s = self.tree.checkpoint.wait_s
-        now = time.monotonic()
-        self._lacking_since = now - waited_s
-        if waited_s >= limit_s:
-            return
-        self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
-        self._beat.training()
-        with self.phase("disks"):
-            while time.monotonic() < now + limit_s - waited_s:
-                self._flag.check("waiting for disks")
-                if self._seat and self._seat.halt:
-                    raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
-                self._beat.still()
-                time.sleep(SLICE_S)  # between looks, up to checkpoint.wait, or until a plan with more nodes comes
 
     def _spread(self, place: Assignment, agreed: Agreed) -> set[str]:
         """New strategies around the models. Returns the roles whose shard is in this process's memory already."""
@@ -717,7 +572,7 @@ class Run:
         held = self._let_go(count)
         for name, role in self._roles.items():
             shard = held.pop(name, None)
-            role.strategy = self._strategy(name, role, leaves, place.rank, shard)
+            role.strategy = strategy_for(name, role, self.context, self._gang_now, deal=leaves, shard=shard)
             if shard is not None and role.strategy.shard is shard and count is not None:
                 shard.go_to(count)
                 kept.add(name)
@@ -745,54 +600,33 @@ class Run:
             gc.collect()  # FSDP2 and DeepSpeed tie a model and its hooks into circles
         return held
 
-    def _strategy(self, name: str, role: Trained, deal: Deal, rank: int, shard: Shard | None) -> Strategy:
-        """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind."""
-        kind, given, host = strategy_of(self.tree, name), role.given, offloaded(self.tree, name)
-        group, device, bucket_bytes = self._gang_now.group, self.context.device, self.tree.lanes.bucket_bytes
-        if isinstance(given, torch.nn.Module):
-            if kind != "replicated":
-                raise Misuse(
-                    f"The strategy of {name} is {kind}, which binds a model to one gang: register a function of the DeviceMesh "
-                    "that returns the model (for fsdp with fully_shard applied), and use run.model."
-                )
-            return Replicated(
-                given,
-                role.rule_of,
-                deal=deal,
-                rank=rank,
-                group=group if self._gang_now.world > 1 else None,  # gloo would copy what one rank sends itself
-                bucket_bytes=bucket_bytes,
-                shard=shard,
-                offload=host,
-            )
-
-        if kind == "replicated":
-            raise Misuse(
-                f"The strategy of {name} is replicated: register the model itself, not a function that builds it."
-            )
-
-        def build(mesh: DeviceMesh) -> torch.nn.Module:
-            model = self._built(given, mesh)
-            check_rules(name, model, role.rule_of)
-            return model
-
-        if kind == "deepspeed":
-            return Zero(
-                build, role.rule_of, deal=deal, rank=rank, group=group, stage=self.tree.model.zero_stage, offload=host,
-                device=device, bucket_bytes=bucket_bytes, shard=shard,
-            )  # fmt: skip
-        from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
-
-        return Fsdp(build, role.rule_of, deal=deal, rank=rank, group=group, device=device, shard=shard, offload=host)
-
-    def _built(self, build: Build, mesh: DeviceMesh) -> torch.nn.Module:
-        """A model that is built anew in each generation begins with the same numbers each time."""
-        with Streams(seed=self.tree.job.seed).ambient("init"):
-            return build(mesh)
-
     def _fill(self, place: Assignment, agreed: Agreed, kept: set[str]) -> None:
         """Fills all that is registered, from the vault, a checkpoint or anew; what is `kept` stays as it is."""
-        keeper = self._hold()
+        self._parts = self._whole_state()
+        if self._cursor is not None:
+            self._cursor.allow |= set(self.tree.checkpoint.allow)
+        facts = facts_of(
+            self.context,
+            batch=self._cursor.batch if self._cursor else 0,
+            data=self._cursor.describe() if self._cursor else "",
+        )
+        self._permit(agreed, facts)
+        values = self._read(place, agreed, kept)
+        self._now = agreed.version
+        self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        self._begin_keeping(place, agreed, facts)
+        if "ledger" in values:
+            self._hold().restored(trees.join(values["ledger"], {}))
+        self.timeline.mark("restore")
+        for sentence in agreed.passed_over:
+            self._say(sentence)
+        if agreed.version.step < place.resume:
+            self._say(
+                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
+            )
+
+    def _whole_state(self) -> Parts:
+        """All that is registered, and what the run keeps beside it."""
         parts = Parts()
         for name, role in self._roles.items():
             parts.register(name, FlatShard(role.live.shard, model=name, optimizer=f"{name}_optimizer"), steady=True)
@@ -800,18 +634,15 @@ class Run:
             parts.register(name, part)
         parts.register("run", self.progress)
         parts.register("ambient", Ambient())  # for libraries that draw from nobody's stream
-        parts.register("ledger", keeper.ledger)
-        self._parts = parts
+        parts.register("ledger", self._hold().ledger)
+        return parts
+
+    def _read(self, place: Assignment, agreed: Agreed, kept: set[str]) -> Mapping[str, Any]:
+        """Puts what was agreed on into the parts, or puts them back to the beginning; raises where that would lose steps.
+        Returns the values that were read.
+        """
+        keeper, parts, allow = self._hold(), self._parts, self.tree.checkpoint.allow
         values: Mapping[str, Any] = {}
-        allow = self.tree.checkpoint.allow
-        if self._cursor is not None:
-            self._cursor.allow |= set(allow)
-        facts = facts_of(
-            self.context,
-            batch=self._cursor.batch if self._cursor else 0,
-            data=self._cursor.describe() if self._cursor else "",
-        )
-        self._permit(agreed, facts)
         lived = self._note_first(agreed, parts)
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
@@ -841,8 +672,11 @@ class Run:
                 f"Step {max(place.resume, self.progress.step)} was reached, but no vault and no checkpoint at {keeper.place} "
                 "has a whole state. Bring the checkpoints back, or start a job of another name."
             )
-        self._now = agreed.version
-        self._lineage = grow(agreed.lineage, place.generation, agreed.version)
+        return values
+
+    def _begin_keeping(self, place: Assignment, agreed: Agreed, facts: Facts) -> None:
+        """From here on the keeper keeps what this generation makes."""
+        keeper = self._hold()
         keeper.publishing(rank=place.rank, nodes=place.nodes, soon=agreed.exposed)
         keeper.begin(
             generation=place.generation,
@@ -857,15 +691,6 @@ class Run:
         )
         if agreed.published:
             keeper.whole(agreed.published)
-        if "ledger" in values:
-            keeper.restored(trees.join(values["ledger"], {}))
-        self.timeline.mark("restore")
-        for sentence in agreed.passed_over:
-            self._say(sentence)
-        if agreed.version.step < place.resume:
-            self._say(
-                f"step {place.resume} was committed, and cannot be had: {agreed.version.step} is the newest that is good"
-            )
 
     @property
     def _segments(self) -> tuple[Segment, ...]:
@@ -903,43 +728,6 @@ class Run:
                 part.load_state_dict(deepcopy(self._first[name]))
             elif isinstance(part, Emptied):
                 part.empty()
-
-    def _check_alike(self, agreed: Agreed) -> None:
-        """At the very beginning: nobody restored anything, so models and data must be alike on all ranks."""
-        if agreed.whole is not None or agreed.checkpoint is not None:
-            return
-        told = exchange(self._gang_now, self._cursor.describe() if self._cursor else "")
-        if len(set(told)) > 1:
-            ranks = {data: [str(rank) for rank, one in enumerate(told) if one == data] for data in told}
-            each = "; ".join(f"rank {', '.join(who)} has {data}" for data, who in ranks.items())
-            raise DataError(
-                f"The ranks have different data ({each}). Give each node the same files under the same name."
-            )
-        for name, role in self._roles.items():
-            if isinstance(role.live, Replicated) and (odd := role.live.diverged()):
-                raise Misuse(
-                    f"The ranks built different models ({name} of rank {', '.join(map(str, odd))}). Build models after join(), "
-                    "which seeds the generators from job.seed, and from nothing that differs between ranks."
-                )
-
-    def _check_buffers(self) -> None:
-        """No rank has built other buffers than the others, nor have they changed here."""
-        plain = [part.state_dict() for part in self._others.values() if isinstance(part, Plain)]
-        tensors = [tensor for state in plain for tensor in trees.split("", state)[1].values()]
-        registered = {tensor.untyped_storage().data_ptr() for tensor in tensors if not hasattr(tensor, "to_local")}
-        mine = {name: role.buffers.begin(role.model, registered) for name, role in self._roles.items()}
-        told = exchange(self._gang_now, mine)  # also where there are none here: others may have some
-        for name, theirs in mine.items():
-            odd = outliers([int(one[name] or "0", 16) for one in told])
-            if not odd:
-                continue
-            who = f"{name} of rank {', '.join(map(str, odd))}"
-            self._say(f"the buffers of {who} of generation {self.generation} are not those of the others")
-            if self.rank in odd:
-                raise Misuse(
-                    f"The ranks built different buffers ({who}; here {theirs or 'none'}). Nobody restores buffers: build "
-                    "models from the same files on all nodes, and from nothing else that differs between ranks."
-                )
 
     def _leave(self) -> None:
         if self._seat is not None:
@@ -1059,7 +847,7 @@ class Run:
         if not self._notes_heard(
             found[last].notes
         ):  # else a gradient of corrupted parameters is no doing of the script's
-            self._check_finite(found)
+            alike.check_finite(found, progress)
         for role in self._roles.values():
             role.live.apply(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         for role in self._roles.values():
@@ -1093,7 +881,7 @@ class Run:
         self._digest = ()  # told once
         self._worth = heard.worth(self.tree.vault.inside)
         self._ending = self._ending or heard.ending
-        self._check_replicas(heard.odd)
+        alike.check_replicas(heard.odd, self._gang_now, self._now, self._say)
         if keeper.kept is None and self._restored is not None:
             self._tell_sealed(self._restored, heard.digest)
             keeper.chronicled(self._restored, heard.digest)
@@ -1104,29 +892,6 @@ class Run:
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
             self._tell_sealed(kept.steps, heard.digest)
         return heard.odd
-
-    def _check_finite(self, found: Mapping[str, Reduced]) -> None:
-        """The sum's norm, which all ranks know alike: each raises, so the failure is the program's and no single node's."""
-        odd = [f"{name} is {reduced.norm}" for name, reduced in found.items() if not isfinite(reduced.norm)]
-        if odd:
-            raise NotFinite(
-                f"The norm of the gradient of {', of '.join(odd)} in update {self.progress.update} of step "
-                f"{self.progress.step}: nothing of it was applied, and the state before it is kept. Look at what this update's "
-                "loss is made of (a division by zero, a logarithm of 0, an overflow in half precision, a reward that is out of "
-                "range), and at the steps before for a norm that grows: then lower the learning rate or clip (max_norm)."
-            )
-
-    def _check_replicas(self, odd: Sequence[int]) -> None:
-        if not odd:
-            return
-        who = f"rank {', '.join(map(str, odd))} of generation {self.generation}"
-        self._say(f"divergence at step {self._now}: the parameters of {who} are not those of the others")
-        if self.rank in odd:
-            raise Diverged(
-                f"The parameters that rank {self.rank} computes with are not those of the others at step {self._now}: memory "
-                "or processor of this node corrupts data silently. This process ends, and a fresh one restores its state; if "
-                "it happens again, have the node's memory tested."
-            )
 
     def _digests(self) -> tuple[Digest, ...]:
         strategies = {name: role.live for name, role in self._roles.items()}

@@ -55,6 +55,14 @@ class Prepared(Protocol):
         """What `restored` will get; `pieces` is asked next."""
 
 
+@runtime_checkable
+class Emptied(Protocol):
+    """State in pieces that can be told to begin anew."""
+
+    def empty(self) -> None:
+        """As it was when it was registered."""
+
+
 Part = Replicated | Sharded
 
 

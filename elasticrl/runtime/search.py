@@ -1,0 +1,111 @@
+"""What a new gang goes on from, as `agree` or `agree_on_disks` finds it, with the waits for what is not to be had yet.
+
+The one idea: what does not answer now, or lies on a disk that is not here, is not lost. It is waited for, up to
+`checkpoint.wait`; such a wait is no hang, and ends when a plan comes, or an order to end.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from elasticrl.core.model import Rung
+from elasticrl.runtime.agree import Agreed, agree
+from elasticrl.runtime.checkpoint.shelf import Found, newest_good
+from elasticrl.runtime.disks import Disk, agree_on_disks
+from elasticrl.runtime.group import GangError
+from elasticrl.runtime.keeper import SLICE_S
+from elasticrl.runtime.vault.errors import CheckpointStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticrl.agent.beats import Beat
+    from elasticrl.agent.seat import Assignment, Seat
+    from elasticrl.config import Tree
+    from elasticrl.runtime.context import Context
+    from elasticrl.runtime.group import Gang, Interrupt
+    from elasticrl.runtime.keeper import Keeper
+
+
+class Search:
+    """One worker's, for all its generations: since when disks are missed outlasts each of them."""
+
+    def __init__(self, context: Context, seat: Seat | None, beat: Beat, say: Callable[[str], None]) -> None:
+        self._context, self._seat, self._beat, self._say = context, seat, beat, say
+        self._tree: Tree = context.tree
+        self._lacking_since: float | None = None  # when disks that are not here were first missed
+
+    def agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
+        """What all go on from. Collective."""
+        told = self._seat.committed if self._seat else None
+        commit, rung4 = told.manifest if told else None, place.rung == Rung.RELOAD
+        committed = told.generation if told and told.step == place.resume else None
+        holdings = keeper.holdings(speaks=place.slot == 0)
+        if not self._context.own_disk:
+            return agree(
+                self._context.node,
+                holdings,
+                gang,
+                lambda: self._look(keeper, commit, gang.flag),
+                floor=0 if rung4 else place.resume,
+                committed=committed,
+                disk=rung4,
+            )
+        since = self._lacking_since
+        disk = Disk(
+            place=keeper.place, vault=self._context.vault, job=self._context.job, node=self._context.node,
+            speaks=place.slot == 0, timeout_s=self._tree.checkpoint.timeout_s,
+        )  # fmt: skip
+        agreed = agree_on_disks(
+            disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
+            waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, gang.flag),
+        )  # fmt: skip
+        if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
+            self._lacking_since = None
+        return agreed
+
+    def _look(self, keeper: Keeper, commit: str | None, flag: Interrupt) -> Found | None:
+        """The newest good checkpoint. A place that does not answer, as file servers do not for a while after a loss of power,
+        is waited for: nothing that it holds is lost.
+        """
+        limit_s, begun, said = self._tree.checkpoint.wait_s, time.monotonic(), False
+        while True:
+            try:
+                return newest_good(keeper.place, commit=commit, uncommitted=self._context.alone)
+            except CheckpointStorage as error:
+                if time.monotonic() > begun + limit_s:
+                    raise
+                if not said:
+                    self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
+                    said = True
+            flag.check("waiting for checkpoints")
+            if self._seat and self._seat.halt:
+                raise GangError("it is time to end, and checkpoints cannot be read")
+            self._beat.still()
+            time.sleep(SLICE_S)  # between looks, up to checkpoint.wait
+
+    def _await_disks(self, flag: Interrupt, why: str, waited_s: float) -> None:
+        """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
+        limit_s = self._tree.checkpoint.wait_s
+        now = time.monotonic()
+        self._lacking_since = now - waited_s
+        if waited_s >= limit_s:
+            return
+        self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
+        self._beat.training()
+        with self._beat.within("disks"):
+            while time.monotonic() < now + limit_s - waited_s:
+                flag.check("waiting for disks")
+                if self._seat and self._seat.halt:
+                    raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
+                self._beat.still()
+                time.sleep(SLICE_S)  # between looks, up to checkpoint.wait, or until a plan with more nodes comes
+
+
+def thin(agreed: Agreed, copies: int, world: int) -> bool:
+    """Does a part of what this gang goes on from lie with fewer nodes than it should?"""
+    want = 1 + min(copies, world - 1)
+    layers = agreed.whole.layers if agreed.whole is not None else ()
+    return any(len(nodes) < want for layer in layers for nodes in layer.sources)

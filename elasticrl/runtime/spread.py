@@ -1,0 +1,73 @@
+"""How a model that is trained is spread over a gang: the strategy of its kind, made anew for each generation.
+
+The one idea: a model of kind `replicated` is the script's own object, which goes from gang to gang. Each other kind binds a
+model to its gang, so the script gives a function, which builds the same model for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.replicated import Replicated
+from elasticrl.runtime.rng import Streams
+from elasticrl.runtime.trained import check_rules, offloaded, strategy_of
+from elasticrl.runtime.zero import Zero
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from elasticrl.config import Tree
+    from elasticrl.runtime.context import Context
+    from elasticrl.runtime.group import Gang
+    from elasticrl.runtime.lanes import Deal
+    from elasticrl.runtime.shard import Shard
+    from elasticrl.runtime.strategy import Strategy
+    from elasticrl.runtime.trained import Trained
+
+
+def strategy_for(
+    name: str, role: Trained, context: Context, gang: Gang, *, deal: Deal, shard: Shard | None
+) -> Strategy:
+    """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind. `shard` is that of
+    an earlier generation, whose versions are kept if it is cut as this one's will be.
+    """
+    tree: Tree = context.tree
+    kind, given, host = strategy_of(tree, name), role.given, offloaded(tree, name)
+    group, device, bucket_bytes = gang.group, context.device, tree.lanes.bucket_bytes
+    if isinstance(given, torch.nn.Module):
+        if kind != "replicated":
+            raise Misuse(
+                f"The strategy of {name} is {kind}, which binds a model to one gang: register a function of the DeviceMesh "
+                "that returns the model (for fsdp with fully_shard applied), and use run.model."
+            )
+        return Replicated(
+            given,
+            role.rule_of,
+            deal=deal,
+            rank=gang.rank,
+            group=group if gang.world > 1 else None,  # gloo would copy what one rank sends itself
+            bucket_bytes=bucket_bytes,
+            shard=shard,
+            offload=host,
+        )
+
+    if kind == "replicated":
+        raise Misuse(f"The strategy of {name} is replicated: register the model itself, not a function that builds it.")
+
+    def build(mesh: DeviceMesh) -> torch.nn.Module:
+        with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time
+            model = given(mesh)
+        check_rules(name, model, role.rule_of)
+        return model
+
+    if kind == "deepspeed":
+        return Zero(
+            build, role.rule_of, deal=deal, rank=gang.rank, group=group, stage=tree.model.zero_stage, offload=host,
+            device=device, bucket_bytes=bucket_bytes, shard=shard,
+        )  # fmt: skip
+    from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
+
+    return Fsdp(build, role.rule_of, deal=deal, rank=gang.rank, group=group, device=device, shard=shard, offload=host)
