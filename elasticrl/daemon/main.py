@@ -691,7 +691,7 @@ class Daemon:
             return
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
-        if self.node is not None and live:
+        if live:
             # What wants a restart still differs from this at the next reload, and is said again.
             self.tree = taken_up(self.tree, fresh)
             self.settings = to_core(self.tree)
