@@ -61,8 +61,7 @@ from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Scribe
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
-from elasticrl.daemon.recovery import Done, Goodput, kind_of
-from elasticrl.daemon.recovery import Watch as Stages
+from elasticrl.daemon.recovery import Done, Goodput, Stages, kind_of
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.steps import NAME as STEPS
