@@ -6,7 +6,6 @@ for good when the core says to leave.
 """
 
 import asyncio
-import hashlib
 import os
 import secrets
 import signal
@@ -64,6 +63,7 @@ from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, Stages, kind_of
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.roll import Roll
+from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog, count
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
@@ -1053,11 +1053,6 @@ async def the_secret(store: Store) -> bytes:
         raise keys.Unreadable(
             f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
         ) from None
-
-
-def run_of(secret: bytes) -> str:
-    """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
-    return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
 
 
 class Unserved:

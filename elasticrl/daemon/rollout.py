@@ -35,10 +35,9 @@ from elasticrl.daemon.main import (
     for_workers,
     how_it_ended,
     promise,
-    run_of,
     the_secret,
 )
-from elasticrl.daemon.roll import key_of
+from elasticrl.daemon.secret import engine_key, run_of
 from elasticrl.daemon.vault import folder_of
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
@@ -210,7 +209,7 @@ class RolloutDaemon(Daemon):
         return self.home.folder / "rollout.json"
 
     def _write_down_what_it_needs(self, secret: bytes) -> None:
-        write_private(self._key_file, key_of(secret))
+        write_private(self._key_file, engine_key(secret))
         write_private(self._config_file, dumps(for_workers(self.tree)))
         self._logs.mkdir(parents=True, exist_ok=True)
 

@@ -6,7 +6,6 @@ death costs the time to start one, which finds its files again.
 """
 
 import asyncio
-import hashlib
 import json
 import os
 import shutil
@@ -29,6 +28,7 @@ from elasticrl.core.model import Plan
 from elasticrl.core.pauses import pause
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.secret import vault_key
 from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
@@ -102,11 +102,6 @@ def ring_of(plan: Plan | None, copies: int) -> Ring | None:
         addresses=tuple((seat.member.node, seat.vault) for seat in plan.seats if seat.vault),
         copies=copies,
     )
-
-
-def key_of(secret: bytes) -> str:
-    """The key that this job's vaults know each other by: derived from the job's secret, for this purpose alone."""
-    return hashlib.blake2b(b"vault", key=secret, digest_size=32).hexdigest()
 
 
 def folder_of(base: str, job: str, node: str) -> Path:
@@ -208,7 +203,7 @@ class Vault:
 
     def know(self, secret: bytes) -> None:
         """The store has been reached: the key is this. One that lay here from before may be of a store that is no more."""
-        key, file = key_of(secret), self._key_file
+        key, file = vault_key(secret), self._key_file
         if not file.exists() or file.read_text(encoding="ascii", errors="replace") != key:
             self._rekeyed = file.exists()
             write_private(file, key)
