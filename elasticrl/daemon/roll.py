@@ -8,15 +8,14 @@ import asyncio
 import json
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from elasticrl.agent.spec import write_private
 from elasticrl.core.model import Rollout
 from elasticrl.daemon.secret import engine_key
 from elasticrl.shell import keys
+from elasticrl.shell.sight import AGAIN_S
 from elasticrl.store import Store, StoreError
-
-AGAIN_S: Final = 0.5  # between attempts to read a store that is away
 
 
 def engines_of(rollouts: dict[str, Rollout]) -> dict[str, str]:

@@ -92,7 +92,8 @@ class RolloutDaemon(Daemon):
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
             await self._open_control(stack)
             self._serve_metrics(stack)
-            await stack.enter_async_context(background(self._watch(), "watch", self.log))
+            watching = self.sight.watch_for_ever(self.log, everyone=False)
+            await stack.enter_async_context(background(watching, "watch", self.log))
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             belongs = await stack.enter_async_context(background(self._belong(), "lease", self.log))
             keeps = await stack.enter_async_context(background(self._keep(), "keeper", self.log))
@@ -147,16 +148,6 @@ class RolloutDaemon(Daemon):
 
     def _unreadable(self, text: str) -> None:
         self.log.info("store.unreadable", text=text)
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.sight.watch(everyone=False)
-            except StoreError as error:
-                self.log.info("store.failed", action="watch", error=str(error))
-            except Exception:  # a blind node would keep its engine when the job is over
-                self.log.exception("bug", action="watch")
-            await asyncio.sleep(AGAIN_S)
 
     _lease: Lease | None = None
 
