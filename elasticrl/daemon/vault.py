@@ -286,9 +286,10 @@ class Vault:
                     await reaped(self._child, options.deadline_s)
                     raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
                 await asyncio.sleep(LOOK_S)
-        raise Silent(
-            f"a new one ended with exit code {self._child.returncode if self._child else '?'}: {self._last_words()}"
-        )
+        from elasticrl.agent.exits import last_line  # with all that it judges by, for which a start has no use
+
+        code = self._child.returncode if self._child else "?"
+        raise Silent(f"a new one ended with exit code {code}: {last_line(options.log)}")
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = self._options
@@ -397,13 +398,6 @@ class Vault:
             return int(self._port_file.read_text(encoding="ascii"))
         except (OSError, ValueError):
             return 0
-
-    def _last_words(self) -> str:
-        try:
-            lines = self._options.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1] if lines else ""
 
     def _note(self, state: str, reason: str) -> None:
         """Once for each change."""
