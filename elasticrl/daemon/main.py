@@ -7,17 +7,16 @@ for good when the core says to leave.
 
 import asyncio
 import os
-import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -36,7 +35,6 @@ from elasticrl.core.model import (
     Outcome,
     Phase,
     Plan,
-    Quarantine,
     Record,
     Rollout,
     Rung,
@@ -52,6 +50,7 @@ from elasticrl.core.suspect import somebody_left
 from elasticrl.daemon import asking, control
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
+from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
@@ -61,11 +60,20 @@ from elasticrl.daemon.past import Broken, Scribe
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, Stages, kind_of
-from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog, count
+from elasticrl.daemon.stored import (
+    AGAIN_S,
+    highest_incarnation,
+    how_it_ended,
+    read_all,
+    readable,
+    record_at,
+    the_secret,
+)
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -78,7 +86,7 @@ from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
 from elasticrl.shell.ways import outward
-from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
+from elasticrl.store import Lease, Store, StoreError, open_store
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
@@ -88,7 +96,6 @@ LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
-AGAIN_S = 1.0  # between attempts to reach a store that is away
 ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
 RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
 # Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
@@ -96,13 +103,9 @@ OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.mo
 FSDP = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
 AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
 FINGERPRINT = "elasticrl.runtime.bits"
-FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
 LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
 MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
-
-T = TypeVar("T")
-
 
 #: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
 REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
@@ -987,72 +990,11 @@ def promise(verb: Verb, node: str) -> str:
             return "the job saves and ends on all nodes"
 
 
-async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
-    """Everybody's record and quarantine, by node; without what cannot be read, of which those speak who watch it."""
-    members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
-    return readable(Record, members, keys.MEMBERS), readable(Quarantine, quarantines, keys.QUARANTINES)
-
-
-def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
-    """The values of a scope, by what follows its name."""
-    found = {}
-    for entry in listing.entries:
-        with suppress(keys.Unreadable):
-            found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
-    return found
-
-
-async def record_at(store: Store, key: str) -> Record | None:
-    """What a member says of itself there; None for nobody, and for what cannot be read."""
-    entry = await store.get(key)
-    with suppress(keys.Unreadable):
-        return keys.load(Record, entry.value, key) if entry else None
-    return None
-
-
 def numbers_of(host: str) -> set[str]:
     """The addresses of this host, as beats tell them."""
     with suppress(OSError):
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
     return {host}
-
-
-async def highest_incarnation(store: Store, node: str) -> int:
-    """The newest life of this node that the store remembers anywhere; 0 if it does not know it."""
-    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node))
-    answer = await store.txn((), [Get(scope=place) for place in places])
-    plan, record, quarantine, drain = (r.entries[0] if r.entries else None for r in answer.responses)
-    members: list[Member] = []
-    if plan:
-        seats = keys.load(Plan, plan.value, keys.PLAN)
-        members += [seat.member for seat in seats.seats + seats.spares]
-    members += [keys.load(Record, record.value, record.key).member] if record else []
-    members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
-    members += [keys.load(Member, drain.value, drain.key)] if drain else []
-    return max((member.incarnation for member in members if member.node == node), default=0)
-
-
-async def how_it_ended(store: Store) -> tuple[int, str] | None:
-    """The exit code and the reason of a job that is over; None for one that is not."""
-    entry = await store.get(keys.PLAN)
-    plan = keys.load(Plan, entry.value, keys.PLAN) if entry else None
-    return (plan.exit_code or 0, plan.reason) if plan is not None and plan.phase is Phase.STOP else None
-
-
-async def the_secret(store: Store) -> bytes:
-    """The key that this job's beats are signed with; the first daemon makes it."""
-    entry = await store.get(keys.SECRET)  # first: a transaction that might write waits for the disks of a majority
-    if entry is None:
-        fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
-        await store.txn([Absent(key=keys.SECRET)], [fresh])
-        entry = await store.get(keys.SECRET)
-    assert entry is not None, "the beats' key was there a moment ago"
-    try:
-        return bytes.fromhex(entry.value.decode())
-    except ValueError:
-        raise keys.Unreadable(
-            f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
-        ) from None
 
 
 class Unserved:
@@ -1115,21 +1057,3 @@ def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: 
             )
         time.sleep(AGAIN_S)
     return address
-
-
-@asynccontextmanager
-async def background(work: Any, name: str, log: Any) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something beside the rest until the end of the block. What ends it before is a bug: the daemon goes on without it."""
-    task: asyncio.Task[None] = asyncio.create_task(work, name=name)
-    task.add_done_callback(lambda ended: say_why(ended, log))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def say_why(ended: asyncio.Task[None], log: Any) -> None:
-    """If it was an exception."""
-    if not ended.cancelled() and (error := ended.exception()) is not None:
-        log.error("bug", action=ended.get_name(), exc_info=error)
