@@ -14,16 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
-from elasticrl.agent.spec import PRELOAD, Spec
+from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
-from elasticrl.config.cluster import Web
+from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
 from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
@@ -61,8 +59,10 @@ from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.recovery import Done, Goodput, Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
+from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
+from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import Line, StepLog, count
 from elasticrl.daemon.stored import (
@@ -96,13 +96,6 @@ LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
-ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
-RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
-# Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
-OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
-FSDP = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
-AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
-FINGERPRINT = "elasticrl.runtime.bits"
 LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
 MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
@@ -143,7 +136,7 @@ class Daemon:
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
-        self.roll = Roll(self.home.folder / "rollouts.json", log=log)
+        self.roll = Roll(self.home.folder / ROLL, log=log)
         self.node: Node | None = None
         self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
         self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
@@ -164,57 +157,10 @@ class Daemon:
 
     def spec(self) -> Spec:
         """What the agent is told."""
-        tree = self.tree
-        program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
-        strategies = {
-            tree.model.strategy,
-            *(role.strategy for role in (tree.placement.actor, tree.placement.critic) if role),
-        }
-        return Spec(
-            job=tree.job.name,
-            node=self.name,
-            slots=tree.node.workers,
-            program=program,
-            args=tree.job.args,
-            log_dir=str(self._logs),
-            host=self.host,
-            interface=tree.node.interface or "",
-            spares=tree.agent.spares,
-            threads=tree.lanes.threads,
-            preload=(
-                *PRELOAD,
-                *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
-                *OWN.get(tree.job.program, ()),
-                *((FSDP,) if "fsdp" in strategies else ()),
-                *tree.agent.preload,
-            ),
-            fingerprint=FINGERPRINT,
-            ahead=AHEAD if there(RUNTIME) else "",
-            config=dumps(for_workers(tree)),
-            env=self._env(),
-            stop_s=tree.agent.stop_timeout_s,
-            log_limit_bytes=tree.agent.log_limit_bytes,
-            log_keep=tree.agent.log_keep,
-            orphan_s=0.0 if self.keep else ORPHAN_S,
-            timeouts=self.settings.timeouts,
-        )
-
-    def _env(self) -> dict[str, str]:
-        """What workers find in their environment beside ours. What the operator has set himself, here or there, wins."""
-        tree = self.tree
-        ours = {
-            "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
-            **({"ELASTICRL_ROLLOUTS": str(self.home.folder / "rollouts.json")} if tree.rollout.nodes else {}),
-            **witness.environment(tree.comm.recorder),
-            # Libraries that look for cards find none: a job on processors has no business in a card's memory.
-            **({"CUDA_VISIBLE_DEVICES": ""} if tree.node.device == "cpu" else {}),
-        }
-        profile = {}
-        if tree.comm.profile != "none":
-            from elasticrl.diagnose import environment
-
-            profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
-        return {**ours, **profile, **tree.agent.env}
+        return spec_of(
+            self.tree, node=self.name, host=self.host, home=self.home.folder, logs=self._logs,
+            timeouts=self.settings.timeouts, keep=self.keep,
+        )  # fmt: skip
 
     def _place(self) -> Place:
         tree = self.tree
@@ -1015,23 +961,6 @@ def metrics_of(tree: Tree) -> "Metrics":
     from elasticrl.telemetry.metrics import Metrics
 
     return Metrics()
-
-
-def for_workers(tree: Tree) -> Tree:
-    """The configuration as workers find it in a file: a password never gets there, and a user without one would be refused."""
-    if tree.web.token is not None:
-        tree = tree.model_copy(update={"web": Web()})  # likewise: an address for all without its token
-    if tree.store.password is None:
-        return tree
-    return tree.model_copy(update={"store": tree.store.model_copy(update={"username": None, "password": None})})
-
-
-def there(module: str) -> bool:
-    """Can this be imported? (A program of somebody's own may come without the trainer.)"""
-    try:
-        return find_spec(module) is not None
-    except ImportError:
-        return False
 
 
 def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import json
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from elasticrl.agent.spec import write_private
 from elasticrl.core.model import Rollout
@@ -16,6 +16,8 @@ from elasticrl.daemon.secret import engine_key
 from elasticrl.shell import keys
 from elasticrl.shell.sight import AGAIN_S
 from elasticrl.store import Store, StoreError
+
+NAME: Final = "rollouts.json"  # in the node's runtime directory
 
 
 def engines_of(rollouts: dict[str, Rollout]) -> dict[str, str]:

@@ -28,9 +28,10 @@ from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
-from elasticrl.daemon.main import Daemon, for_workers, promise
+from elasticrl.daemon.main import Daemon, promise
 from elasticrl.daemon.refusal import FAILED
 from elasticrl.daemon.secret import engine_key, run_of
+from elasticrl.daemon.spec import for_workers
 from elasticrl.daemon.stored import AGAIN_S, how_it_ended, the_secret
 from elasticrl.daemon.vault import folder_of
 from elasticrl.shell import keys
