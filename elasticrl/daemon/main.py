@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
@@ -25,7 +25,6 @@ from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
 from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.goodput import stepped
 from elasticrl.core.model import (
     REFUSED,
     Commit,
@@ -35,10 +34,8 @@ from elasticrl.core.model import (
     Plan,
     Record,
     Rollout,
-    Rung,
     Verb,
     View,
-    Work,
 )
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
@@ -53,18 +50,19 @@ from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
 from elasticrl.daemon.life import Home, Life, next_life
+from elasticrl.daemon.measures import Measures
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Scribe
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
-from elasticrl.daemon.recovery import Done, Goodput, Stages, kind_of
+from elasticrl.daemon.recovery import Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import Line, StepLog, count
+from elasticrl.daemon.steps import StepLog
 from elasticrl.daemon.stored import (
     AGAIN_S,
     highest_incarnation,
@@ -90,7 +88,6 @@ from elasticrl.store import Lease, Store, StoreError, open_store
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
-    from elasticrl.telemetry.metrics import Metrics
 
 LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
@@ -122,9 +119,8 @@ class Daemon:
         self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
         self.log = log
         self.history = history
-        self.metrics = metrics_of(tree)
-        for rung in Rung:
-            self.metrics.recoveries.labels(rung=rung.name.lower())  # a first one would not be seen to have come
+        self.measures = Measures(tree.telemetry, log=log)
+        self.metrics = self.measures.metrics
         self.notify = Notify()
         self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
@@ -145,9 +141,6 @@ class Daemon:
         self._plan: Plan | None = None
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
-        self._trains_since: float | None = None  # by the wall clock: since this daemon has seen its workers train
-        self._beats = (0, 0)  # sent and heard, as the metrics know it
-        self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
         self._unkept = False  # it could not be saved, and that is said
         self._scribe = Scribe()
@@ -251,12 +244,12 @@ class Daemon:
             secret = await self._patiently(lambda: the_secret(store))
             await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
         await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
-        self._serve_metrics(stack)
+        self.measures.serve(stack)
         steps = StepLog(
             self._logs / STEPS,
             self.name,
             lambda: self.crew.report.workers if self.crew.report else (),
-            self._count if self.tree.telemetry.metrics_port else None,
+            self.measures.count if self.tree.telemetry.metrics_port else None,
         )
         await stack.enter_async_context(background(steps.run(), "steps", self.log))
         await self._serve_page(stack)
@@ -502,22 +495,6 @@ class Daemon:
         """For all nodes to say where their workers are."""
         return asking.LOOK_S + self.tree.store.try_timeout_s
 
-    def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        conf = self.tree.telemetry
-        if conf.metrics_port:
-            from prometheus_client import start_http_server
-
-            try:
-                server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
-            except OSError as error:  # a port that is taken costs the metrics alone
-                where = f"{conf.metrics_address}:{conf.metrics_port}"
-                self.log.info(
-                    "metrics.refused",
-                    reason=f"{where}: {error.strerror or error}; choose another telemetry.metrics_port",
-                )
-                return
-            stack.callback(server.shutdown)
-
     async def _serve_page(self, stack: AsyncExitStack) -> None:
         if self.tree.web.port:  # else it need not even be imported
             from elasticrl.daemon import web
@@ -667,7 +644,7 @@ class Daemon:
         view, now = decision.state.view, time.monotonic()
         self._stages, done = self._stages.after(event, view.plan, decision.state.me)
         if done is not None:
-            self._tell(done)
+            self.measures.recovered(done)
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
@@ -686,7 +663,7 @@ class Daemon:
             # Who led before may have left before he told it.
             self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past")
         self._remember()
-        self._measure(decision, now)
+        self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
 
     def _tell_incident(self, told: "Incident") -> None:
         """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
@@ -736,47 +713,6 @@ class Daemon:
             self._unkept = True
         else:
             self._life, self._unkept = life, False
-
-    def _tell(self, done: Done) -> None:
-        """A recovery is over: one line, and the metrics."""
-        stages = {name: round(seconds, 4) for name, seconds in done.stages.items()}
-        self.log.info(
-            "recovery.done", generation=done.generation, rung=done.rung, total_s=round(done.total_s, 4), stages=stages
-        )
-        self.metrics.recoveries.labels(rung=done.rung).inc()
-        for name, seconds in done.stages.items():
-            self.metrics.recovery_s.labels(stage=name).observe(max(0.0, seconds))
-
-    def _measure(self, decision: Decision, now: float) -> None:
-        state, metrics = decision.state, self.metrics
-        view, workers = state.view, state.workers
-        metrics.generation.set(view.generation)
-        metrics.world.set(view.plan.world if view.plan else 0)
-        metrics.committed.set(view.committed)
-        metrics.leading.set(1 if state.lead else 0)
-        metrics.lease_age.set(max(0.0, now - state.leased) if state.leased > 0 else 0.0)
-        metrics.suspected.set(len(state.suspects))
-        if self._trains_since is None and workers is not None and workers.work is Work.TRAINING:
-            self._trains_since = time.time()
-        if self._trains_since is not None:
-            # A commit of an earlier run is as old as the job's pause, which is nobody's fault.
-            written = view.commit.written if view.commit else 0.0
-            metrics.commit_age.set(max(0.0, time.time() - max(written, self._trains_since)))
-        if self.neighbours is not None:
-            sent, heard = self.neighbours.sent, self.neighbours.heard
-            metrics.beats_sent.inc(sent - self._beats[0])
-            metrics.beats_heard.inc(heard - self._beats[1])
-            self._beats = (sent, heard)
-        if workers is not None:
-            metrics.step.set(workers.step)
-            metrics.goodput.set(self._goodput.share(now))
-
-    def _count(self, line: Line) -> None:
-        """In the metrics, where they are served."""
-        count(self.metrics, line)
-        if stepped(line.seconds):
-            took_s = sum(line.seconds.values())
-            self._goodput = self._goodput.after(step=line.step, steps=line.steps, seconds=took_s, now=time.monotonic())
 
     # ---- what operators ask
 
@@ -941,26 +877,6 @@ def numbers_of(host: str) -> set[str]:
     with suppress(OSError):
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
     return {host}
-
-
-class Unserved:
-    """Metrics that nobody can read: whatever is counted here is forgotten. A sixteenth of a start is prometheus' client."""
-
-    def __getattr__(self, _: str) -> "Unserved":
-        return self
-
-    def __call__(self, *_: object, **__: object) -> "Unserved":
-        """A counter's `labels`, `inc`, `set` or `observe`."""
-        return self
-
-
-def metrics_of(tree: Tree) -> "Metrics":
-    """This daemon's, where they are served."""
-    if not tree.telemetry.metrics_port:
-        return cast("Metrics", Unserved())
-    from elasticrl.telemetry.metrics import Metrics
-
-    return Metrics()
 
 
 def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:

@@ -86,7 +86,7 @@ class RolloutDaemon(Daemon):
             self._write_down_what_it_needs(secret)
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
             await self._open_control(stack)
-            self._serve_metrics(stack)
+            self.measures.serve(stack)
             watching = self.sight.watch_for_ever(self.log, everyone=False)
             await stack.enter_async_context(background(watching, "watch", self.log))
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
