@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
-from elasticrl.core.drain import refusal
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.model import (
@@ -33,7 +32,6 @@ from elasticrl.core.model import (
     Phase,
     Plan,
     Record,
-    Rollout,
     Verb,
     View,
 )
@@ -42,7 +40,7 @@ from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import asking, control
+from elasticrl.daemon import asking, control, operators
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
@@ -53,8 +51,7 @@ from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Scribe
-from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import Picture, picture
+from elasticrl.daemon.picture import Picture
 from elasticrl.daemon.recovery import Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.roll import NAME as ROLL
@@ -67,8 +64,6 @@ from elasticrl.daemon.stored import (
     AGAIN_S,
     highest_incarnation,
     how_it_ended,
-    read_all,
-    readable,
     record_at,
     the_secret,
 )
@@ -80,7 +75,6 @@ from elasticrl.shell import keys
 from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
-from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
 from elasticrl.shell.ways import outward
@@ -93,7 +87,6 @@ LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
-LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
 MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
@@ -487,7 +480,7 @@ class Daemon:
     @property
     def answer_s(self) -> float:
         """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
-        written, looked = LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
+        written, looked = operators.LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
         return max(written, looked) + MARGIN_S
 
     @property
@@ -748,25 +741,25 @@ class Daemon:
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         if asked is Verb.DRAIN and not question.get("force"):
-            await self._needs(node or self.name)
+            store, view, _ = self.seen
+            await operators.spared(store, view, self.settings, node or self.name)
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             assert self.node is not None
             self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
         else:
-            await self._write_down(asked, node)
-        return promise(asked, node or self.name)
+            store, view, _ = self.seen
+            within_s = self.tree.store.timeout_s
+            await operators.write_down(store, asked, node, view.generation, within_s=within_s)
+        return operators.promise(asked, node or self.name)
 
-    async def _needs(self, node: str) -> None:
-        """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
-        store, view, _ = self.seen
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(LOOK_FIRST_S):
-                records, quarantines = await read_all(store)
-                asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
-            view = replace(view, records=records, quarantines=quarantines)
-            if why := refusal(view, self.settings, node, asked.values()):
-                raise control.Refused(why)
+    async def picture(self) -> Picture:
+        """What the whole job looks like."""
+        store, view, here = self.seen
+        return await operators.look(
+            store, view, job=self.tree.job.name, node=self.name, here=here,
+            needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
+        )  # fmt: skip
 
     async def _diagnose(self) -> dict[str, Any]:
         """Where all workers of the job are; if the store is silent, those of this node."""
@@ -796,56 +789,6 @@ class Daemon:
         except StoreError as error:
             self.log.info("store.failed", action="answer", error=str(error))
 
-    async def _write_down(self, verb: Verb, node: str | None) -> None:
-        """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
-        store, view, _ = self.seen
-        within_s = self.tree.store.timeout_s
-        try:
-            async with asyncio.timeout(within_s):
-                known = await request(store, verb, node, view.generation)
-        except (StoreError, TimeoutError) as error:
-            why = str(error) or f"no answer within {within_s:g} s"
-            again = " ".join(filter(None, ("elasticrl", str(verb), node)))
-            raise control.Refused(
-                f"the store has not confirmed it ({why}), so it is not done, though it may come true late; "
-                f"see what the store lacks (elasticrl doctor --config FILE), then ask again: {again}"
-            ) from None
-        except keys.Unreadable as error:
-            raise control.Refused(str(error)) from None
-        if not known:
-            raise control.Refused(f"{node} is no member now; elasticrl status shows who is")
-
-    async def picture(self) -> Picture:
-        """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
-        store, view, here = self.seen
-        engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
-        silent = False
-        try:
-            async with asyncio.timeout(LOOK_FIRST_S):
-                past = await read_past(store)
-                records, quarantines = await read_all(store)
-                if engines:
-                    rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
-        except (StoreError, TimeoutError):
-            own = {self.name: view.own} if view.own else {}
-            records = {**(view.records or own)}
-            quarantines = {**(view.quarantines or {})}
-            engines = 0  # who is not seen is not missed
-            silent = view.records is None
-        return picture(
-            self.tree.job.name,
-            view,
-            records,
-            quarantines,
-            rollouts,
-            past=past,
-            needs=self.settings.membership.min_nodes,
-            engines=engines,
-            here=here,
-            now=time.time(),
-            silent=silent,
-        )
-
     async def _probe(self, action: Action) -> bool:
         """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
         if not isinstance(action, Probe):
@@ -855,21 +798,6 @@ class Daemon:
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
         self.inquiry.probe(action, unreachable)
         return True
-
-
-def promise(verb: Verb, node: str) -> str:
-    """What an operator is told that will happen now."""
-    match verb:
-        case Verb.DRAIN:
-            return f"{node} was asked to leave: it finishes its step, and the plan goes on without it"
-        case Verb.ADMIT:
-            return f"{node} may take a seat again"
-        case Verb.PAUSE:
-            return "the job pauses at the next step; go on with: elasticrl resume"
-        case Verb.RESUME:
-            return "the job goes on"
-        case Verb.STOP:
-            return "the job saves and ends on all nodes"
 
 
 def numbers_of(host: str) -> set[str]:

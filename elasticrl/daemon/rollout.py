@@ -28,7 +28,8 @@ from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
-from elasticrl.daemon.main import Daemon, promise
+from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.operators import promise
 from elasticrl.daemon.refusal import FAILED
 from elasticrl.daemon.secret import engine_key, run_of
 from elasticrl.daemon.spec import for_workers
