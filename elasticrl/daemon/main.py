@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -24,17 +24,7 @@ from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.model import (
-    REFUSED,
-    Commit,
-    Member,
-    Outcome,
-    Phase,
-    Plan,
-    Record,
-    Verb,
-    View,
-)
+from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
@@ -60,13 +50,7 @@ from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
-from elasticrl.daemon.stored import (
-    AGAIN_S,
-    highest_incarnation,
-    how_it_ended,
-    record_at,
-    the_secret,
-)
+from elasticrl.daemon.stored import AGAIN_S, highest_incarnation, how_it_ended, record_at, the_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -256,18 +240,17 @@ class Daemon:
         """Told to end before it was up, as while the store is away. What runs here goes on for the next daemon, or ends with
         this unit, where that is stopped for good.
         """
-        if self.keep and await asyncio.to_thread(self.notify.for_good):
-            self.keep = False
-        self.notify.stopping(reason, 3 * QUIT_S)
-        self._say_stopped(0, reason)
-        if not self.keep:
+
+        async def ends(why: str) -> None:
             vault.cancel()
             await asyncio.gather(vault, return_exceptions=True)
             if not self.crew.awaited:
-                await self.crew.quit(reason, QUIT_S)
+                await self._quit(why)
             await (self.vault.end() if self.foreground else self.vault.leave(self.tree.vault.linger_s))
-            await self._stop_store()
-        return 0
+
+        if self.keep and await asyncio.to_thread(self.notify.for_good):
+            self.keep = False
+        return await self._stop(0, reason, ends, kept=self.keep)
 
     # ---- beginnings
 
@@ -342,7 +325,7 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(AGENT_S):
                 await self.crew.first.wait()
-        await self.crew.quit(reason, QUIT_S)
+        await self._quit(reason)
         await self._stop_store()
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
@@ -507,6 +490,11 @@ class Daemon:
         self, node: Node, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
     ) -> int:
         """Run the node until it leaves, or until a signal ends this daemon."""
+
+        async def ends(why: str) -> None:
+            await self._quit(why)
+            await self._part(vault, told=told.done())
+
         running = asyncio.create_task(node.run(), name="node")
         rivalled = asyncio.create_task(self._rivalled.wait(), name="namesake")
         some: set[asyncio.Future[Any]] = {running, told, crew, rivalled}
@@ -524,23 +512,13 @@ class Daemon:
             await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
         if running.done():
             left = running.result()
-            self.notify.stopping(left.reason, 3 * QUIT_S)
-            self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
-            await self.crew.quit(left.reason, QUIT_S)
-            await self._part(vault, told=told.done())
-            await self._stop_store()
-            return left.code
+            return await self._stop(left.code, left.reason, ends, kept=False)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
         reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
-        self.notify.stopping("handing over")
-        self._say_stopped(code, reason)
-        if not self.keep:
-            await self.crew.quit(reason, QUIT_S)
-            await self._part(vault, told=told.done())
-            await self._stop_store()
-        return code
+        # No time of its own: to hand over takes none, and for a drain that came to nothing systemd has been told.
+        return await self._stop(code, reason, ends, kept=self.keep, status="handing over", within_s=0.0)
 
     async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
         """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
@@ -549,19 +527,30 @@ class Daemon:
         if not isinstance(error, Exception):
             return False
         reason, code = f"{type(error).__name__}: {error}", REFUSED if isinstance(error, REFUSALS) else FAILED
-        self.notify.stopping(reason, 3 * QUIT_S)
-        self._say_stopped(code, reason)
-        if not self.keep:
-            await self.crew.quit(reason, QUIT_S)
-            await self._stop_store()
-        elif code == REFUSED and self.crew.awaited:
+        await self._stop(code, reason, self._quit, kept=self.keep)
+        if self.keep and code == REFUSED and self.crew.awaited:
             await self._withdraw(reason)
         return False
 
-    def _say_stopped(self, code: int, reason: str) -> None:
-        left = self._left() if self.keep else ""
+    async def _stop(
+        self, code: int, reason: str, ends: Callable[[str], Awaitable[None]], *,
+        kept: bool, status: str = "", within_s: float = 3 * QUIT_S,
+    ) -> int:  # fmt: skip
+        """The end, told to systemd and in the log. What is not kept for the next daemon, `ends` ends, which is told why; an
+        embedded etcd goes last. Returns the exit code.
+        """
+        self.notify.stopping(status or reason, within_s)
+        left = self._left() if kept else ""
         more = {"left": left} if left else {}
-        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended", **more)
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
+        if not kept:
+            await ends(reason)
+            await self._stop_store()
+        return code
+
+    async def _quit(self, reason: str) -> None:
+        """The agent ends, and all that is below it."""
+        await self.crew.quit(reason, QUIT_S)
 
     def _left(self) -> str:
         """What goes on without this daemon, until another one or a person comes."""
