@@ -26,7 +26,7 @@ import yaml
 from chaos.etcd import LocalCluster
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
-from elasticrl.daemon.main import read_all
+from elasticrl.daemon.stored import read_all
 from elasticrl.shell.keys import namespace
 from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import free_ports

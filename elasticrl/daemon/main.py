@@ -6,67 +6,51 @@ for good when the core says to leave.
 """
 
 import asyncio
-import hashlib
 import os
-import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
-from elasticrl.agent.spec import PRELOAD, Spec
+from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, dumps, taken_up, to_core
-from elasticrl.config.cluster import Web
-from elasticrl.core.drain import refusal
+from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.goodput import stepped
-from elasticrl.core.model import (
-    REFUSED,
-    Commit,
-    Member,
-    Outcome,
-    Phase,
-    Plan,
-    Quarantine,
-    Record,
-    Rollout,
-    Rung,
-    Verb,
-    View,
-    Work,
-)
+from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import asking, control
+from elasticrl.daemon import asking, control, operators
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
+from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry, Place
 from elasticrl.daemon.life import Home, Life, next_life
+from elasticrl.daemon.measures import Measures
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Scribe
-from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import Picture, picture
-from elasticrl.daemon.recovery import Done, Goodput, kind_of
-from elasticrl.daemon.recovery import Watch as Stages
-from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.picture import Picture
+from elasticrl.daemon.recovery import Stages, kind_of
+from elasticrl.daemon.refusal import FAILED, Refusal
+from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
+from elasticrl.daemon.secret import run_of
+from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import Line, StepLog, count
+from elasticrl.daemon.steps import StepLog
+from elasticrl.daemon.stored import AGAIN_S, highest_incarnation, how_it_ended, record_at, the_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -75,35 +59,20 @@ from elasticrl.shell import keys
 from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
-from elasticrl.shell.office import request
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
 from elasticrl.shell.ways import outward
-from elasticrl.store import Absent, Get, Lease, Listing, Put, Store, StoreError, open_store
+from elasticrl.store import Lease, Store, StoreError, open_store
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
-    from elasticrl.telemetry.metrics import Metrics
 
 LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
-AGAIN_S = 1.0  # between attempts to reach a store that is away
-ORPHAN_S = 10.0  # an agent of a foreground run ends when its daemon has been gone for so long
-RUNTIME = "elasticrl.runtime.run"  # by name: the daemon knows nothing of what runs
-# Programs of ours, and what they import: with it a spare is in its gang in milliseconds instead of seconds.
-OWN = {"elasticrl.ppo": ("elasticrl.ppo.__main__", "transformers.models.qwen2.modeling_qwen2")}
-FSDP = "elasticrl.runtime.fsdp"  # for jobs that use it: half a second
-AHEAD = "elasticrl.runtime.checkpoint.ahead"  # its fork writes a worker's checkpoints
-FINGERPRINT = "elasticrl.runtime.bits"
-FAILED = 1  # the exit code of a daemon that cannot go on: systemd starts another
-LOOK_FIRST_S = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
 MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
-
-T = TypeVar("T")
-
 
 #: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
 REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
@@ -127,9 +96,8 @@ class Daemon:
         self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
         self.log = log
         self.history = history
-        self.metrics = metrics_of(tree)
-        for rung in Rung:
-            self.metrics.recoveries.labels(rung=rung.name.lower())  # a first one would not be seen to have come
+        self.measures = Measures(tree.telemetry, log=log)
+        self.metrics = self.measures.metrics
         self.notify = Notify()
         self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
@@ -141,7 +109,7 @@ class Daemon:
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
-        self.roll = Roll(self.home.folder / "rollouts.json", log=log)
+        self.roll = Roll(self.home.folder / ROLL, log=log)
         self.node: Node | None = None
         self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
         self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
@@ -150,9 +118,6 @@ class Daemon:
         self._plan: Plan | None = None
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
-        self._trains_since: float | None = None  # by the wall clock: since this daemon has seen its workers train
-        self._beats = (0, 0)  # sent and heard, as the metrics know it
-        self._goodput = Goodput()
         self._life: Life | None = None  # as it was saved last
         self._unkept = False  # it could not be saved, and that is said
         self._scribe = Scribe()
@@ -162,57 +127,10 @@ class Daemon:
 
     def spec(self) -> Spec:
         """What the agent is told."""
-        tree = self.tree
-        program = (tree.job.program,) if tree.job.program.endswith(".py") else ("-m", tree.job.program)
-        strategies = {
-            tree.model.strategy,
-            *(role.strategy for role in (tree.placement.actor, tree.placement.critic) if role),
-        }
-        return Spec(
-            job=tree.job.name,
-            node=self.name,
-            slots=tree.node.workers,
-            program=program,
-            args=tree.job.args,
-            log_dir=str(self._logs),
-            host=self.host,
-            interface=tree.node.interface or "",
-            spares=tree.agent.spares,
-            threads=tree.lanes.threads,
-            preload=(
-                *PRELOAD,
-                *(name for name in (RUNTIME, AHEAD) if there(RUNTIME)),
-                *OWN.get(tree.job.program, ()),
-                *((FSDP,) if "fsdp" in strategies else ()),
-                *tree.agent.preload,
-            ),
-            fingerprint=FINGERPRINT,
-            ahead=AHEAD if there(RUNTIME) else "",
-            config=dumps(for_workers(tree)),
-            env=self._env(),
-            stop_s=tree.agent.stop_timeout_s,
-            log_limit_bytes=tree.agent.log_limit_bytes,
-            log_keep=tree.agent.log_keep,
-            orphan_s=0.0 if self.keep else ORPHAN_S,
-            timeouts=self.settings.timeouts,
-        )
-
-    def _env(self) -> dict[str, str]:
-        """What workers find in their environment beside ours. What the operator has set himself, here or there, wins."""
-        tree = self.tree
-        ours = {
-            "ELASTICRL_VAULT": str(folder_of(tree.vault.dir, tree.job.name, self.name)),
-            **({"ELASTICRL_ROLLOUTS": str(self.home.folder / "rollouts.json")} if tree.rollout.nodes else {}),
-            **witness.environment(tree.comm.recorder),
-            # Libraries that look for cards find none: a job on processors has no business in a card's memory.
-            **({"CUDA_VISIBLE_DEVICES": ""} if tree.node.device == "cpu" else {}),
-        }
-        profile = {}
-        if tree.comm.profile != "none":
-            from elasticrl.diagnose import environment
-
-            profile = environment.PROFILES[tree.comm.profile].apply({**os.environ, **tree.agent.env})
-        return {**ours, **profile, **tree.agent.env}
+        return spec_of(
+            self.tree, node=self.name, host=self.host, home=self.home.folder, logs=self._logs,
+            timeouts=self.settings.timeouts, keep=self.keep,
+        )  # fmt: skip
 
     def _place(self) -> Place:
         tree = self.tree
@@ -303,12 +221,12 @@ class Daemon:
             secret = await self._patiently(lambda: the_secret(store))
             await stack.enter_async_context(background(self.roll.run(store, secret), "roll", self.log))
         await stack.enter_async_context(background(self._trim_logs(), "logs", self.log))
-        self._serve_metrics(stack)
+        self.measures.serve(stack)
         steps = StepLog(
             self._logs / STEPS,
             self.name,
             lambda: self.crew.report.workers if self.crew.report else (),
-            self._count if self.tree.telemetry.metrics_port else None,
+            self.measures.count if self.tree.telemetry.metrics_port else None,
         )
         await stack.enter_async_context(background(steps.run(), "steps", self.log))
         await self._serve_page(stack)
@@ -322,18 +240,17 @@ class Daemon:
         """Told to end before it was up, as while the store is away. What runs here goes on for the next daemon, or ends with
         this unit, where that is stopped for good.
         """
-        if self.keep and await asyncio.to_thread(self.notify.for_good):
-            self.keep = False
-        self.notify.stopping(reason, 3 * QUIT_S)
-        self._say_stopped(0, reason)
-        if not self.keep:
+
+        async def ends(why: str) -> None:
             vault.cancel()
             await asyncio.gather(vault, return_exceptions=True)
             if not self.crew.awaited:
-                await self.crew.quit(reason, QUIT_S)
+                await self._quit(why)
             await (self.vault.end() if self.foreground else self.vault.leave(self.tree.vault.linger_s))
-            await self._stop_store()
-        return 0
+
+        if self.keep and await asyncio.to_thread(self.notify.for_good):
+            self.keep = False
+        return await self._stop(0, reason, ends, kept=self.keep)
 
     # ---- beginnings
 
@@ -408,7 +325,7 @@ class Daemon:
         with suppress(TimeoutError):
             async with asyncio.timeout(AGENT_S):
                 await self.crew.first.wait()
-        await self.crew.quit(reason, QUIT_S)
+        await self._quit(reason)
         await self._stop_store()
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
@@ -546,29 +463,13 @@ class Daemon:
     @property
     def answer_s(self) -> float:
         """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
-        written, looked = LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
+        written, looked = operators.LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
         return max(written, looked) + MARGIN_S
 
     @property
     def _ask_s(self) -> float:
         """For all nodes to say where their workers are."""
         return asking.LOOK_S + self.tree.store.try_timeout_s
-
-    def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        conf = self.tree.telemetry
-        if conf.metrics_port:
-            from prometheus_client import start_http_server
-
-            try:
-                server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
-            except OSError as error:  # a port that is taken costs the metrics alone
-                where = f"{conf.metrics_address}:{conf.metrics_port}"
-                self.log.info(
-                    "metrics.refused",
-                    reason=f"{where}: {error.strerror or error}; choose another telemetry.metrics_port",
-                )
-                return
-            stack.callback(server.shutdown)
 
     async def _serve_page(self, stack: AsyncExitStack) -> None:
         if self.tree.web.port:  # else it need not even be imported
@@ -589,6 +490,11 @@ class Daemon:
         self, node: Node, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
     ) -> int:
         """Run the node until it leaves, or until a signal ends this daemon."""
+
+        async def ends(why: str) -> None:
+            await self._quit(why)
+            await self._part(vault, told=told.done())
+
         running = asyncio.create_task(node.run(), name="node")
         rivalled = asyncio.create_task(self._rivalled.wait(), name="namesake")
         some: set[asyncio.Future[Any]] = {running, told, crew, rivalled}
@@ -606,23 +512,13 @@ class Daemon:
             await asyncio.wait({running}, timeout=self.settings.recovery.drain_s)
         if running.done():
             left = running.result()
-            self.notify.stopping(left.reason, 3 * QUIT_S)
-            self.log.info("daemon.stopped", code=left.code, reason=left.reason, workers="ended")
-            await self.crew.quit(left.reason, QUIT_S)
-            await self._part(vault, told=told.done())
-            await self._stop_store()
-            return left.code
+            return await self._stop(left.code, left.reason, ends, kept=False)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         # The crew goes on for ever, so if it has ended something in it is wrong: the next daemon adopts the workers.
         reason, code = (told.result(), 0) if told.done() else ("the crew failed", FAILED)
-        self.notify.stopping("handing over")
-        self._say_stopped(code, reason)
-        if not self.keep:
-            await self.crew.quit(reason, QUIT_S)
-            await self._part(vault, told=told.done())
-            await self._stop_store()
-        return code
+        # No time of its own: to hand over takes none, and for a drain that came to nothing systemd has been told.
+        return await self._stop(code, reason, ends, kept=self.keep, status="handing over", within_s=0.0)
 
     async def _broken(self, kind: object, error: BaseException | None, trace: object) -> bool:  # noqa: ARG002 - a context's end
         """By an exception. What the next daemon adopts goes on, and is named with what else ends it; after a foreground run no
@@ -631,19 +527,30 @@ class Daemon:
         if not isinstance(error, Exception):
             return False
         reason, code = f"{type(error).__name__}: {error}", REFUSED if isinstance(error, REFUSALS) else FAILED
-        self.notify.stopping(reason, 3 * QUIT_S)
-        self._say_stopped(code, reason)
-        if not self.keep:
-            await self.crew.quit(reason, QUIT_S)
-            await self._stop_store()
-        elif code == REFUSED and self.crew.awaited:
+        await self._stop(code, reason, self._quit, kept=self.keep)
+        if self.keep and code == REFUSED and self.crew.awaited:
             await self._withdraw(reason)
         return False
 
-    def _say_stopped(self, code: int, reason: str) -> None:
-        left = self._left() if self.keep else ""
+    async def _stop(
+        self, code: int, reason: str, ends: Callable[[str], Awaitable[None]], *,
+        kept: bool, status: str = "", within_s: float = 3 * QUIT_S,
+    ) -> int:  # fmt: skip
+        """The end, told to systemd and in the log. What is not kept for the next daemon, `ends` ends, which is told why; an
+        embedded etcd goes last. Returns the exit code.
+        """
+        self.notify.stopping(status or reason, within_s)
+        left = self._left() if kept else ""
         more = {"left": left} if left else {}
-        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if self.keep else "ended", **more)
+        self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
+        if not kept:
+            await ends(reason)
+            await self._stop_store()
+        return code
+
+    async def _quit(self, reason: str) -> None:
+        """The agent ends, and all that is below it."""
+        await self.crew.quit(reason, QUIT_S)
 
     def _left(self) -> str:
         """What goes on without this daemon, until another one or a person comes."""
@@ -691,7 +598,7 @@ class Daemon:
             return
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
-        if self.node is not None and live:
+        if live:
             # What wants a restart still differs from this at the next reload, and is said again.
             self.tree = taken_up(self.tree, fresh)
             self.settings = to_core(self.tree)
@@ -719,7 +626,7 @@ class Daemon:
         view, now = decision.state.view, time.monotonic()
         self._stages, done = self._stages.after(event, view.plan, decision.state.me)
         if done is not None:
-            self._tell(done)
+            self.measures.recovered(done)
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
@@ -738,7 +645,7 @@ class Daemon:
             # Who led before may have left before he told it.
             self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past")
         self._remember()
-        self._measure(decision, now)
+        self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
 
     def _tell_incident(self, told: "Incident") -> None:
         """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
@@ -789,47 +696,6 @@ class Daemon:
         else:
             self._life, self._unkept = life, False
 
-    def _tell(self, done: Done) -> None:
-        """A recovery is over: one line, and the metrics."""
-        stages = {name: round(seconds, 4) for name, seconds in done.stages.items()}
-        self.log.info(
-            "recovery.done", generation=done.generation, rung=done.rung, total_s=round(done.total_s, 4), stages=stages
-        )
-        self.metrics.recoveries.labels(rung=done.rung).inc()
-        for name, seconds in done.stages.items():
-            self.metrics.recovery_s.labels(stage=name).observe(max(0.0, seconds))
-
-    def _measure(self, decision: Decision, now: float) -> None:
-        state, metrics = decision.state, self.metrics
-        view, workers = state.view, state.workers
-        metrics.generation.set(view.generation)
-        metrics.world.set(view.plan.world if view.plan else 0)
-        metrics.committed.set(view.committed)
-        metrics.leading.set(1 if state.lead else 0)
-        metrics.lease_age.set(max(0.0, now - state.leased) if state.leased > 0 else 0.0)
-        metrics.suspected.set(len(state.suspects))
-        if self._trains_since is None and workers is not None and workers.work is Work.TRAINING:
-            self._trains_since = time.time()
-        if self._trains_since is not None:
-            # A commit of an earlier run is as old as the job's pause, which is nobody's fault.
-            written = view.commit.written if view.commit else 0.0
-            metrics.commit_age.set(max(0.0, time.time() - max(written, self._trains_since)))
-        if self.neighbours is not None:
-            sent, heard = self.neighbours.sent, self.neighbours.heard
-            metrics.beats_sent.inc(sent - self._beats[0])
-            metrics.beats_heard.inc(heard - self._beats[1])
-            self._beats = (sent, heard)
-        if workers is not None:
-            metrics.step.set(workers.step)
-            metrics.goodput.set(self._goodput.share(now))
-
-    def _count(self, line: Line) -> None:
-        """In the metrics, where they are served."""
-        count(self.metrics, line)
-        if stepped(line.seconds):
-            took_s = sum(line.seconds.values())
-            self._goodput = self._goodput.after(step=line.step, steps=line.steps, seconds=took_s, now=time.monotonic())
-
     # ---- what operators ask
 
     @property
@@ -864,25 +730,25 @@ class Daemon:
         if asked is Verb.ADMIT and not node:
             raise control.Refused("name the node to admit: elasticrl admit n03")
         if asked is Verb.DRAIN and not question.get("force"):
-            await self._needs(node or self.name)
+            store, view, _ = self.seen
+            await operators.spared(store, view, self.settings, node or self.name)
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             assert self.node is not None
             self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
         else:
-            await self._write_down(asked, node)
-        return promise(asked, node or self.name)
+            store, view, _ = self.seen
+            within_s = self.tree.store.timeout_s
+            await operators.write_down(store, asked, node, view.generation, within_s=within_s)
+        return operators.promise(asked, node or self.name)
 
-    async def _needs(self, node: str) -> None:
-        """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
-        store, view, _ = self.seen
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(LOOK_FIRST_S):
-                records, quarantines = await read_all(store)
-                asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
-            view = replace(view, records=records, quarantines=quarantines)
-            if why := refusal(view, self.settings, node, asked.values()):
-                raise control.Refused(why)
+    async def picture(self) -> Picture:
+        """What the whole job looks like."""
+        store, view, here = self.seen
+        return await operators.look(
+            store, view, job=self.tree.job.name, node=self.name, here=here,
+            needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
+        )  # fmt: skip
 
     async def _diagnose(self) -> dict[str, Any]:
         """Where all workers of the job are; if the store is silent, those of this node."""
@@ -912,56 +778,6 @@ class Daemon:
         except StoreError as error:
             self.log.info("store.failed", action="answer", error=str(error))
 
-    async def _write_down(self, verb: Verb, node: str | None) -> None:
-        """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
-        store, view, _ = self.seen
-        within_s = self.tree.store.timeout_s
-        try:
-            async with asyncio.timeout(within_s):
-                known = await request(store, verb, node, view.generation)
-        except (StoreError, TimeoutError) as error:
-            why = str(error) or f"no answer within {within_s:g} s"
-            again = " ".join(filter(None, ("elasticrl", str(verb), node)))
-            raise control.Refused(
-                f"the store has not confirmed it ({why}), so it is not done, though it may come true late; "
-                f"see what the store lacks (elasticrl doctor --config FILE), then ask again: {again}"
-            ) from None
-        except keys.Unreadable as error:
-            raise control.Refused(str(error)) from None
-        if not known:
-            raise control.Refused(f"{node} is no member now; elasticrl status shows who is")
-
-    async def picture(self) -> Picture:
-        """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
-        store, view, here = self.seen
-        engines, rollouts, past = self.tree.rollout.nodes, dict[str, Rollout](), None
-        silent = False
-        try:
-            async with asyncio.timeout(LOOK_FIRST_S):
-                past = await read_past(store)
-                records, quarantines = await read_all(store)
-                if engines:
-                    rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
-        except (StoreError, TimeoutError):
-            own = {self.name: view.own} if view.own else {}
-            records = {**(view.records or own)}
-            quarantines = {**(view.quarantines or {})}
-            engines = 0  # who is not seen is not missed
-            silent = view.records is None
-        return picture(
-            self.tree.job.name,
-            view,
-            records,
-            quarantines,
-            rollouts,
-            past=past,
-            needs=self.settings.membership.min_nodes,
-            engines=engines,
-            here=here,
-            now=time.time(),
-            silent=silent,
-        )
-
     async def _probe(self, action: Action) -> bool:
         """Ask each target for a sign; what does not answer within a second cannot be reached. The rest takes longer."""
         if not isinstance(action, Probe):
@@ -973,129 +789,11 @@ class Daemon:
         return True
 
 
-def promise(verb: Verb, node: str) -> str:
-    """What an operator is told that will happen now."""
-    match verb:
-        case Verb.DRAIN:
-            return f"{node} was asked to leave: it finishes its step, and the plan goes on without it"
-        case Verb.ADMIT:
-            return f"{node} may take a seat again"
-        case Verb.PAUSE:
-            return "the job pauses at the next step; go on with: elasticrl resume"
-        case Verb.RESUME:
-            return "the job goes on"
-        case Verb.STOP:
-            return "the job saves and ends on all nodes"
-
-
-async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
-    """Everybody's record and quarantine, by node; without what cannot be read, of which those speak who watch it."""
-    members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
-    return readable(Record, members, keys.MEMBERS), readable(Quarantine, quarantines, keys.QUARANTINES)
-
-
-def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
-    """The values of a scope, by what follows its name."""
-    found = {}
-    for entry in listing.entries:
-        with suppress(keys.Unreadable):
-            found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
-    return found
-
-
-async def record_at(store: Store, key: str) -> Record | None:
-    """What a member says of itself there; None for nobody, and for what cannot be read."""
-    entry = await store.get(key)
-    with suppress(keys.Unreadable):
-        return keys.load(Record, entry.value, key) if entry else None
-    return None
-
-
 def numbers_of(host: str) -> set[str]:
     """The addresses of this host, as beats tell them."""
     with suppress(OSError):
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
     return {host}
-
-
-async def highest_incarnation(store: Store, node: str) -> int:
-    """The newest life of this node that the store remembers anywhere; 0 if it does not know it."""
-    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node))
-    answer = await store.txn((), [Get(scope=place) for place in places])
-    plan, record, quarantine, drain = (r.entries[0] if r.entries else None for r in answer.responses)
-    members: list[Member] = []
-    if plan:
-        seats = keys.load(Plan, plan.value, keys.PLAN)
-        members += [seat.member for seat in seats.seats + seats.spares]
-    members += [keys.load(Record, record.value, record.key).member] if record else []
-    members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
-    members += [keys.load(Member, drain.value, drain.key)] if drain else []
-    return max((member.incarnation for member in members if member.node == node), default=0)
-
-
-async def how_it_ended(store: Store) -> tuple[int, str] | None:
-    """The exit code and the reason of a job that is over; None for one that is not."""
-    entry = await store.get(keys.PLAN)
-    plan = keys.load(Plan, entry.value, keys.PLAN) if entry else None
-    return (plan.exit_code or 0, plan.reason) if plan is not None and plan.phase is Phase.STOP else None
-
-
-async def the_secret(store: Store) -> bytes:
-    """The key that this job's beats are signed with; the first daemon makes it."""
-    entry = await store.get(keys.SECRET)  # first: a transaction that might write waits for the disks of a majority
-    if entry is None:
-        fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
-        await store.txn([Absent(key=keys.SECRET)], [fresh])
-        entry = await store.get(keys.SECRET)
-    assert entry is not None, "the beats' key was there a moment ago"
-    try:
-        return bytes.fromhex(entry.value.decode())
-    except ValueError:
-        raise keys.Unreadable(
-            f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
-        ) from None
-
-
-def run_of(secret: bytes) -> str:
-    """Which run of the job this is, for logs: what all of its nodes come to, and no other job of that name does."""
-    return hashlib.blake2b(b"run", key=secret, digest_size=4).hexdigest()
-
-
-class Unserved:
-    """Metrics that nobody can read: whatever is counted here is forgotten. A sixteenth of a start is prometheus' client."""
-
-    def __getattr__(self, _: str) -> "Unserved":
-        return self
-
-    def __call__(self, *_: object, **__: object) -> "Unserved":
-        """A counter's `labels`, `inc`, `set` or `observe`."""
-        return self
-
-
-def metrics_of(tree: Tree) -> "Metrics":
-    """This daemon's, where they are served."""
-    if not tree.telemetry.metrics_port:
-        return cast("Metrics", Unserved())
-    from elasticrl.telemetry.metrics import Metrics
-
-    return Metrics()
-
-
-def for_workers(tree: Tree) -> Tree:
-    """The configuration as workers find it in a file: a password never gets there, and a user without one would be refused."""
-    if tree.web.token is not None:
-        tree = tree.model_copy(update={"web": Web()})  # likewise: an address for all without its token
-    if tree.store.password is None:
-        return tree
-    return tree.model_copy(update={"store": tree.store.model_copy(update={"username": None, "password": None})})
-
-
-def there(module: str) -> bool:
-    """Can this be imported? (A program of somebody's own may come without the trainer.)"""
-    try:
-        return find_spec(module) is not None
-    except ImportError:
-        return False
 
 
 def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:
@@ -1121,21 +819,3 @@ def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: 
             )
         time.sleep(AGAIN_S)
     return address
-
-
-@asynccontextmanager
-async def background(work: Any, name: str, log: Any) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something beside the rest until the end of the block. What ends it before is a bug: the daemon goes on without it."""
-    task: asyncio.Task[None] = asyncio.create_task(work, name=name)
-    task.add_done_callback(lambda ended: say_why(ended, log))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def say_why(ended: asyncio.Task[None], log: Any) -> None:
-    """If it was an exception."""
-    if not ended.cancelled() and (error := ended.exception()) is not None:
-        log.error("bug", action=ended.get_name(), exc_info=error)

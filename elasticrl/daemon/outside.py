@@ -16,9 +16,10 @@ from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.history import about
-from elasticrl.daemon.main import promise, readable
+from elasticrl.daemon.operators import promise
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import picture
+from elasticrl.daemon.stored import readable
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.office import request

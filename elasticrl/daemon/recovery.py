@@ -34,7 +34,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class Stages:
     """The marks of the recovery that is going on, if one is."""
 
     sign_at: float | None = None  # first sign of trouble here
@@ -45,7 +45,7 @@ class Watch:
     restore_s: float = 0.0  # how long the slowest of them took to put it back
     step: int = 0  # newest sealed when they were
 
-    def after(self, event: Event, plan: Plan | None, me: Member) -> tuple["Watch", Done | None]:
+    def after(self, event: Event, plan: Plan | None, me: Member) -> tuple["Stages", Done | None]:
         """The marks after this event, and the recovery that it ended, if it did. What others recover from without us is not
         ours to time, nor is our own way in.
         """
@@ -59,7 +59,7 @@ class Watch:
                 seated = me in plan.seat_of
                 answers = seated and plan.phase is Phase.TRAIN and (plan.rung > 0 or self.sign_at is not None)
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers else None
-                return Watch(
+                return Stages(
                     sign_at=sign_at, detect_s=self.detect_s if self.sign_at else 0.0, plan=plan, plan_at=now
                 ), None
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:

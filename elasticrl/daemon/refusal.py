@@ -4,6 +4,10 @@ The one idea: only what is written as a refusal is one. systemd starts no daemon
 own, or one out of the core, must not pass for a refusal: it is a bug, and a restart may get past it.
 """
 
+from typing import Final
+
+FAILED: Final = 1  # the exit code of a daemon that cannot go on, and has not refused: systemd starts another
+
 
 class Refusal(ValueError):
     """What the operator asked for cannot be; the message says why, and what to do."""

@@ -5,7 +5,6 @@ up and the key to be let in by. It is replaced whole when that changes; while th
 """
 
 import asyncio
-import hashlib
 import json
 from contextlib import aclosing
 from pathlib import Path
@@ -13,15 +12,12 @@ from typing import Any, Final
 
 from elasticrl.agent.spec import write_private
 from elasticrl.core.model import Rollout
+from elasticrl.daemon.secret import engine_key
 from elasticrl.shell import keys
+from elasticrl.shell.sight import AGAIN_S
 from elasticrl.store import Store, StoreError
 
-AGAIN_S: Final = 0.5  # between attempts to read a store that is away
-
-
-def key_of(secret: bytes) -> str:
-    """The key by which trainers and engines know each other: derived from the job's secret, for this purpose alone."""
-    return hashlib.blake2b(b"rollout", key=secret, digest_size=32).hexdigest()
+NAME: Final = "rollouts.json"  # in the node's runtime directory
 
 
 def engines_of(rollouts: dict[str, Rollout]) -> dict[str, str]:
@@ -42,7 +38,7 @@ class Roll:
         said = ""
         while True:
             try:
-                await self._follow(store, key_of(secret))
+                await self._follow(store, engine_key(secret))
             except (StoreError, OSError) as error:  # an outage, a full disk: that may pass
                 if str(error) != said:
                     self.log.info("store.failed", action="rollouts", error=str(error))

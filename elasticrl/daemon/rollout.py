@@ -27,18 +27,13 @@ from elasticrl.core.address import join
 from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
-from elasticrl.daemon.main import (
-    AGAIN_S,
-    FAILED,
-    Daemon,
-    background,
-    for_workers,
-    how_it_ended,
-    promise,
-    run_of,
-    the_secret,
-)
-from elasticrl.daemon.roll import key_of
+from elasticrl.daemon.background import background
+from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.operators import promise
+from elasticrl.daemon.refusal import FAILED
+from elasticrl.daemon.secret import engine_key, run_of
+from elasticrl.daemon.spec import for_workers
+from elasticrl.daemon.stored import AGAIN_S, how_it_ended, the_secret
 from elasticrl.daemon.vault import folder_of
 from elasticrl.shell import keys
 from elasticrl.shell.sight import Sight
@@ -92,8 +87,9 @@ class RolloutDaemon(Daemon):
             self._write_down_what_it_needs(secret)
             self.sight = Sight(self.store, self.me, changed=self._saw, complain=self._unreadable)
             await self._open_control(stack)
-            self._serve_metrics(stack)
-            await stack.enter_async_context(background(self._watch(), "watch", self.log))
+            self.measures.serve(stack)
+            watching = self.sight.watch_for_ever(self.log, everyone=False)
+            await stack.enter_async_context(background(watching, "watch", self.log))
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             belongs = await stack.enter_async_context(background(self._belong(), "lease", self.log))
             keeps = await stack.enter_async_context(background(self._keep(), "keeper", self.log))
@@ -149,16 +145,6 @@ class RolloutDaemon(Daemon):
     def _unreadable(self, text: str) -> None:
         self.log.info("store.unreadable", text=text)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.sight.watch(everyone=False)
-            except StoreError as error:
-                self.log.info("store.failed", action="watch", error=str(error))
-            except Exception:  # a blind node would keep its engine when the job is over
-                self.log.exception("bug", action="watch")
-            await asyncio.sleep(AGAIN_S)
-
     _lease: Lease | None = None
 
     async def _belong(self) -> None:
@@ -210,7 +196,7 @@ class RolloutDaemon(Daemon):
         return self.home.folder / "rollout.json"
 
     def _write_down_what_it_needs(self, secret: bytes) -> None:
-        write_private(self._key_file, key_of(secret))
+        write_private(self._key_file, engine_key(secret))
         write_private(self._config_file, dumps(for_workers(self.tree)))
         self._logs.mkdir(parents=True, exist_ok=True)
 

@@ -6,7 +6,6 @@ death costs the time to start one, which finds its files again.
 """
 
 import asyncio
-import hashlib
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from elasticrl.core.pauses import pause
 from elasticrl.core.ring import Ring
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.secret import vault_key
 from elasticrl.diagnose.process import started_at, state
 
 PROTOCOL: Final = 1  # as elasticrl.runtime.vault.channel, which the daemon does not import
@@ -89,11 +89,6 @@ def ring_of(plan: Plan | None, copies: int) -> Ring | None:
         addresses=tuple((seat.member.node, seat.vault) for seat in plan.seats if seat.vault),
         copies=copies,
     )
-
-
-def key_of(secret: bytes) -> str:
-    """The key that this job's vaults know each other by: derived from the job's secret, for this purpose alone."""
-    return hashlib.blake2b(b"vault", key=secret, digest_size=32).hexdigest()
 
 
 def folder_of(base: str, job: str, node: str) -> Path:
@@ -195,7 +190,7 @@ class Vault:
 
     def know(self, secret: bytes) -> None:
         """The store has been reached: the key is this. One that lay here from before may be of a store that is no more."""
-        key, file = key_of(secret), self._key_file
+        key, file = vault_key(secret), self._key_file
         if not file.exists() or file.read_text(encoding="ascii", errors="replace") != key:
             self._rekeyed = file.exists()
             write_private(file, key)
@@ -278,9 +273,10 @@ class Vault:
                     await reaped(self._child, options.deadline_s)
                     raise Silent(f"a new one did not answer within {options.deadline_s:g} s")
                 await asyncio.sleep(LOOK_S)
-        raise Silent(
-            f"a new one ended with exit code {self._child.returncode if self._child else '?'}: {self._last_words()}"
-        )
+        from elasticrl.agent.exits import last_line  # with all that it judges by, for which a start has no use
+
+        code = self._child.returncode if self._child else "?"
+        raise Silent(f"a new one ended with exit code {code}: {last_line(options.log)}")
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = self._options
@@ -389,13 +385,6 @@ class Vault:
             return int(self._port_file.read_text(encoding="ascii"))
         except (OSError, ValueError):
             return 0
-
-    def _last_words(self) -> str:
-        try:
-            lines = self._options.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1] if lines else ""
 
     def _note(self, state: str, reason: str) -> None:
         """Once for each change."""

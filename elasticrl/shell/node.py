@@ -17,8 +17,6 @@ from elasticrl.shell.sight import Sight
 from elasticrl.shell.trace import Trace
 from elasticrl.store.protocol import Lease, Store, StoreError
 
-AGAIN_S = 0.5  # between attempts to read a store that is away
-
 
 class Node:
     """A member of a job, as far as the store and the core go."""
@@ -93,14 +91,4 @@ class Node:
         if self._watching is not None:
             self._watching.cancel()
         self._everyone = everyone
-        self._watching = asyncio.create_task(self._watch_for_ever(everyone=everyone), name="watch")
-
-    async def _watch_for_ever(self, *, everyone: bool) -> None:
-        while True:
-            try:
-                await self.sight.watch(everyone=everyone)
-            except StoreError as error:
-                self.log.info("store.failed", action="watch", error=str(error))
-            except Exception:  # a blind node is of no use: look again, and say `bug`
-                self.log.exception("bug", action="watch")
-            await asyncio.sleep(AGAIN_S)
+        self._watching = asyncio.create_task(self.sight.watch_for_ever(self.log, everyone=everyone), name="watch")

@@ -4,15 +4,18 @@ The one idea: entries are kept by key with the revision they were written at, so
 repeated events and a re-listing all lead to the same picture; the view is made from the picture when somebody looks.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from elasticrl.core.model import Commit, Intent, Member, Plan, Quarantine, Record, View
 from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
-from elasticrl.store.protocol import Batch, Entry, Event, Get, Store
+from elasticrl.store.protocol import Batch, Entry, Event, Get, Store, StoreError
+
+AGAIN_S: Final = 0.5  # between attempts to read a store that is away
 
 T = TypeVar("T")
 Whose = TypeVar("Whose", Record, Quarantine)
@@ -68,6 +71,17 @@ class Sight:
                         self._complain(batch.relist)
                         break
                     self._apply(batch)
+
+    async def watch_for_ever(self, log: Any, *, everyone: bool) -> None:
+        """The same, and again whenever the store was away. Cancel it."""
+        while True:
+            try:
+                await self.watch(everyone=everyone)
+            except StoreError as error:
+                log.info("store.failed", action="watch", error=str(error))
+            except Exception:  # a blind node is of no use, and misses the job's end: look again, and say `bug`
+                log.exception("bug", action="watch")
+            await asyncio.sleep(AGAIN_S)
 
     async def _read(self) -> int:
         """All scopes, from one revision on. What was known and is not there any more is forgotten."""

@@ -29,6 +29,7 @@ LOOPBACK = "127.0.0.1"
 RECORD = "etcd.json"
 LOG = "etcd.log"
 _LOG_LIMIT = 8 * 1024 * 1024
+_LAST_BYTES = 64 * 1024  # of it, for its last words
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
@@ -268,8 +269,9 @@ class Embedded:
         return False
 
     def _last_words(self) -> str:
-        with suppress(OSError):
-            lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
             return " | ".join(lines[-3:]) or "its log is empty"
         return "it has no log"
 

@@ -24,7 +24,8 @@ from elasticrl.core.state import State
 from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 from elasticrl.daemon.history import History
-from elasticrl.daemon.main import Daemon, read_all
+from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted

@@ -29,9 +29,10 @@ from elasticrl.core.events import Event, Workers
 from elasticrl.core.model import Member, Record
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import State
+from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.history import History
-from elasticrl.daemon.main import Daemon, background
+from elasticrl.daemon.main import Daemon
 from elasticrl.daemon.vault import Options, Vault, once
 from elasticrl.diagnose.process import started_at, state
 from elasticrl.shell import keys

@@ -14,8 +14,9 @@ from elasticrl.config import ConfigError, dumps, load, loads
 from elasticrl.core.model import REFUSED
 from elasticrl.daemon.adopt import Lost
 from elasticrl.daemon.life import Home, Taken
-from elasticrl.daemon.main import FAILED, REFUSALS, for_workers, own_address, there
-from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.main import REFUSALS, own_address
+from elasticrl.daemon.refusal import FAILED, Refusal
+from elasticrl.daemon.spec import for_workers, there
 from elasticrl.shell import keys
 from elasticrl.shell.ways import ABROAD, outward
 from elasticrl.store import StoreError

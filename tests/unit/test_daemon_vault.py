@@ -12,7 +12,8 @@ from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Member, Phase, Plan, Seat
 from elasticrl.core.ring import Ring
 from elasticrl.daemon.refusal import Refusal
-from elasticrl.daemon.vault import Options, Vault, folder_of, key_of, ring_of
+from elasticrl.daemon.secret import engine_key, run_of, vault_key
+from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 
 
 def seat(node: str, vault: str = "") -> Seat:
@@ -47,9 +48,16 @@ def test_a_path_that_no_socket_may_have_is_refused_in_a_sentence() -> None:
 
 
 def test_the_vaults_key_is_derived_for_this_purpose_alone() -> None:
-    assert len(key_of(b"s" * 32)) == 64
-    assert key_of(b"s" * 32) != key_of(b"t" * 32)
-    assert bytes.fromhex(key_of(b"s" * 32)) != b"s" * 32
+    assert len(vault_key(b"s" * 32)) == 64
+    assert vault_key(b"s" * 32) != vault_key(b"t" * 32)
+    assert bytes.fromhex(vault_key(b"s" * 32)) != b"s" * 32
+
+
+def test_what_is_made_of_the_secret_is_the_same_in_all_versions() -> None:
+    secret = b"s" * 32
+    assert vault_key(secret) == "b9082a09405b843731d9115ef445fb73d40efb5285c92b1a9285e302620845dc"
+    assert engine_key(secret) == "2b1cc8454d79d4e6dd64e605f7610f63269268e4ffcc8d959b3f9fbd80043df7"
+    assert run_of(secret) == "64c3bb6c"
 
 
 def test_a_vault_that_does_not_end_when_it_is_killed_silences_nobody(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from elasticrl.agent import seat, wire
 from elasticrl.agent.pool import Process
 from elasticrl.core.events import Launch
 from elasticrl.core.model import Member, Phase, Plan, Seat
-from elasticrl.daemon.main import run_of
+from elasticrl.daemon.secret import run_of
 from elasticrl.telemetry import events
 from elasticrl.telemetry.log import set_up
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
 from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
-from elasticrl.daemon.recovery import Done, Goodput, Watch
+from elasticrl.daemon.recovery import Done, Goodput, Stages
 
 ME, OTHER = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
 
@@ -16,9 +16,9 @@ def plan(generation: int, *members: Member, rung: Rung = Rung.REFORM) -> Plan:
 
 
 def told(*script: tuple[Event, Plan | None]) -> list[Done]:
-    watch, found = Watch(), []
+    stages, found = Stages(), []
     for event, now in script:
-        watch, done = watch.after(event, now, ME)
+        stages, done = stages.after(event, now, ME)
         found += [done] if done else []
     return found
 

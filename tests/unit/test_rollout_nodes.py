@@ -10,10 +10,10 @@ from test_picture import seen
 from elasticrl.cli import render
 from elasticrl.core.model import Commit, Member, Phase, Plan, Record, Rollout, Seat, Verb, View, Work
 from elasticrl.core.straggler import slow
-from elasticrl.daemon import vault
 from elasticrl.daemon.picture import picture
-from elasticrl.daemon.roll import Roll, engines_of, key_of
+from elasticrl.daemon.roll import Roll, engines_of
 from elasticrl.daemon.rollout import told_by
+from elasticrl.daemon.secret import engine_key, vault_key
 from elasticrl.shell import keys
 from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
@@ -59,7 +59,7 @@ def test_those_that_are_up_are_written_down_for_the_workers_as_they_come_and_go(
         await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(play())
-    assert json.loads(path.read_text())["key"] == key_of(b"secret") != vault.key_of(b"secret")
+    assert json.loads(path.read_text())["key"] == engine_key(b"secret") != vault_key(b"secret")
     assert path.stat().st_mode & 0o777 == 0o600
     assert [fields["engines"] for event, fields in log.lines if event == "rollouts.changed"] == known
     assert any(event == "store.unreadable" for event, _ in log.lines)

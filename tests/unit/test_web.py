@@ -12,8 +12,8 @@ import pytest
 from elasticrl.config import dumps, load
 from elasticrl.config.cluster import Web
 from elasticrl.daemon import web
-from elasticrl.daemon.main import for_workers
 from elasticrl.daemon.picture import Picture, Row
+from elasticrl.daemon.spec import for_workers
 from elasticrl.daemon.web import Page, Reply, Request, guard, page, parse, piece
 
 PICTURE = Picture(

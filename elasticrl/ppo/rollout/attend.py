@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.core.model import REFUSED
@@ -307,8 +308,10 @@ class Attendant:
             raise Lost(f"it ended with exit code {code}: {self._last_words()}")
 
     def _last_words(self) -> str:
-        with suppress(OSError):
-            return (self.home / LOG).read_text(encoding="utf-8", errors="replace")[-TAIL:].strip() or "it said nothing"
+        with suppress(OSError), (self.home / LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * (TAIL + 1)))  # a character has four bytes, at most
+            words = TextIOWrapper(log, encoding="utf-8", errors="replace").read()
+            return words[-TAIL:].strip() or "it said nothing"
         return "it said nothing"
 
     @contextmanager

@@ -1,0 +1,79 @@
+"""What the store says of a job at one moment: for a daemon that begins, and for whoever asks how the job is.
+
+The one idea: a function of a store alone, so who has no daemon reads the job as one does. What is followed as it changes is
+`shell.sight`'s.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record
+from elasticrl.shell import keys
+from elasticrl.store import Absent, Get, Listing, Put, Store
+
+AGAIN_S: Final = 1.0  # between attempts to reach a store that is away
+
+T = TypeVar("T")
+
+
+async def read_all(store: Store) -> tuple[dict[str, Record], dict[str, Quarantine]]:
+    """Everybody's record and quarantine, by node; without what cannot be read, of which those speak who watch it."""
+    members, quarantines = await asyncio.gather(store.scan(keys.MEMBERS), store.scan(keys.QUARANTINES))
+    return readable(Record, members, keys.MEMBERS), readable(Quarantine, quarantines, keys.QUARANTINES)
+
+
+def readable(kind: type[T], listing: Listing, scope: str) -> dict[str, T]:
+    """The values of a scope, by what follows its name."""
+    found = {}
+    for entry in listing.entries:
+        with suppress(keys.Unreadable):
+            found[entry.key.removeprefix(scope)] = keys.load(kind, entry.value, entry.key)
+    return found
+
+
+async def record_at(store: Store, key: str) -> Record | None:
+    """What a member says of itself there; None for nobody, and for what cannot be read."""
+    entry = await store.get(key)
+    with suppress(keys.Unreadable):
+        return keys.load(Record, entry.value, key) if entry else None
+    return None
+
+
+async def highest_incarnation(store: Store, node: str) -> int:
+    """The newest life of this node that the store remembers anywhere; 0 if it does not know it."""
+    places = (keys.PLAN, keys.member_key(node), keys.quarantine_key(node), keys.drain_key(node))
+    answer = await store.txn((), [Get(scope=place) for place in places])
+    plan, record, quarantine, drain = (r.entries[0] if r.entries else None for r in answer.responses)
+    members: list[Member] = []
+    if plan:
+        seats = keys.load(Plan, plan.value, keys.PLAN)
+        members += [seat.member for seat in seats.seats + seats.spares]
+    members += [keys.load(Record, record.value, record.key).member] if record else []
+    members += [keys.load(Quarantine, quarantine.value, quarantine.key).member] if quarantine else []
+    members += [keys.load(Member, drain.value, drain.key)] if drain else []
+    return max((member.incarnation for member in members if member.node == node), default=0)
+
+
+async def how_it_ended(store: Store) -> tuple[int, str] | None:
+    """The exit code and the reason of a job that is over; None for one that is not."""
+    entry = await store.get(keys.PLAN)
+    plan = keys.load(Plan, entry.value, keys.PLAN) if entry else None
+    return (plan.exit_code or 0, plan.reason) if plan is not None and plan.phase is Phase.STOP else None
+
+
+async def the_secret(store: Store) -> bytes:
+    """The key that this job's beats are signed with; the first daemon makes it."""
+    entry = await store.get(keys.SECRET)  # first: a transaction that might write waits for the disks of a majority
+    if entry is None:
+        fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
+        await store.txn([Absent(key=keys.SECRET)], [fresh])
+        entry = await store.get(keys.SECRET)
+    assert entry is not None, "the beats' key was there a moment ago"
+    try:
+        return bytes.fromhex(entry.value.decode())
+    except ValueError:
+        raise keys.Unreadable(
+            f"{keys.SECRET} is not the key that beats are signed with; stop the job's daemons and delete it"
+        ) from None
