@@ -44,6 +44,21 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return (row[sure[-1]], row[-sure[-1] - 1]) if sure else None
 
 
+def against(between: tuple[float, float] | None, goal: float, *, least: bool = False) -> str:
+    """What an `interval` says of a goal, which is the most that it may be, or the least; with the goal within it, nothing.
+
+    >>> [against(between, 1.02) for between in ((1.0, 1.02), (1.03, 1.1), (1.0, 1.1), None)]
+    ['met', 'missed', 'too noisy to tell', 'too few to tell']
+    >>> [against(between, 3.0, least=True) for between in ((3.0, 3.4), (2.0, 2.9), (2.5, 3.5))]
+    ['met', 'missed', 'too noisy to tell']
+    """
+    if between is None:
+        return "too few to tell"
+    low, high = between
+    met, missed = (low >= goal, high < goal) if least else (high <= goal, low > goal)
+    return "met" if met else "missed" if missed else "too noisy to tell"
+
+
 def machine() -> dict[str, Any]:
     """Where this was measured, and what."""
     packages = {name: version(name) for name in ("torch", "grpcio", "elasticrl")}
