@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from chaos.live.box import CGROUPS, CONTROLLERS, Box, BoxError, alive, command_line, host, lacking, remove_group
+from chaos.live.box import CGROUPS, CONTROLLERS, Box, BoxError, command_line, host, lacking, remove_group
 from chaos.live.loop import LoopBox
 from chaos.live.net import Net
 from elasticrl.store import StoreSettings
@@ -271,4 +271,4 @@ def groups(name: str) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-__all__ = ["Lab", "Member", "alive"]
+__all__ = ["Lab", "Member"]

@@ -33,10 +33,6 @@ class Net:
         """An empty table."""
         self._nft(f"add table bridge {self.table}")
 
-    def down(self) -> None:
-        """No rule is left."""
-        host("nft", "delete", "table", "bridge", self.table, check=False)
-
     def drop(self, *matches: str) -> Rule:
         """Frames that match any of these are lost.
 

@@ -39,7 +39,7 @@ def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] 
     shape = scenario.shape
     if scenario.virtual:
         return f"only the simulator meets its moment: {scenario.virtual}"
-    unknown = sorted({fault.kind for fault in scenario.faults if not hasattr(Hands, "_" + fault.kind)})
+    unknown = sorted({fault.kind for fault in scenario.faults if not Hands.can(fault.kind)})
     if unknown:
         return f"only the simulator has {', '.join(unknown)}"
     out = left_out((fault.kind for fault in scenario.faults), boxes=boxes, lacks=lacks or {})
@@ -188,7 +188,7 @@ def draw(
 ) -> Scenario:
     """A scenario of chance: mostly one fault, sometimes two or three at once or shortly after each other."""
     out = left_out(ALL, boxes=boxes, lacks=lacks or {})
-    kinds = sorted(k for k in ALL if k not in NEVER and k not in out and hasattr(Hands, "_" + k))
+    kinds = sorted(k for k in ALL if k not in NEVER and k not in out and Hands.can(k))
     count = chance.choice((1, 1, 1, 1, 1, 2, 2, 3))
     picked: list[str] = []
     while len(picked) < count:

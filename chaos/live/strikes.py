@@ -111,9 +111,10 @@ class Hands:
         except StoreUnavailable:
             return None  # another fault has it
 
-    def can(self, kind: str) -> bool:
+    @classmethod
+    def can(cls, kind: str) -> bool:
         """Is this fault known here?"""
-        return hasattr(self, "_" + kind)
+        return hasattr(cls, "_" + kind)
 
     # ---- whom
 
