@@ -20,6 +20,8 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+from elasticrl.diagnose.process import life
+
 ROOT = Path(__file__).parents[1]
 LOOK_S, LOOKS = 0.4, 3  # a look, and how many of them for what a trial has left to end
 QUIET = 0.25  # of all processors: more, and others are there
@@ -149,6 +151,14 @@ class Ticks:
 def ticks() -> Ticks:
     """Now."""
     return Ticks.read(Path("/proc/stat").read_text())
+
+
+def cpu_s(pid: int) -> float:
+    """What a process, which runs, has taken of the processors so far."""
+    now = life(pid)
+    if now is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return now.cpu_s
 
 
 class Watch:

@@ -21,11 +21,12 @@ from chaos.checks import Violation, judge_live
 from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
 from chaos.live import stacks
-from chaos.live.box import Box, BoxError
+from chaos.live.box import Box
+from chaos.live.errors import BoxError, Late, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.gang import RUN_DIR, Gang, conf_of
 from chaos.live.lab import Lab
-from chaos.live.strikes import ITSELF, Done, Hands, NotStruck
+from chaos.live.strikes import ITSELF, Done, Hands
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
@@ -505,10 +506,6 @@ class Drive:
         (folder / "state").write_text(self.lacks() + "\n" + str(self.gang.processes()), encoding="utf-8")
 
 
-class Late(AssertionError):
-    """Something did not happen in time; the message says what, and what was seen instead."""
-
-
 def left_files(box: Box, job: str) -> list[str]:
     """Sockets of the daemons, and whatever lies in shared memory."""
     found: list[str] = []
@@ -563,4 +560,4 @@ def terminal(text: str) -> None:
     sys.stdout.flush()
 
 
-__all__ = ["ALL", "Drive", "Late", "Verdict", "load_factor", "terminal", "wanted_end"]
+__all__ = ["ALL", "Drive", "Verdict", "load_factor", "terminal", "wanted_end"]

@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 
-from chaos.live.box import Box, alive, command_line, inner_pid, parent
+from chaos.live.box import Box
 from chaos.live.lab import Lab
+from chaos.live.proc import alive, command_line, inner_pid, parent
 from elasticrl.config import Tree, load
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.client import ask

@@ -24,6 +24,8 @@ from typing import Any, Self
 import yaml
 
 from chaos.etcd import LocalCluster
+from chaos.live.errors import Late
+from chaos.live.proc import command_line
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.main import read_all
@@ -32,10 +34,6 @@ from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import free_ports
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "agent" / "train_small.py"
-
-
-class Late(AssertionError):
-    """Something did not happen in time; the message says what, and what was seen instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,11 +354,3 @@ class Job:
             assert digests.setdefault(line.step, line.digest) == line.digest, (
                 f"step {line.step} has two digests: {line}"
             )
-
-
-def command_line(pid: int) -> str:
-    """Of a running process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

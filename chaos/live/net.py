@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from chaos.live.box import Box, BoxError, host
+from chaos.live.box import Box, host
+from chaos.live.errors import BoxError
 
 
 @dataclass(frozen=True, slots=True)

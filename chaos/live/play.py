@@ -15,7 +15,8 @@ from random import Random
 from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Struck
 from chaos.live import box
-from chaos.live.drive import Drive, Late, terminal, wanted_end
+from chaos.live.drive import Drive, terminal, wanted_end
+from chaos.live.errors import Late
 from chaos.live.lab import Lab
 from chaos.live.strikes import Hands, left_out
 from chaos.scenario import Scenario, aimed, lasting, save

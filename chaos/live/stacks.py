@@ -10,8 +10,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.live.box import Box, command_line, inner_pid
+from chaos.live.box import Box
 from chaos.live.gang import RUN_DIR, Gang
+from chaos.live.proc import command_line, inner_pid
 from elasticrl.diagnose import witness
 
 ANSWER_S, SPY_S, SETTLED_S = 3.0, 5.0, 0.1

@@ -22,10 +22,12 @@ from typing import Any
 from chaos.faults import IN_A_STEP, Fault
 from chaos.history import Asked
 from chaos.live import net
-from chaos.live.box import Box, BoxError, alive, command_line, parent, stopped
+from chaos.live.box import Box
+from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.gang import VAULT_DIR, Gang, gone, send
 from chaos.live.lab import Lab
+from chaos.live.proc import alive, command_line, environment, parent, stopped
 from elasticrl.core.model import Intent, Phase
 from elasticrl.daemon.client import Unanswered
 from elasticrl.shell.keys import namespace
@@ -86,10 +88,6 @@ def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> 
         elif missing:
             found[kind] = ", ".join(missing)
     return found
-
-
-class NotStruck(RuntimeError):
-    """It was put in and did nothing; the sentence says what was seen."""
 
 
 class Hands:
@@ -932,14 +930,6 @@ def oom_kills(group: Path) -> int:
     return int(next((line.split()[1] for line in lines if line.startswith("oom_kill ")), 0))
 
 
-def environment(pid: int) -> list[str]:
-    """Of a running process, as it was started; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
-
-
 def listening(box: Box, pid: int) -> int:
     """The TCP port on which a process listens."""
     inodes = set()
@@ -955,4 +945,4 @@ def listening(box: Box, pid: int) -> int:
     raise NotStruck(f"process {pid} of {box.name} listens nowhere")
 
 
-__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Done", "Hands", "NotStruck", "left_out"]
+__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Done", "Hands", "left_out"]

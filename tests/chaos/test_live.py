@@ -33,7 +33,7 @@ from chaos.history import (
     Sealed,
     Struck,
 )
-from chaos.live import box
+from chaos.live import box, proc
 from chaos.live.drive import Drive, Verdict, Waiting, due_in, places
 from chaos.live.gang import PROGRAM
 from chaos.live.lab import Lab, leftovers
@@ -172,7 +172,7 @@ def test_what_a_killed_driver_left_is_cleared_away_by_the_next() -> None:
         assert not lab.left
         assert not leftovers(name)
         assert not list(Path(folder).iterdir()), "its folder, with what was mounted there"
-    assert not box.alive(int(pid))
+    assert not proc.alive(int(pid))
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.live.local import Job, command_line
+from chaos.live.local import Job
+from chaos.live.proc import command_line
 from elasticrl.cli.find import answers
 from elasticrl.config import dumps, load
 from elasticrl.daemon.client import ask

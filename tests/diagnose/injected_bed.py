@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from chaos.live.box import Box, alive
+from chaos.live.box import Box
 from chaos.live.gang import Gang, send
 from chaos.live.lab import Lab
 from chaos.live.net import Rule, between
+from chaos.live.proc import alive
 from elasticrl.daemon.client import Unanswered
 from elasticrl.diagnose import incident
 from elasticrl.diagnose.incident import Incident
