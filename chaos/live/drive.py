@@ -24,7 +24,7 @@ from chaos.live import stacks
 from chaos.live.box import Box
 from chaos.live.errors import BoxError, Late, NotStruck
 from chaos.live.eye import Eye
-from chaos.live.gang import RUN_DIR, Gang, conf_of
+from chaos.live.gang import Gang, conf_of
 from chaos.live.lab import Lab
 from chaos.live.strikes import ITSELF, Done, Hands
 from chaos.scenario import Expect, Scenario
@@ -429,7 +429,7 @@ class Drive:
                 self.gang.start(node)
                 ok = False
             elif self.lab.boxes[node].on and node not in self.hands.off:
-                ok = ok and answers(self.lab.boxes[node].path(f"{RUN_DIR}/{self.gang.name}/{node}/control.sock"))
+                ok = ok and answers(self.gang.control(node))
         return ok
 
     # ---- the end

@@ -22,6 +22,7 @@ from chaos.live.box import Box
 from chaos.live.lab import Lab
 from chaos.live.proc import alive, command_line, inner_pid, parent
 from elasticrl.config import Tree, load
+from elasticrl.config.relations import SOCKET
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.client import ask
 
@@ -122,8 +123,11 @@ class Gang:
 
     def ask(self, asked: str, verb: str, **fields: Any) -> Any:
         """A question to a node's daemon."""
-        box = self.lab.boxes[asked]
-        return ask(box.path(f"{RUN_DIR}/{self.name}/{asked}/control.sock"), verb, deadline_s=10.0, **fields)
+        return ask(self.control(asked), verb, deadline_s=10.0, **fields)
+
+    def control(self, node: str) -> Path:
+        """Where its daemon answers."""
+        return self.lab.boxes[node].path(f"{RUN_DIR}/{self.name}/{node}/{SOCKET}")
 
     # ---- who is who
 

@@ -26,6 +26,7 @@ import yaml
 from chaos.etcd import LocalCluster
 from chaos.live.errors import Late
 from chaos.live.proc import command_line
+from elasticrl.config.relations import SOCKET
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.main import read_all
@@ -167,6 +168,10 @@ class Job:
         """A node's runtime directory."""
         return self.folder / "run" / self.name / node
 
+    def control(self, node: str) -> Path:
+        """Where its daemon answers."""
+        return self.home(node) / SOCKET
+
     def agent(self, node: str) -> int:
         """The pid of a node's agent, as its daemon remembers it."""
         return int(json.loads((self.home(node) / "life.json").read_text(encoding="utf-8"))["agent_pid"])
@@ -197,13 +202,13 @@ class Job:
         """A question to a node's vault."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(10.0)
-            sock.connect(str(self.folder / "vault" / self.name / node / "control.sock"))
+            sock.connect(str(self.folder / "vault" / self.name / node / SOCKET))
             sock.sendall(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
             return dict(json.loads(sock.makefile("rb").readline()))
 
     def ask(self, node: str, verb: str, **fields: Any) -> Any:
         """A question to a node's daemon."""
-        return ask(self.home(node) / "control.sock", verb, deadline_s=10.0, **fields)
+        return ask(self.control(node), verb, deadline_s=10.0, **fields)
 
     def kill_daemon(self, node: str, number: int = signal.SIGKILL) -> None:
         """Send its daemon a signal, and reap it."""
