@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaos import history
-from chaos.checks import Violation, judge_live
+from chaos.case import Violation
 from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
 from chaos.live import stacks
 from chaos.live.box import Box
+from chaos.live.checks import judge_live
 from chaos.live.errors import BoxError, Late, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.gang import Gang, conf_of

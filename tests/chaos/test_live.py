@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from chaos import faults
-from chaos.checks import judge_live
 from chaos.faults import ALL, IN_A_STEP, PLACES, Fault, check
 from chaos.history import (
     Committed,
@@ -34,6 +33,7 @@ from chaos.history import (
     Struck,
 )
 from chaos.live import box, proc
+from chaos.live.checks import judge_live
 from chaos.live.drive import Drive, Verdict, Waiting, due_in, places
 from chaos.live.gang import PROGRAM
 from chaos.live.lab import Lab, leftovers
