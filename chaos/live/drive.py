@@ -27,7 +27,8 @@ from chaos.live.errors import BoxError, Late, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.gang import Gang, conf_of
 from chaos.live.lab import Lab
-from chaos.live.strikes import ITSELF, Done, Hands
+from chaos.live.reach import Done
+from chaos.live.strikes import ITSELF, Hands
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
