@@ -145,10 +145,10 @@ class Play:
             bad = False
             for scenario in scenarios:
                 played.append(scenario)
-                verdict = drive.scenario(scenario)
+                outcome = drive.scenario(scenario)
                 self.score.played += 1
-                if verdict.violations:
-                    self._failed(drive, [scenario], str(verdict.violations[0]), again)
+                if outcome.violations:
+                    self._failed(drive, [scenario], str(outcome.violations[0]), again)
                     bad = True
                     break
                 if drive.over:
@@ -170,7 +170,7 @@ class Play:
 
     def _failed(self, drive: Drive, scenarios: list[Scenario], what: str, again: str) -> None:
         last = scenarios[-1]
-        folder = self.out / f"{last.name.replace(' ', '-')}-{drive.gang.name}"
+        folder = self.out / f"{last.name.replace(' ', '-')}-{drive.job.name}"
         paths = []
         for scenario in scenarios:
             file = replace(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from chaos.faults import Fault
 from chaos.live.box import Box
 from chaos.live.eye import Eye
-from chaos.live.gang import Gang
 from chaos.live.lab import Lab
+from chaos.live.labjob import LabJob
 
 TERM_S = 30.0  # for who was sent SIGTERM
 Undo = Callable[[], object]
@@ -30,9 +30,9 @@ class Done:
 class Reach:
     """One job in one lab, as those see it who are to do it harm."""
 
-    def __init__(self, gang: Gang, eye: Eye) -> None:
-        self.gang, self.eye = gang, eye
-        self.lab: Lab = gang.lab
+    def __init__(self, job: LabJob, eye: Eye) -> None:
+        self.job, self.eye = job, eye
+        self.lab: Lab = job.lab
         self.off: set[str] = set()  # nodes whose daemon is not to run now
 
     def whom(self, role: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from chaos.faults import Fault
 from chaos.live.box import Box
 from chaos.live.errors import BoxError, NotStruck
-from chaos.live.gang import gone, send
+from chaos.live.labjob import gone, send
 from chaos.live.proc import command_line, parent, stopped
 from chaos.live.reach import TERM_S, Done, Reach
 from elasticrl.shell.keys import namespace
@@ -148,7 +148,7 @@ class StorageHands(Reach):
 
     def _store_compaction(self, _: Fault) -> Done | None:
         async def compact() -> None:
-            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
+            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.job.name), timeout_s=3.0)
             async with EtcdStore(settings) as store:
                 listing = await store.scan("")
                 await store.compact(listing.revision)
@@ -165,7 +165,7 @@ class StorageHands(Reach):
         node = self.whom(fault.node)
 
         async def revoke() -> bool:
-            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
+            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.job.name), timeout_s=3.0)
             async with EtcdStore(settings) as store:
                 entry = await store.get(f"members/{node}")
                 if entry is None or not entry.lease:
@@ -233,7 +233,7 @@ class StorageHands(Reach):
 
         begun = time.monotonic()
         writing = boxes[0].start(
-            ["dd", "if=/dev/zero", f"of={probe}", f"bs={size}", "count=1", "conv=fsync"], self.gang.folder / "probe.log"
+            ["dd", "if=/dev/zero", f"of={probe}", f"bs={size}", "count=1", "conv=fsync"], self.job.folder / "probe.log"
         )
         code, took_s = writing.wait(60.0), time.monotonic() - begun
         probe.unlink(missing_ok=True)
@@ -247,7 +247,7 @@ class StorageHands(Reach):
 
     def _newest_saved(self) -> Path | None:
         """The largest file of the newest checkpoint; None if there is none yet."""
-        saves = sorted((path for path in self.gang.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)
+        saves = sorted((path for path in self.job.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)
         files = [f for f in saves[-1].rglob("*") if f.is_file() and f.stat().st_size > 4096] if saves else []
         return max(files, key=lambda file: file.stat().st_size) if files else None
 
@@ -261,7 +261,7 @@ class StorageHands(Reach):
             old = file.read(1)
             file.seek(middle)
             file.write(bytes([old[0] ^ 0x40]))
-        return Done(nodes=(), detail=f"one bit of {target.relative_to(self.gang.saves)}")
+        return Done(nodes=(), detail=f"one bit of {target.relative_to(self.job.saves)}")
 
     def _tear_save(self, _: Fault) -> Done | None:
         target = self._newest_saved()
@@ -269,7 +269,7 @@ class StorageHands(Reach):
             return None
         size = target.stat().st_size
         os.truncate(target, size // 2)
-        return Done(nodes=(), detail=f"{size - size // 2} bytes of {target.relative_to(self.gang.saves)}")
+        return Done(nodes=(), detail=f"{size - size // 2} bytes of {target.relative_to(self.job.saves)}")
 
 
 def posted(url: str, body: Mapping[str, object]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from chaos.live import net
 from chaos.live.box import Box
 from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
-from chaos.live.gang import VAULT_DIR, Gang, gone, send
+from chaos.live.labjob import VAULT_DIR, LabJob, gone, send
 from chaos.live.proc import alive, command_line, environment, parent, stopped
 from chaos.live.reach import TERM_S, Done, Undo
 from chaos.live.storage import StorageHands
@@ -72,8 +72,8 @@ def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> 
 class Hands(StorageHands):
     """What does harm to one job in one lab."""
 
-    def __init__(self, gang: Gang, eye: Eye) -> None:
-        super().__init__(gang, eye)
+    def __init__(self, job: LabJob, eye: Eye) -> None:
+        super().__init__(job, eye)
         self.tokens = 0  # of orders to workers
 
     def strike(self, fault: Fault) -> Done | None:
@@ -127,29 +127,29 @@ class Hands(StorageHands):
         return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=go)
 
     def _kill_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.worker)
+        return self._end(fault, self.job.worker)
 
     def _term_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.worker, signal.SIGTERM)
+        return self._end(fault, self.job.worker, signal.SIGTERM)
 
     def _stop_worker(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.worker)
+        return self._halt(fault, self.job.worker)
 
     def _kill_spare(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.spare)
+        return self._end(fault, self.job.spare)
 
     def _term_spare(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.spare, signal.SIGTERM)
+        return self._end(fault, self.job.spare, signal.SIGTERM)
 
     def _stop_spare(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.spare)
+        return self._halt(fault, self.job.spare)
 
     def _kill_agent(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.agent)
+        return self._end(fault, self.job.agent)
 
     def _term_agent(self, fault: Fault) -> Done | None:
-        node, pid = self._running(fault, self.gang.agent)
-        if not pid or node in self.off or not self.gang.daemon(node) or not send(pid, signal.SIGTERM):
+        node, pid = self._running(fault, self.job.agent)
+        if not pid or node in self.off or not self.job.daemon(node) or not send(pid, signal.SIGTERM):
             return None
         self.off.add(node)  # it leaves as if it were drained: agent and daemon end
         return Done(
@@ -158,23 +158,23 @@ class Hands(StorageHands):
         )  # fmt: skip
 
     def _pause_agent(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.agent)
+        return self._halt(fault, self.job.agent)
 
     def _kill_vault(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.vault)
+        return self._end(fault, self.job.vault)
 
     def _term_vault(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.vault, signal.SIGTERM)
+        return self._end(fault, self.job.vault, signal.SIGTERM)
 
     def _pause_vault(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.vault)
+        return self._halt(fault, self.job.vault)
 
     def _lose_vault(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.gang.name}/{node}") if node else None
+        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.job.name}/{node}") if node else None
         if folder is None or not any(folder.glob("*.shard")):
             return None  # there is nothing to be lost yet
-        done = self._end(replace(fault, node=node), self.gang.vault)
+        done = self._end(replace(fault, node=node), self.job.vault)
         if done is not None:
             shutil.rmtree(folder, ignore_errors=True)
             if any(folder.glob("*.shard")):
@@ -182,13 +182,13 @@ class Hands(StorageHands):
         return done
 
     def _kill_daemon(self, fault: Fault) -> Done | None:
-        return self._back_later(self._end(fault, self.gang.daemon))
+        return self._back_later(self._end(fault, self.job.daemon))
 
     def _term_daemon(self, fault: Fault) -> Done | None:
-        return self._back_later(self._end(fault, self.gang.daemon, signal.SIGTERM))
+        return self._back_later(self._end(fault, self.job.daemon, signal.SIGTERM))
 
     def _pause_daemon(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.daemon)
+        return self._halt(fault, self.job.daemon)
 
     def _back_later(self, done: Done | None, *overrides: str, env: Mapping[str, str] | None = None) -> Done | None:
         """Its daemon is to run again, when the fault is over, with this; and is then seen to have it."""
@@ -199,10 +199,10 @@ class Hands(StorageHands):
 
         def back() -> None:
             self.off.discard(node)
-            if self.gang.ended(node) is None:  # the outer process may take a moment longer than the inner one
+            if self.job.ended(node) is None:  # the outer process may take a moment longer than the inner one
                 with suppress(subprocess.TimeoutExpired):
-                    self.gang.daemons[node].wait(20.0)
-            self.gang.start(node, *overrides, env=env)
+                    self.job.daemons[node].wait(20.0)
+            self.job.start(node, *overrides, env=env)
             self._has(node, overrides, env or {})
 
         return Done(nodes=done.nodes, detail=done.detail, undo=back)
@@ -212,7 +212,7 @@ class Hands(StorageHands):
         wanted = [*overrides, *(f"{name}={value}" for name, value in env.items())]
         deadline = time.monotonic() + 10.0
         while wanted and not self.lab.boxes[node].frozen:
-            pid = self.gang.daemon(node)
+            pid = self.job.daemon(node)
             words = [*command_line(pid).split(), *environment(pid)]
             if all(word in words for word in wanted):
                 return
@@ -224,13 +224,13 @@ class Hands(StorageHands):
 
     def _order(self, fault: Fault, do: str, **more: object) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.worker(node):
+        if not node or not self.job.worker(node):
             return None
         self.tokens += 1
         token = self.tokens
         inside = fault.place in IN_A_STEP
         place, step = (fault.place, fault.step) if inside else ("", 0)  # a place that shows elsewhere has been reached
-        path = self.gang.order(node, do=do, place=place, step=step, token=token, **more)
+        path = self.job.order(node, do=do, place=place, step=step, token=token, **more)
         if not self._taken(token):
             path.unlink(missing_ok=True)
             return None
@@ -254,7 +254,7 @@ class Hands(StorageHands):
         """An order that stays; the worker says once that it has taken it."""
         self.tokens += 1
         token = self.tokens
-        path = self.gang.order(node, token=token, stays=True, **what)
+        path = self.job.order(node, token=token, stays=True, **what)
         return Done(
             nodes=(node,), undo=lambda: path.unlink(missing_ok=True),
             proof=lambda: "" if token in self.eye.here else f"no worker of {node} came to it",
@@ -262,7 +262,7 @@ class Hands(StorageHands):
 
     def _slow_worker(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.worker(node):
+        if not node or not self.job.worker(node):
             return None
         done = self._always(node, do="slow", place="before rollout", value=0.1 * max(1.0, fault.value))
         return replace(done, detail=f"{fault.value:g} times")
@@ -271,7 +271,7 @@ class Hands(StorageHands):
         self.tokens += 1
         what = {"do": "raise", "place": "after rollout", "step": self.eye.newest + 2, "text": "bad prompt of all"}
         for node in self.lab.boxes:  # whoever has the rank by then: one death is one attempt
-            self.gang.order(node, token=self.tokens, stays=True, rank=0, **what)
+            self.job.order(node, token=self.tokens, stays=True, rank=0, **what)
         if not self._taken(self.tokens):
             raise NotStruck("no worker raised")
         return Done(nodes=(), detail="every attempt raises")
@@ -294,7 +294,7 @@ class Hands(StorageHands):
         if pid:  # 0 would be this very process
             with suppress(OSError):  # it has gone
                 (group / "cgroup.procs").write_text(str(pid))
-        (self.gang.history / f"{node}.go.{self.tokens}").touch()
+        (self.job.history / f"{node}.go.{self.tokens}").touch()
         if pid and not gone(pid, 20.0):
             raise NotStruck(f"process {pid} of {node} outgrew 64 MiB and lives")
         kills = oom_kills(group) - before
@@ -311,7 +311,7 @@ class Hands(StorageHands):
 
         def proof() -> str:
             if box.throttled == before and not box.frozen:  # on a fast machine the job may want less than its share
-                box.start([sys.executable, "-I", "-S", "-c", BUSY], self.gang.folder / "probe.log").wait(60.0)
+                box.start([sys.executable, "-I", "-S", "-c", BUSY], self.job.folder / "probe.log").wait(60.0)
             return "" if box.throttled > before else f"{box.name} was never denied a core"
 
         return Done(
@@ -330,7 +330,7 @@ class Hands(StorageHands):
         box = self._powered(fault)
         if box is None or box.frozen:
             return None
-        daemon = self.gang.daemon(box.name)
+        daemon = self.job.daemon(box.name)
         pids = [daemon, *(pid for pid in reversed(box.pids()) if pid != daemon)]
         for pid in pids:
             if pid:
@@ -351,7 +351,7 @@ class Hands(StorageHands):
         def back() -> None:
             box.boot()
             self.off.discard(box.name)
-            self.gang.start(box.name)
+            self.job.start(box.name)
 
         return Done(nodes=(box.name,), detail="the cable first", undo=back)
 
@@ -375,7 +375,7 @@ class Hands(StorageHands):
         if not self.lab.boxes[node].on:
             self.lab.boxes[node].boot()
         self.off.discard(node)
-        self.gang.start(node)
+        self.job.start(node)
         return Done(nodes=(node,))
 
     # ---- cables
@@ -496,7 +496,7 @@ class Hands(StorageHands):
 
     def _asked(self, asked: str, verb: str, **fields: str | bool) -> bool:
         try:
-            self.gang.ask(asked, verb, **fields)
+            self.job.ask(asked, verb, **fields)
         except (Unanswered, OSError):
             return False
         return True
@@ -507,7 +507,7 @@ class Hands(StorageHands):
 
     def askable(self) -> list[str]:
         """The nodes whose daemons could be asked for something."""
-        return [n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)]
+        return [n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.job.daemon(n)]
 
     def _stopped(self) -> bool:
         return self.eye.plan is not None and self.eye.plan.phase is Phase.STOP
@@ -553,11 +553,11 @@ class Hands(StorageHands):
         """Start a node again that was told to leave, as soon as it has."""
 
         def back() -> None:
-            process = self.gang.daemons[node]
+            process = self.job.daemons[node]
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_S)
             self.off.discard(node)
-            self.gang.start(node)
+            self.job.start(node)
 
         return back
 
@@ -566,9 +566,9 @@ class Hands(StorageHands):
 
     def _two_daemons(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.daemon(node) or self.lab.boxes[node].frozen:
+        if not node or not self.job.daemon(node) or self.lab.boxes[node].frozen:
             return None
-        process = self.gang.start(node, count=False)
+        process = self.job.start(node, count=False)
         try:
             code = process.wait(60.0)
         except subprocess.TimeoutExpired:
@@ -578,12 +578,12 @@ class Hands(StorageHands):
         return Done(nodes=(), detail=f"refused with {code}")
 
     def _changed_config(self, fault: Fault) -> Done | None:
-        done = self._end(fault, self.gang.daemon, signal.SIGTERM)
+        done = self._end(fault, self.job.daemon, signal.SIGTERM)
         return self._back_later(done, "membership.suspect=1900ms", "checkpoint.keep_last=2")
 
     def _port_taken(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        pid = self.gang.vault(node) if node else 0
+        pid = self.job.vault(node) if node else 0
         if not pid:
             return None
         box = self.lab.boxes[node]
@@ -599,7 +599,7 @@ class Hands(StorageHands):
         ready.unlink(missing_ok=True)
         taken.unlink(missing_ok=True)
         thief = box.start(
-            [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.gang.folder / "thief.log"
+            [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.job.folder / "thief.log"
         )
         deadline = time.monotonic() + 9.0
         while not ready.exists() and thief.poll() is None and time.monotonic() < deadline:

@@ -67,7 +67,7 @@ def conf_of(settings: Settings, *, nodes: int) -> dict[str, Any]:
     return conf
 
 
-class Gang:
+class LabJob:
     """The nodes of one job in a lab."""
 
     def __init__(
