@@ -6,9 +6,10 @@ A side is one way to save, in a process of its own that trains on one thread: an
 matrix products for about `--step-s` seconds; it saves after every update. *Stall* is the time the training thread spends in
 saving or waiting for it, the wait before the next update included; *step* is the whole step, so it also shows what copying,
 checksums and transfers take from the training core and its memory. A process takes turns between its side and plain steps;
-shown is the median of the ratios to the plain step just before, with its 95 % interval. What a side leaves running is drained
-before the next plain step, untimed. Sides run one after the other, in another order in each cycle, because each holds several
-copies of the state: none needs more than 6 GB at the default size, and *memory* is the most that it had.
+shown is the median of the ratios to the plain step just before, with its 95 % interval (fewer than six ratios have none). What
+a side leaves running is drained before the next plain step, untimed. Sides run one after the other, in another order in each
+cycle, because each holds several copies of the state: none needs more than 6 GB at the default size, and *memory* is the most
+that it had.
 
 `vault + buddy` keeps what a worker of a gang of two keeps, half of the state, sends every version to a second vault server on
 this machine (both ends on these cores) and lets no update begin before the copy is sealed there. `vault + disk` also has
@@ -40,7 +41,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, summary
+from bench.report import Watch, dump, interval, summary
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.parts import Ambient, Parts
 from elasticrl.runtime.checkpoint.saver import Outcome, Saver
@@ -277,13 +278,6 @@ def run(trainer: Trainer, side: Side, steps: int) -> tuple[list[float], list[flo
     return stalls, walls
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, by resampling."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[1949]
-
-
 def one_side(args: argparse.Namespace) -> dict[str, Any]:
     """One side, step by step beside plain steps: what its process does."""
     torch.set_num_threads(1)
@@ -404,14 +398,13 @@ def row_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
     stalls, walls, ratios, bare = (
         [value for part in parts for value in part[key]] for key in ("stalls", "walls", "ratios", "bare")
     )
-    low, high = interval(ratios)
     return {
         "share": parts[0]["share"],
         "stall_s": summary(stalls),
         "first_stall_s": statistics.median(part["first"] for part in parts),
         "step_s": summary(walls),
         "plain_s": summary(bare),
-        "slowdown": {"median": statistics.median(ratios), "low": low, "high": high},
+        "slowdown": {"median": statistics.median(ratios), "ratio_95": interval(ratios)},
         "share_of_wall": statistics.median(s / w for s, w in zip(stalls, walls, strict=True)),
         "memory": max(part["memory"] for part in parts),
     }
@@ -439,10 +432,11 @@ def show(found: dict[str, Any]) -> None:
     print(f"{head} {'memory':>8}")
     for name, row in found["sides"].items():
         stall, slow = row["stall_s"], row["slowdown"]
+        sure = "{:.3f}-{:.3f}".format(*slow["ratio_95"]) if slow["ratio_95"] else "too few"
         print(
             f"{name:32} {1e3 * stall['median']:7.1f} ms {1e3 * stall['min']:7.1f} - {1e3 * stall['max']:6.0f} ms "
             f"{1e3 * row['first_stall_s']:6.0f} ms {100 * row['share_of_wall']:6.2f} % {slow['median']:9.3f} x "
-            f"{slow['low']:6.3f}-{slow['high']:.3f} {row['memory'] / 1e9:5.1f} GB"
+            f"{sure:>13} {row['memory'] / 1e9:5.1f} GB"
         )
     print("\ngoals: at most a tenth of dcp.async_save's stall, at most 2 % of the wall")
     for name, row in found["goals"].items():

@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import ppo
-from bench.report import Watch, dump, end_cleanly, interval, show, some_of, summary
+from bench.report import Watch, against, dump, end_cleanly, interval, show, some_of, summary
 
 PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
@@ -250,9 +250,7 @@ def measure(
 def told(ratios: Sequence[float]) -> dict[str, Any]:
     """The ratios of all rounds, and whether they meet the goal."""
     between = interval(ratios)
-    verdict = "too few rounds to tell"
-    if between is not None:
-        verdict = "met" if between[1] <= ppo.GOAL else "missed" if between[0] > ppo.GOAL else "too noisy to tell"
+    verdict = against(between, ppo.GOAL)
     return {"ratio": summary(ratios), "ratio_95": between, "ratios": ratios, "goal": ppo.GOAL, "verdict": verdict}
 
 

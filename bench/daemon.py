@@ -7,7 +7,6 @@ The package is compiled first, as pip does when it installs one: a daemon that c
 
 import argparse
 import compileall
-import os
 import signal
 import sys
 import time
@@ -16,17 +15,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, end_cleanly, judged, summary
+from bench.report import Watch, cpu_s, end_cleanly, judged, summary
 from chaos.live.local import Job
 
 ROOT = Path(__file__).parents[1]
 GOALS = {"idle_core_share": 0.01, "eight_workers_core_share": 0.03, "memory_mb": 80.0, "start_s": 0.5}
 START_LIMIT_S = 60.0
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mb(pid: int) -> float:

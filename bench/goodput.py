@@ -55,7 +55,8 @@ from bench.race.sides import SIDES as RACERS
 from bench.race.sides import Peer
 from bench.recovery import GOALS, NODES, PROGRAM, STALLS, STEP_MS, spares
 from bench.report import Watch, commit, cpu, dump, end_cleanly, seconds, show, some_of, summary
-from chaos.live.local import Job, Late, Sealed
+from chaos.live.errors import Late
+from chaos.live.local import Job, Sealed
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
 

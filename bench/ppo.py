@@ -39,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, end_cleanly, interval, seconds, show, some_of, summary
+from bench.report import Watch, against, dump, end_cleanly, interval, seconds, show, some_of, summary
 
 ROOT = Path(__file__).parents[1]
 TRL = ("torch==2.13.0", "transformers==5.19.0", "trl==1.12.0")
@@ -248,11 +248,7 @@ def pairs(found: Mapping[tuple[str, int], Found], world: int, side: str) -> dict
     if not ratios:
         return {}
     between = interval(ratios)
-    verdict = "too noisy to tell"
-    if between is None:
-        verdict = "too few rounds to tell"
-    elif between[1] <= GOAL or between[0] > GOAL:
-        verdict = "met" if between[1] <= GOAL else "missed"
+    verdict = against(between, GOAL)
     return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "goal": GOAL, "verdict": verdict}
 
 
@@ -263,12 +259,8 @@ def beside_trl(found: Mapping[tuple[str, int], Found], world: int, side: str) ->
     if not ratios:
         return {}
     between = interval(ratios)
-    verdict = "too few rounds to tell"
-    if between is not None:
-        low, high = between
-        slower = "never slower" if low >= 1.0 else "slower" if high < 1.0 else "too noisy to tell who is slower"
-        goal = "reached" if low >= TIMES else "not reached" if high < TIMES else "too noisy to tell"
-        verdict = f"{slower}; {TIMES:g} times its samples: {goal}"
+    goals = {"never slower": 1.0, f"{TIMES:g} times its samples": TIMES}
+    verdict = "; ".join(f"{name}: {against(between, goal, least=True)}" for name, goal in goals.items())
     return {"ratio": median(ratios), "ratio_95": between, "pairs": ratios, "verdict": verdict}
 
 

@@ -48,8 +48,10 @@ from typing import Any, Self
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import Watch, dump, end_cleanly, seconds, show, some_of, summary
-from chaos.live.local import Job, Late, Sealed, parse
+from chaos.live.errors import Late
+from chaos.live.local import Job, Sealed, parse
 from elasticrl.daemon.client import Unanswered
+from elasticrl.store.embedded import free_ports
 
 STEP_MS = 50
 NODES = ("n0", "n1", "n2")
@@ -237,7 +239,7 @@ class Torchrun:
         self.best = best
         self.folder = Path(tempfile.mkdtemp(prefix="elasticrl-torchrun-"))
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.port = free_port()
+        self.port = free_ports()[0]
 
     def __enter__(self) -> Self:
         (self.folder / "history").touch()
@@ -322,14 +324,6 @@ def torchrun_env(node: str, *, best: bool) -> dict[str, str]:
     """Of a node's agent and its worker."""
     env = {**os.environ, "NODE": node, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return env | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if best else {})
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def kill_tree(pid: int) -> None:

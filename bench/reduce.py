@@ -37,7 +37,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, dump, interval
+from bench.report import Watch, against, dump, interval
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import form
 from elasticrl.runtime.lanes import Deal
@@ -240,12 +240,7 @@ def verdict(name: str, row: dict) -> str:
         return f"peak {row['peak_mb']:.0f} MB"
     if name not in TARGETS:
         return ""
-    if row["ratio_95"] is None:
-        return f"too few steps to tell (target {TARGETS[name]:.2f})"
-    low, high = row["ratio_95"]
-    if low <= TARGETS[name] < high:
-        return f"too noisy to tell (target {TARGETS[name]:.2f})"
-    return f"{'met' if high <= TARGETS[name] else 'MISSED'} (target {TARGETS[name]:.2f})"
+    return f"{against(row['ratio_95'], TARGETS[name])} (target {TARGETS[name]:.2f})"
 
 
 def main() -> None:

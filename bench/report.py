@@ -20,6 +20,8 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+from elasticrl.diagnose.process import life
+
 ROOT = Path(__file__).parents[1]
 LOOK_S, LOOKS = 0.4, 3  # a look, and how many of them for what a trial has left to end
 QUIET = 0.25  # of all processors: more, and others are there
@@ -42,6 +44,21 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     ]  # below row[k] or above row[-k-1]
     sure = [k for k, chance in enumerate(outside) if chance <= 0.05]
     return (row[sure[-1]], row[-sure[-1] - 1]) if sure else None
+
+
+def against(between: tuple[float, float] | None, goal: float, *, least: bool = False) -> str:
+    """What an `interval` says of a goal, which is the most that it may be, or the least; with the goal within it, nothing.
+
+    >>> [against(between, 1.02) for between in ((1.0, 1.02), (1.03, 1.1), (1.0, 1.1), None)]
+    ['met', 'missed', 'too noisy to tell', 'too few to tell']
+    >>> [against(between, 3.0, least=True) for between in ((3.0, 3.4), (2.0, 2.9), (2.5, 3.5))]
+    ['met', 'missed', 'too noisy to tell']
+    """
+    if between is None:
+        return "too few to tell"
+    low, high = between
+    met, missed = (low >= goal, high < goal) if least else (high <= goal, low > goal)
+    return "met" if met else "missed" if missed else "too noisy to tell"
 
 
 def machine() -> dict[str, Any]:
@@ -134,6 +151,14 @@ class Ticks:
 def ticks() -> Ticks:
     """Now."""
     return Ticks.read(Path("/proc/stat").read_text())
+
+
+def cpu_s(pid: int) -> float:
+    """What a process, which runs, has taken of the processors so far."""
+    now = life(pid)
+    if now is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return now.cpu_s
 
 
 class Watch:

@@ -14,7 +14,6 @@ that share connections renew one after the other and wake etcd for each, which c
 import argparse
 import asyncio
 import multiprocessing
-import os
 import resource
 import shutil
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.report import Watch, end_cleanly, judged, summary
+from bench.report import Watch, cpu_s, end_cleanly, judged, summary
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import Member, Phase, Plan, Record, Seat
 from elasticrl.shell import keys
@@ -197,11 +196,6 @@ def requests(endpoint: str) -> float:
         lines = answer.read().decode().splitlines()
     received = [line for line in lines if line.startswith("grpc_server_msg_received_total")]
     return sum(float(line.rpartition(" ")[2]) for line in received)
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -4,13 +4,13 @@ The one idea: a check reads facts that an outsider could have seen and knows not
 its check cannot be wrong together. Each check is a generator of sentences; no sentence, no violation.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
 
+from chaos.case import Case, Check, Complaint, Violation, node_of
+from chaos.demands import every_fault_struck, what_was_expected
 from chaos.faults import ALL
 from chaos.history import (
     Asked,
@@ -25,13 +25,9 @@ from chaos.history import (
     Expired,
     Fact,
     Halted,
-    Healed,
     History,
     Left,
-    Loaded,
-    Missed,
     Planned,
-    Proved,
     Repeated,
     Resumed,
     Saved,
@@ -45,44 +41,6 @@ from chaos.sim.gang import chain_whole
 from elasticrl.core.model import Phase, Plan, Rung
 
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A guarantee that did not hold."""
-
-    check: str
-    at: float
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.at:.3f} s  {self.check}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A history, sorted by kind once."""
-
-    scenario: Scenario
-    history: History
-
-    def all(self, kind: type[Fact]) -> list[Fact]:
-        """Every fact of this kind, in order."""
-        return [fact for fact in self.history if type(fact) is kind]
-
-    @property
-    def plans(self) -> list[Planned]:
-        """Every plan that was written."""
-        return [fact for fact in self.history if isinstance(fact, Planned)]
-
-
-Complaint = tuple[float, str]
-Check = Callable[[Case], Iterator[Complaint]]
-
-
-def node_of(member: str) -> str:
-    """The node of a member as it is written."""
-    return member.partition("/")[0]
 
 
 # ---- the plan
@@ -715,137 +673,6 @@ def the_job_is_well_again(case: Case) -> Iterator[Complaint]:
             yield fact.at, fact.lacks
 
 
-# ---- what the scenario itself demands
-
-
-def every_fault_struck(case: Case) -> Iterator[Complaint]:
-    """A fault that never struck has tested nothing."""
-    if case.scenario.all_must_strike:
-        struck = {fact.number for fact in case.history if isinstance(fact, Struck)}
-        for number, fault in enumerate(case.scenario.faults):
-            if number not in struck:
-                yield case.history[-1].at, f"{fault.kind} ({fault.when or fault.at}) never struck"
-
-
-def what_was_expected(case: Case) -> Iterator[Complaint]:
-    """The scenario's own demands."""
-    expect, plans, end = case.scenario.expect, case.plans, case.history[-1].at
-    n = len(plans)
-    first = min((fact.at for fact in case.history if isinstance(fact, Resumed)), default=0.0)
-    if expect.generations_at_most is not None and n > expect.generations_at_most:
-        yield end, f"{n} generations, expected at most {expect.generations_at_most}"
-    if expect.generations_at_least is not None and n < expect.generations_at_least:
-        yield end, f"{n} generations, expected at least {expect.generations_at_least}"
-    rung = max((fact.plan.rung for fact in plans), default=Rung.START)
-    if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
-        yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
-    yield from _of_quarantines(case)
-    code = plans[-1].plan.exit_code if plans else None
-    if expect.exit_code is not None and code != expect.exit_code:
-        yield end, f"the job ended with {code}, expected {expect.exit_code}"
-    if expect.seats is not None and len(plans[-1].plan.seats) != expect.seats:
-        yield end, f"{len(plans[-1].plan.seats)} seats at the end, expected {expect.seats}"
-    fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
-    if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
-        yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
-    reasons = [f.plan.reason for f in plans] + [f.reason for f in case.history if isinstance(f, Confined)]
-    yield from _of_plans_and_leaving(case)
-    if expect.said and not any(says(reason, expect.said) for reason in reasons):
-        yield end, f"no reason says {expect.said!r}"
-    sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
-    if expect.steps_at_least is not None and sealed < expect.steps_at_least:
-        yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
-    if expect.back_within_s is not None:
-        yield from _back_within(case, expect.back_within_s)
-    if expect.ends_saved:
-        yield from _ends_saved(case)
-    if expect.nothing_lost:
-        yield from _nothing_lost(case)
-
-
-def says(reason: str, words: str) -> bool:
-    """Are these words in a reason? `*` stands for anything: which life of a node it is, say.
-
-    >>> says("n1/3: rank 2 is stopped (the kernel says so)", "n1/*is stopped"), says("n2/1: rank 2 died", "n1/*died")
-    (True, False)
-    """
-    return re.search(".*".join(map(re.escape, words.split("*"))), reason) is not None
-
-
-def _ends_saved(case: Case) -> Iterator[Complaint]:
-    last = max((fact.at for fact in case.history if isinstance(fact, Left)), default=0.0)
-    before = [fact for fact in case.history if fact.at <= last]
-    sealed = max((fact.step for fact in before if isinstance(fact, Sealed)), default=0)
-    saved = max((fact.step for fact in before if isinstance(fact, Committed)), default=0)
-    if saved < sealed:
-        yield last, f"the last node left with step {saved} saved, {sealed} were sealed"
-
-
-def _nothing_lost(case: Case) -> Iterator[Complaint]:
-    newest = 0
-    for fact in case.history:
-        if isinstance(fact, Sealed):
-            newest = max(newest, fact.version)
-        elif isinstance(fact, Resumed) and fact.version < newest:
-            yield fact.at, f"generation {fact.generation} goes back to update {fact.version}, {newest} was sealed"
-
-
-def _of_quarantines(case: Case) -> Iterator[Complaint]:
-    expect, end = case.scenario.expect, case.history[-1].at
-    confined = tuple(sorted({f.node for f in case.history if isinstance(f, Confined) and f.held}))
-    if expect.quarantined is not None and confined != tuple(sorted(expect.quarantined)):
-        yield end, f"quarantined were {confined}, expected {expect.quarantined}"
-    strikes = max((f.strikes for f in case.history if isinstance(f, Confined)), default=0)
-    if expect.strikes_at_most is not None and strikes > expect.strikes_at_most:
-        yield end, f"a node was quarantined for the {strikes}th time, expected at most {expect.strikes_at_most}"
-
-
-def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
-    expect, plans = case.scenario.expect, case.plans
-    small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
-    if small:
-        yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
-    if expect.ranks_kept:
-        yield from _ranks_kept(plans)
-    if expect.gone_within_s is not None or expect.left_with_all_saved:
-        yield from _leaving(case, expect.gone_within_s, saved=expect.left_with_all_saved)
-
-
-def _ranks_kept(plans: list[Planned]) -> Iterator[Complaint]:
-    for before, after in pairwise(plans):
-        places = {seat.member: i for i, seat in enumerate(before.plan.seats)}
-        moved = [s.member for i, s in enumerate(after.plan.seats) if places.get(s.member, i) != i]
-        if moved and len(before.plan.seats) == len(after.plan.seats):
-            yield after.at, f"generation {after.plan.generation} gives {moved[0]} another rank"
-
-
-def _leaving(case: Case, limit_s: float | None, *, saved: bool) -> Iterator[Complaint]:
-    left = {node_of(fact.member): fact.at for fact in case.history if isinstance(fact, Left)}
-    sealed = committed = 0
-    for fact in case.history:
-        if isinstance(fact, Sealed):
-            sealed = max(sealed, fact.step)
-        elif isinstance(fact, Committed):
-            committed = fact.step
-        elif isinstance(fact, Left) and saved and committed < sealed:
-            yield fact.at, f"{fact.member} left at commit {committed}, step {sealed} was whole"
-        elif isinstance(fact, Asked) and fact.verb == "drain" and limit_s is not None:
-            took = left.get(fact.node, inf) - fact.at
-            if took > limit_s:
-                yield fact.at, f"{fact.node} left {took:.1f} s after its drain, expected {limit_s} s"
-
-
-def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:
-    seals = [fact.at for fact in case.history if isinstance(fact, Sealed)]
-    for fact in case.history:
-        if isinstance(fact, Struck):
-            # The update in flight may still be sealed after the fault; the one after it is what shows recovery.
-            after = [at for at in seals if at > fact.at][1:2]
-            if not after or after[0] - fact.at > limit_s:
-                took = f"{after[0] - fact.at:.2f} s" if after else "never"
-                yield fact.at, f"{fact.kind}: back after {took}, expected {limit_s} s"
-
-
 def _store_trouble(case: Case, until: float) -> float:
     """Seconds before `until` in which the store or some node's way to it was troubled: decisions may rest on older views."""
     trouble = (
@@ -917,178 +744,4 @@ def judge(scenario: Scenario, history: History) -> list[Violation]:
     return sorted(found, key=lambda violation: violation.at)
 
 
-# ---- what only real processes can show
-
-
-#: Seconds from a fault, or from its end, to the next new step, on a machine of its own. The load of the machine multiplies it.
-#: What a fault leaves running goes on at once; what takes the gang's store, disk or operators away costs nothing.
-BUDGETS: dict[str, float] = {
-    "kill_worker": 4, "crash_worker": 4, "term_worker": 4, "kill_spare": 2, "term_spare": 2, "kill_agent": 5,
-    "kill_daemon": 2, "term_daemon": 2, "kill_vault": 6, "term_vault": 6, "lose_vault": 6, "kill_node": 6, "wrong_zone": 6,
-    "power_cut": 8, "oom_worker": 4, "two_daemons": 2, "changed_config": 2, "kill_etcd": 2, "term_etcd": 2, "pause_etcd": 2,
-    "slow_store_disk": 2, "store_failover": 2, "store_outage": 2, "store_alone": 2, "store_full": 2, "store_compaction": 2,
-    "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "slow_disk": 2, "corrupt_save": 2, "tear_save": 2, "term_agent": 6,
-    "lose_lease": 6, "stop_spare": 2, "pause_daemon": 12, "join_node": 4, "drain": 6, "drain_and_back": 6,
-}  # fmt: skip
-#: These stand in the way of every step while they last: the clock runs from when they are over.
-BLOCKING = (
-    "pause", "partition", "stop_worker", "slow_worker", "pause_agent", "pause_node", "pause_vault", "link_down", "cut_link",
-    "isolate", "leader_alone", "lossy_node", "mtu_hole", "late_node", "slow_link", "starve_node", "sick_node", "port_taken",
-)  # fmt: skip
-#: It costs no step itself, but what mends another fault waits for it.
-SLOW_TO_MEND = ("slow_store_disk",)
-#: And these take a node away: several at once leave too few.
-AWAY = ("hang_worker", "power_cut", "kill_node", "wrong_zone", "term_agent", "drain", "drain_and_back")
-AFTER_S = 20.0  # for those, when they are over: a probe, a quarantine, a reform
-
-
-def _hang_s(case: Case) -> float:
-    """From a hang to the next step: the longest budget of a phase, its confirmation, a fresh process."""
-    timeouts = case.scenario.shape.settings.timeouts
-    return timeouts.default_phase_s + timeouts.confirm_s + BUDGETS["kill_worker"]
-
-
-def back_within_budget(case: Case) -> Iterator[Complaint]:
-    """After every fault there are new steps within its budget, times the load of the machine; said in the sentence."""
-    made: dict[
-        tuple[int, int], float
-    ] = {}  # a step that is made again after a loss is a step: what may be lost is judged elsewhere
-    for fact in case.history:
-        if isinstance(fact, Sealed):
-            made.setdefault((fact.generation, fact.step), fact.at)
-    seals = sorted(made.values())
-    stops = [fact.at for fact in case.plans if fact.plan.phase is Phase.STOP]
-    eased = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
-    busy = _blocked(case, eased)
-    # A fault, the clock's beginning, its budget, the load, the limit.
-    due: list[tuple[Struck, float, float, float, float]] = []
-    factor = 2.0
-    for fact in case.history:
-        if isinstance(fact, Loaded):
-            factor = fact.factor
-        if not isinstance(fact, Struck) or fact.kind in ("stop", "crash_loop"):
-            continue
-        begin = eased.get(fact.number, fact.at) if fact.kind in BLOCKING else fact.at
-        budget = _hang_s(case) if fact.kind == "hang_worker" else BUDGETS.get(fact.kind, AFTER_S)
-        # Another fault may stand in the way at the same time, and one more as that ends: the clock begins when all are over.
-        while others := [end for start, end in busy if start != fact.at and start <= begin + budget and end > begin]:
-            begin = max(others)
-        due.append((fact, begin, budget, factor, begin + budget * factor))
-    for fact, begin, budget, factor, _ in due:
-        # What another fault has set off (a probe, the end of a hang) has that one's time, by which it is judged itself.
-        limit = max(theirs for _, start, _, _, theirs in due if start <= begin <= theirs)
-        after = [at for at in seals if at > begin][1:2]
-        if (not after or after[0] > limit) and not any(at <= limit for at in stops):
-            said = f"{after[0] - begin:.1f} s" if after else "never"
-            yield (
-                fact.at,
-                f"{fact.kind}: the next steps came after {said}, the budget is {budget:g} s x {factor:g} (load)",
-            )
-
-
-def _blocked(case: Case, eased: dict[int, float]) -> list[tuple[float, float]]:
-    """When steps were not to be expected: faults that block, and what is at hand when several nodes are gone at once."""
-    held = [
-        (fact.at, eased.get(fact.number, fact.at))
-        for fact in case.history
-        if isinstance(fact, Struck) and fact.kind in (*BLOCKING, *AWAY)
-    ]
-    several = [span for span in held if sum(a <= span[1] and b >= span[0] for a, b in held) > 1]
-    blocking = [
-        (fact.at, eased.get(fact.number, fact.at))
-        for fact in case.history
-        if isinstance(fact, Struck) and fact.kind in (*BLOCKING, *SLOW_TO_MEND)
-    ]
-    return several + blocking
-
-
-def every_fault_proved(case: Case) -> Iterator[Complaint]:
-    """A fault that was put in and did nothing has tested nothing."""
-    for fact in case.history:
-        if isinstance(fact, Missed):
-            yield fact.at, f"{fact.kind} did not strike: {fact.why}"
-
-
-def each_step_has_one_digest(case: Case) -> Iterator[Complaint]:
-    """Whoever made a step, and however often, it has the same bits."""
-    known: dict[int, str] = {}
-    for fact in case.history:
-        if isinstance(fact, Sealed) and fact.digest and known.setdefault(fact.step, fact.digest) != fact.digest:
-            yield fact.at, f"step {fact.step} has digests {known[fact.step]} and {fact.digest}"
-
-
-def what_the_end_shows(case: Case) -> Iterator[Complaint]:
-    """The audit is exact, the bits are the undisturbed run's, and nothing is left."""
-    for fact in case.history:
-        if isinstance(fact, Proved) and not fact.ok:
-            yield fact.at, f"{fact.what}: {fact.sentence}"
-
-
-def expected_live(case: Case) -> Iterator[Complaint]:
-    """Of a scenario's own demands those that hold for any machine: not times, nor counts that its pace decides."""
-    expect, plans, end = case.scenario.expect, case.plans, case.history[-1].at
-    code = plans[-1].plan.exit_code if plans else None
-    if expect.exit_code is not None and code != expect.exit_code:
-        yield end, f"the job ended with {code}, expected {expect.exit_code}"
-    rung = max((fact.plan.rung for fact in plans), default=Rung.START)
-    if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
-        yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
-    reasons = [fact.plan.reason for fact in plans] + [
-        fact.reason for fact in case.history if isinstance(fact, Confined)
-    ]
-    if expect.said and not any(says(reason, expect.said) for reason in reasons):
-        yield end, f"no reason says {expect.said!r}"
-    if expect.nothing_lost:
-        yield from _nothing_lost(case)
-    if expect.ranks_kept:
-        yield from _ranks_kept(plans)
-
-
-LIVE_CHECKS: tuple[Check, ...] = (
-    one_plan_per_generation,
-    a_plan_never_forgets_a_commit,
-    survivors_keep_their_order,
-    plans_are_sound,
-    the_innocent_are_not_quarantined,
-    quarantines_name_the_living,
-    nothing_happens_after_the_end,
-    a_job_ends_for_a_reason,
-    a_crash_loop_ends,
-    a_rung_does_what_it_says,
-    growth_waits_for_the_gang,
-    commits_only_rise,
-    no_committed_step_is_made_again,
-    no_sealed_step_is_lost,
-    disks_are_the_last_resort,
-    no_assertion_failed,
-    the_job_is_well_again,
-    each_step_has_one_digest,
-    back_within_budget,
-    every_fault_proved,
-    what_the_end_shows,
-)
-
-
-def judge_live(scenario: Scenario, history: History, *, since: float = 0.0, first: int = 0) -> list[Violation]:
-    """Every violation of a live run from `since` on: all of the history is read, as what was before decides what may be now.
-
-    `first` is the number of the scenario's first fault.
-    """
-    case = Case(scenario, history)
-    found = [Violation(check=check.__name__, at=at, what=what) for check in LIVE_CHECKS for at, what in check(case)]
-    mine = [fact for fact in history if fact.at >= since]
-    own = Case(scenario, mine)
-    if mine:
-        found += [Violation(check="expected_live", at=at, what=what) for at, what in expected_live(own)]
-    struck = {fact.number for fact in mine if isinstance(fact, Struck | Missed)}
-    found += [
-        Violation(
-            check="every_fault_struck", at=mine[-1].at, what=f"{fault.kind} ({fault.when or fault.at}) never struck"
-        )
-        for number, fault in enumerate(scenario.faults, first)
-        if mine and number not in struck
-    ]
-    return sorted((v for v in found if v.at >= since), key=lambda violation: violation.at)
-
-
-__all__ = ["CHECKS", "LIVE_CHECKS", "Case", "Healed", "Violation", "judge", "judge_live"]
+__all__ = ["CHECKS", "judge"]

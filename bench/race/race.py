@@ -42,7 +42,7 @@ from bench.race.results import figures, noise, show_table, write
 from bench.race.sides import NODE, SAVE_EVERY, SIDES, STEP_S, Peer, Side
 from bench.recovery import NODES
 from bench.report import Watch, commit, cpu, dump, end_cleanly, some_of
-from chaos.live.local import Late
+from chaos.live.errors import Late
 
 FAULTS = ("worker", "node", "node-back", "stop", "hang", "coordinator", "store", "join", "power")
 PATIENCE_S = 60.0

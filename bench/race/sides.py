@@ -21,11 +21,15 @@ from typing import Any, Self
 
 from bench.race.environments import environment
 from bench.race.judge import Deal, deal, names, samples
-from bench.recovery import NODES, Elastic, free_port, monotonic, spares, torchrun, torchrun_env
-from chaos.live.local import Late, Sealed, parse
+from bench.recovery import NODES, Elastic, monotonic, spares, torchrun, torchrun_env
+from chaos.live import proc
+from chaos.live.errors import Late
+from chaos.live.local import Sealed, parse
 from elasticrl.daemon.client import Unanswered
+from elasticrl.diagnose.process import started_at
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
+from elasticrl.store.embedded import free_ports
 
 HERE = Path(__file__).parent
 REVIVE_S = 0.5  # until a supervisor starts again what was killed: part of the fault
@@ -217,7 +221,7 @@ class Peer(Side):
     def __init__(self, step_s: float = STEP_S) -> None:
         self.step_s = step_s
         self.folder = Path(tempfile.mkdtemp(prefix="elasticrl-race-"))
-        self.port = free_port()
+        self.port = free_ports()[0]
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.python = str(environment(self.environment).python) if self.environment else sys.executable
         self._read = 0
@@ -315,23 +319,14 @@ class Peer(Side):
 
     def pids(self, node: str = "") -> list[int]:
         """All processes of a node, or of the job, the oldest first."""
-        job, own = f"RACE={self.folder}".encode(), f"NODE={node}".encode()
-        found = []
-        for place in Path("/proc").iterdir():
-            if place.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    env = (place / "environ").read_bytes().split(b"\0")
-                    if job in env and (not node or own in env):
-                        found.append(
-                            (int((place / "stat").read_text().rpartition(")")[2].split()[19]), int(place.name))
-                        )
-        return [pid for _, pid in sorted(found)]
+        wanted = {f"RACE={self.folder}", *([f"NODE={node}"] if node else [])}
+        found = [(started_at(pid), pid) for pid in proc.all_pids() if wanted <= {*proc.environment(pid)}]
+        return [pid for started, pid in sorted(found) if started]
 
     def pid(self, node: str) -> int:
         """The node's worker."""
         for pid in self.pids(node):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(word.endswith(self.program.encode()) for word in words[1:3]):
+            if any(word.endswith(self.program) for word in proc.words(pid)[1:3]):
                 return pid
         raise Late(f"{self.name}: {node} has no worker")
 

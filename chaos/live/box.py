@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.live.errors import BoxError
+from chaos.live.proc import alive, all_pids, command_line, inner_pid
+from elasticrl.diagnose.process import started_at
+
 BOOT_S = 20.0
 CONTROLLERS = ("memory", "cpu", "freezer", "blkio")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -32,10 +36,6 @@ ENTER = """
 for group in $1; do echo $$ > "$group/cgroup.procs"; done
 exec nsenter -t "$2" -a -- "${@:3}"
 """
-
-
-class BoxError(RuntimeError):
-    """A box could not be made, or is not as it should be."""
 
 
 def missing() -> str:
@@ -161,7 +161,7 @@ class Box:
         mine = _namespace(self.pid)
         found = [pid for pid in all_pids() if pid != self.pid and mine and _namespace(pid) == mine]
         mine_alone = (pid for pid in found if alive(pid) and command_line(pid) != "sleep 3600")
-        return sorted(mine_alone, key=lambda pid: (born(pid), pid))
+        return sorted(mine_alone, key=lambda pid: (started_at(pid), pid))
 
     def host_pid(self, inner: int) -> int:
         """The host's number of one of its processes; 0 if it is gone."""
@@ -248,62 +248,8 @@ def host(*command: str, check: bool = True, within_s: float = 60.0) -> "subproce
     return done
 
 
-def all_pids() -> list[int]:
-    """Every process of the host."""
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
 def _namespace(pid: int) -> str:
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def alive(pid: int) -> bool:
-    """Does it run, or stand still?"""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] not in "ZX"
-
-
-def stopped(pid: int) -> bool:
-    """Was it stopped by a signal?"""
-    fields = _stat(pid)
-    return bool(fields) and fields[0] == "T"
-
-
-def born(pid: int) -> int:
-    """When, in ticks since the boot; 0 if it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 0
-
-
-def parent(pid: int) -> int:
-    """Its parent's number; 0 if it is gone."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
-
-
-def inner_pid(pid: int) -> int:
-    """Its number in the innermost process namespace; 0 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    line = next((line for line in text.splitlines() if line.startswith("NSpid:")), "NSpid: 0")
-    return int(line.split()[-1])
-
-
-def command_line(pid: int) -> str:
-    """Of a running process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""

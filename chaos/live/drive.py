@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from chaos import history
-from chaos.checks import Violation, judge_live
+from chaos.case import Violation
 from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
 from chaos.live import stacks
-from chaos.live.box import Box, BoxError
+from chaos.live.box import Box
+from chaos.live.checks import judge_live
+from chaos.live.errors import BoxError, Late, NotStruck
 from chaos.live.eye import Eye
-from chaos.live.gang import RUN_DIR, Gang, conf_of
 from chaos.live.lab import Lab
-from chaos.live.strikes import ITSELF, Done, Hands, NotStruck
+from chaos.live.labjob import LabJob, conf_of
+from chaos.live.reach import Done
+from chaos.live.strikes import ITSELF, Hands
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
@@ -77,7 +80,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Verdict:
+class Outcome:
     """What came of one scenario."""
 
     scenario: Scenario
@@ -94,15 +97,14 @@ class Drive:
         self.lab, self.shape, self.say = lab, shape, say
         settings = shape.shape.settings
         nodes = len(lab.boxes)
-        self.gang = Gang(lab, name, conf=conf_of(settings, nodes=nodes))
+        self.job = LabJob(lab, name, conf=conf_of(settings, nodes=nodes))
         self.begun = time.monotonic()
-        self.eye = Eye(self.gang, self.begun)
-        self.hands = Hands(self.gang, self.eye)
+        self.eye = Eye(self.job, self.begun)
+        self.hands = Hands(self.job, self.eye)
         self.active: dict[int, Active] = {}
         self.number = 0  # of the next fault: they are counted over the whole job
         self.over = False
         self._waiting: list[Waiting] = []
-        self.verdicts: list[Verdict] = []
         late = sorted(lab.boxes)[nodes - shape.shape.late :] if shape.shape.late else []
         self.hands.off.update(late)
 
@@ -112,7 +114,7 @@ class Drive:
         self.eye.__enter__()
         for node in self.lab.boxes:
             if node not in self.hands.off:
-                self.gang.start(node)
+                self.job.start(node)
         try:
             self.until(lambda: self.over or self.well(0.0), START_S, "all nodes train for the first time")
             if self.over:
@@ -126,13 +128,13 @@ class Drive:
         with suppress(BoxError, OSError):
             self._ease_all()
         self.eye.__exit__()
-        self.gang.kill_all()
+        self.job.kill_all()
 
     @property
     def want(self) -> int:
         """How many nodes ought to train when all is well."""
         there = sum(box.on and name not in self.hands.off for name, box in self.lab.boxes.items())
-        return min(there, self.gang.tree.membership.max_nodes)
+        return min(there, self.job.tree.membership.max_nodes)
 
     def well(self, since: float, steps: int = WELL_STEPS) -> bool:
         """Do all nodes train, with new steps since then?"""
@@ -183,7 +185,7 @@ class Drive:
             else "no plan"
         )
         known = self.eye.sealed.get(plan.generation, {}) if plan else {}
-        ended = {node: code for node in self.gang.daemons if (code := self.gang.ended(node)) is not None}
+        ended = {node: code for node in self.job.daemons if (code := self.job.ended(node)) is not None}
         works = {n: f"{r.work} g{r.generation}{' warm' if r.warm else ''}" for n, r in sorted(self.eye.members.items())}
         return (
             f"wanted {self.want} nodes; {said}; sealed {known}, the last {self.eye.now - self.eye.sealed_at:.1f} s ago; "
@@ -250,7 +252,7 @@ class Drive:
 
     # ---- one scenario
 
-    def scenario(self, scenario: Scenario) -> Verdict:
+    def scenario(self, scenario: Scenario) -> Outcome:
         """Strike, recover, heal, judge."""
         opened, begun = self.eye.now, time.monotonic()
         first, steps = self.number, self.eye.newest
@@ -266,7 +268,7 @@ class Drive:
             problem = f"{type(error).__name__}: {error}"
         self._waiting = []
         self.eye.look()
-        alive = tuple(n for n, box in self.lab.boxes.items() if box.on and self.gang.ended(n) is None)
+        alive = tuple(n for n, box in self.lab.boxes.items() if box.on and self.job.ended(n) is None)
         seated = tuple(seat.member.node for seat in self.eye.plan.seats) if self.eye.plan else ()
         self.eye.note(
             Ended(at=self.eye.now, alive=alive, seated=seated, want=self.want, lively=not problem, lacks=problem)
@@ -275,12 +277,11 @@ class Drive:
             self._as_it_is(scenario), sorted(self.eye.facts, key=lambda fact: fact.at), since=opened, first=first
         )
         struck = [f.kind for f in self.eye.facts if isinstance(f, Struck) and f.number >= first]
-        verdict = Verdict(scenario, found, struck, time.monotonic() - begun, self.eye.newest - steps)
-        self.verdicts.append(verdict)
+        outcome = Outcome(scenario, found, struck, time.monotonic() - begun, self.eye.newest - steps)
         for violation in found[:6]:
             self.say(f"  VIOLATION  {violation}")
-        self.say(f"  {'ok' if not found else 'FAILED'}: {verdict.seconds:.1f} s, {verdict.steps} steps")
-        return verdict
+        self.say(f"  {'ok' if not found else 'FAILED'}: {outcome.seconds:.1f} s, {outcome.steps} steps")
+        return outcome
 
     def _as_it_is(self, scenario: Scenario) -> Scenario:
         """A scenario with the nodes and settings that the job really has."""
@@ -291,7 +292,7 @@ class Drive:
         """What the daemons decide by, as the judge wants to know it."""
         from elasticrl.config import to_core
 
-        return to_core(self.gang.tree)
+        return to_core(self.job.tree)
 
     def _strike(self, numbers: dict[int, Fault]) -> None:
         """Put all in, each at its time or place."""
@@ -337,11 +338,11 @@ class Drive:
         if not fault.when or fault.kind in ITSELF:
             return self.put(number, fault)
         node = self.hands.whom(fault.node)
-        if not node or not self.gang.worker(node):
+        if not node or not self.job.worker(node):
             return False
         self.hands.tokens += 1
         token = self.hands.tokens
-        path = self.gang.order(node, do="wait", place=fault.place, step=fault.step, token=token)
+        path = self.job.order(node, do="wait", place=fault.place, step=fault.step, token=token)
         deadline = time.monotonic() + 6.0
         while token not in self.eye.here:
             if time.monotonic() > deadline:
@@ -352,7 +353,7 @@ class Drive:
         try:
             return self.put(number, replace(fault, node=node))
         finally:
-            (self.gang.history / f"{node}.go.{token}").touch()
+            (self.job.history / f"{node}.go.{token}").touch()
 
     def _look_for_saves(self) -> None:
         """A save is under way when a folder of a step has appeared that is not published yet."""
@@ -373,7 +374,7 @@ class Drive:
 
     def _saves(self) -> set[int]:
         """The steps of all checkpoints on the disk, whole or not: when one is published, its folder has another name."""
-        return {step_of(path) for path in self.gang.saves.iterdir()} if self.gang.saves.is_dir() else set()
+        return {step_of(path) for path in self.job.saves.iterdir()} if self.job.saves.is_dir() else set()
 
     def _mend(self, scenario: Scenario) -> str:
         """Wait out what is in, heal the rest, and wait until all is well; what is lacking, if anything."""
@@ -388,15 +389,15 @@ class Drive:
         self.until(lambda: self.over or self._going_on(), 20.0 * load_factor(), going)
         self._ease_all()
         for node in [*self.hands.off] if not self.over else []:
-            if node in self.gang.daemons:  # one that came late on purpose stays away
+            if node in self.job.daemons:  # one that came late on purpose stays away
                 self.hands.off.discard(node)
-                self.gang.start(node)
-        for path in self.gang.history.glob("*.order"):
+                self.job.start(node)
+        for path in self.job.history.glob("*.order"):
             path.unlink(missing_ok=True)
         healed = self.eye.now
         self.eye.note(Healed(at=healed))
         if self.over:
-            self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
+            self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
             return self._unasked(scenario)
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
         self.until(lambda: self.over or self.well(healed), scenario.liveness_s, "all nodes train again")
@@ -420,15 +421,15 @@ class Drive:
     def _daemons_back(self) -> bool:
         """A daemon that ended of itself with a failure is started again, as systemd does; a clean leave is not."""
         ok = True
-        for node, process in list(self.gang.daemons.items()):
+        for node, process in list(self.job.daemons.items()):
             if process.poll() is not None and self.lab.boxes[node].on and not self.over:
                 self.say(
                     f"  {self.eye.now:7.1f} s  the daemon of {node} had ended with {process.returncode}; started again"
                 )
-                self.gang.start(node)
+                self.job.start(node)
                 ok = False
             elif self.lab.boxes[node].on and node not in self.hands.off:
-                ok = ok and answers(self.lab.boxes[node].path(f"{RUN_DIR}/{self.gang.name}/{node}/control.sock"))
+                ok = ok and answers(self.job.control(node))
         return ok
 
     # ---- the end
@@ -445,8 +446,8 @@ class Drive:
         try:
             if not self.over and self.hands.strike(Fault(kind="stop", at=0.0)) is None:
                 raise Late("no daemon takes the order to stop")
-            self.until(lambda: all(p.poll() is not None for p in self.gang.daemons.values()), STOP_S, "all daemons end")
-            codes = {node: process.returncode for node, process in self.gang.daemons.items()}
+            self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
+            codes = {node: process.returncode for node, process in self.job.daemons.items()}
             self.eye.note(
                 Proved(at=self.eye.now, what="exit codes", ok=set(codes.values()) == {self._code}, sentence=str(codes))
             )
@@ -466,22 +467,22 @@ class Drive:
         """Each by itself: what is wrong with one says nothing of the others."""
         with suppress(Late):
             within_s = LEFT_S * load_factor()
-            self.until(lambda: not any(self.gang.processes().values()), within_s, "no process is left")
-        left = [f"{node}: {line}" for node, lines in self.gang.processes().items() for line in lines]
+            self.until(lambda: not any(self.job.processes().values()), within_s, "no process is left")
+        left = [f"{node}: {line}" for node, lines in self.job.processes().items() for line in lines]
         self._prove("processes", ok=not left, sentence="; ".join(left[:8]) or "none is left")
-        used = audit(self.gang.saves)
+        used = audit(self.job.saves)
         self._prove("audit", ok=used.ok, sentence=used.sentence)
-        ours = chronicle(self.gang.saves)
-        same = compare(chronicle(self.gang.alone(max(ours.steps) + 1)), ours)
+        ours = chronicle(self.job.saves)
+        same = compare(chronicle(self.job.alone(max(ours.steps) + 1)), ours)
         self._prove("bits", ok=same.ok and ours.ok, sentence=f"{same.sentence}; {ours.sentence}")
         files = [
             f"{name}:{path}"
             for name, box in self.lab.boxes.items()
-            for path in left_files(box, self.gang.name)
+            for path in left_files(box, self.job.name)
             if box.on
         ]
         self._prove("files", ok=not files, sentence=", ".join(files[:8]) or "no socket or shared memory is left")
-        ttl = self.gang.tree.membership.lease_ttl_s
+        ttl = self.job.tree.membership.lease_ttl_s
         with suppress(Late):
             self.until(lambda: not self.eye.members and not self.eye.leader, 3 * ttl, "no key of a member is left")
         keys = [*self.eye.members, *([f"leader {self.eye.leader}"] if self.eye.leader else [])]
@@ -494,19 +495,15 @@ class Drive:
     def keep(self, folder: Path, again: str) -> None:
         """Everything that somebody needs who wants to know what happened."""
         folder.mkdir(parents=True, exist_ok=True)
-        stacks.keep(self.gang, folder / "stacks")  # first: they are of this moment
+        stacks.keep(self.job, folder / "stacks")  # first: they are of this moment
         history.write(sorted(self.eye.facts, key=lambda fact: fact.at), folder / "history.jsonl")
         (folder / "again").write_text(again + "\n", encoding="utf-8")
         shutil.copytree(
-            self.gang.folder, folder / "job", dirs_exist_ok=True, ignore=shutil.ignore_patterns("alone", "*.sock")
+            self.job.folder, folder / "job", dirs_exist_ok=True, ignore=shutil.ignore_patterns("alone", "*.sock")
         )
         for log in self.lab.folder.glob("*.log"):
             shutil.copy(log, folder)
-        (folder / "state").write_text(self.lacks() + "\n" + str(self.gang.processes()), encoding="utf-8")
-
-
-class Late(AssertionError):
-    """Something did not happen in time; the message says what, and what was seen instead."""
+        (folder / "state").write_text(self.lacks() + "\n" + str(self.job.processes()), encoding="utf-8")
 
 
 def left_files(box: Box, job: str) -> list[str]:
@@ -563,4 +560,4 @@ def terminal(text: str) -> None:
     sys.stdout.flush()
 
 
-__all__ = ["ALL", "Drive", "Late", "Verdict", "load_factor", "terminal", "wanted_end"]
+__all__ = ["ALL", "Drive", "Outcome", "load_factor", "terminal", "wanted_end"]

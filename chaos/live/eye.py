@@ -29,7 +29,7 @@ from chaos.history import (
     Sealed,
     Started,
 )
-from chaos.live.gang import Gang
+from chaos.live.labjob import LabJob
 from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, deal
 from elasticrl.shell import keys
 from elasticrl.shell.keys import namespace
@@ -43,8 +43,8 @@ from elasticrl.store.protocol import StoreError
 class Eye:
     """Looks at one job. Use it as a context; `look` brings the facts up to date."""
 
-    def __init__(self, gang: Gang, begun: float) -> None:
-        self.gang, self.begun = gang, begun
+    def __init__(self, job: LabJob, begun: float) -> None:
+        self.job, self.begun = job, begun
         self.facts: list[Fact] = []
         self.plan: Plan | None = None
         self.plans: dict[int, Plan] = {}
@@ -93,7 +93,7 @@ class Eye:
 
     def _watch(self) -> None:
         async def main() -> None:
-            settings = StoreSettings(endpoints=self.gang.lab.endpoints, namespace=namespace(self.gang.name))
+            settings = StoreSettings(endpoints=self.job.lab.endpoints, namespace=namespace(self.job.name))
             async with EtcdStore(settings, say=lambda *_, **__: None) as store:
                 revision = 0
                 while not self._over.is_set():
@@ -123,7 +123,7 @@ class Eye:
         for change in reversed(changes):
             if change.key == keys.COMMIT and change.entry:
                 manifest = keys.load(Commit, change.entry.value, change.key).manifest
-                place = self.gang.saves / manifest
+                place = self.job.saves / manifest
                 newer = self._whole[manifest] = newer or (place.is_dir() and any(place.iterdir()))
         with self._lock:
             self._changes += [(self.now, change) for change in changes]
@@ -137,9 +137,9 @@ class Eye:
             changes, self._changes = self._changes, []
         for at, change in changes:
             self._changed(at, change)
-        for node in self.gang.lab.boxes:
-            self._early += self._lines(self.gang.history / f"{node}.jsonl")
-            for line in self._lines(self.gang.log(node)):
+        for node in self.job.lab.boxes:
+            self._early += self._lines(self.job.history / f"{node}.jsonl")
+            for line in self._lines(self.job.log(node)):
                 self._daemon_said(node, line)
         # A worker may have begun before the watch has told us of its plan.
         lines, self._early = sorted(self._early, key=lambda line: line["at"]), []

@@ -20,8 +20,8 @@ from typing import Any, Final
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.checks import AFTER_S, BLOCKING, BUDGETS
 from chaos.faults import Fault
+from chaos.live.checks import AFTER_S, BLOCKING, BUDGETS
 from chaos.scenario import Scenario, Unusable
 from elasticrl.core.address import split
 from elasticrl.core.model import Record

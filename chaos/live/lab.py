@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from chaos.live.box import CGROUPS, CONTROLLERS, Box, BoxError, alive, command_line, host, lacking, remove_group
+from chaos.live.box import CGROUPS, CONTROLLERS, Box, host, lacking, remove_group
+from chaos.live.errors import BoxError
 from chaos.live.loop import LoopBox
 from chaos.live.net import Net
+from chaos.live.proc import command_line
 from elasticrl.store import StoreSettings
 from elasticrl.store.embedded import find_binary
 from elasticrl.store.etcd import EtcdStore
@@ -271,4 +273,4 @@ def groups(name: str) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-__all__ = ["Lab", "Member", "alive"]
+__all__ = ["Lab", "Member"]

@@ -24,6 +24,9 @@ from typing import Any, Self
 import yaml
 
 from chaos.etcd import LocalCluster
+from chaos.live.errors import Late
+from chaos.live.proc import command_line
+from elasticrl.config.relations import SOCKET
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.stored import read_all
@@ -32,10 +35,6 @@ from elasticrl.store import StoreSettings, open_store
 from elasticrl.store.embedded import free_ports
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "agent" / "train_small.py"
-
-
-class Late(AssertionError):
-    """Something did not happen in time; the message says what, and what was seen instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +168,10 @@ class Job:
         """A node's runtime directory."""
         return self.folder / "run" / self.name / node
 
+    def control(self, node: str) -> Path:
+        """Where its daemon answers."""
+        return self.home(node) / SOCKET
+
     def agent(self, node: str) -> int:
         """The pid of a node's agent, as its daemon remembers it."""
         return int(json.loads((self.home(node) / "life.json").read_text(encoding="utf-8"))["agent_pid"])
@@ -199,13 +202,13 @@ class Job:
         """A question to a node's vault."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(10.0)
-            sock.connect(str(self.folder / "vault" / self.name / node / "control.sock"))
+            sock.connect(str(self.folder / "vault" / self.name / node / SOCKET))
             sock.sendall(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
             return dict(json.loads(sock.makefile("rb").readline()))
 
     def ask(self, node: str, verb: str, **fields: Any) -> Any:
         """A question to a node's daemon."""
-        return ask(self.home(node) / "control.sock", verb, deadline_s=10.0, **fields)
+        return ask(self.control(node), verb, deadline_s=10.0, **fields)
 
     def kill_daemon(self, node: str, number: int = signal.SIGKILL) -> None:
         """Send its daemon a signal, and reap it."""
@@ -356,11 +359,3 @@ class Job:
             assert digests.setdefault(line.step, line.digest) == line.digest, (
                 f"step {line.step} has two digests: {line}"
             )
-
-
-def command_line(pid: int) -> str:
-    """Of a running process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.live.box import Box, alive, all_pids, born
+from chaos.live.box import Box
+from chaos.live.proc import alive, all_pids, environment
+from elasticrl.diagnose.process import started_at
 
 MARK = "ELASTICRL_CHAOS_BOX"
 # As a box's PID 1 dies with the driver, each process here does: nothing stays behind a driver that is killed.
@@ -55,10 +57,9 @@ class LoopBox(Box):
 
     def pids(self) -> list[int]:
         """All processes that carry its mark."""
-        mark = f"{MARK}={self.wire}".encode()
-        return sorted(
-            (pid for pid in all_pids() if mark in _environ(pid) and alive(pid)), key=lambda pid: (born(pid), pid)
-        )
+        mark = f"{MARK}={self.wire}"
+        mine = (pid for pid in all_pids() if mark in environment(pid) and alive(pid))
+        return sorted(mine, key=lambda pid: (started_at(pid), pid))
 
     def host_pid(self, inner: int) -> int:
         """There is but one count."""
@@ -77,10 +78,3 @@ class LoopBox(Box):
 
     def unfreeze(self) -> None:
         """It cannot be frozen."""
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []

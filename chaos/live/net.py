@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from chaos.live.box import Box, BoxError, host
+from chaos.live.box import Box, host
+from chaos.live.errors import BoxError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,6 @@ class Net:
     def up(self) -> None:
         """An empty table."""
         self._nft(f"add table bridge {self.table}")
-
-    def down(self) -> None:
-        """No rule is left."""
-        host("nft", "delete", "table", "bridge", self.table, check=False)
 
     def drop(self, *matches: str) -> Rule:
         """Frames that match any of these are lost.

@@ -15,7 +15,8 @@ from random import Random
 from chaos.faults import ALL, IN_A_STEP, Fault
 from chaos.history import Struck
 from chaos.live import box
-from chaos.live.drive import Drive, Late, terminal, wanted_end
+from chaos.live.drive import Drive, terminal, wanted_end
+from chaos.live.errors import Late
 from chaos.live.lab import Lab
 from chaos.live.strikes import Hands, left_out
 from chaos.scenario import Scenario, aimed, lasting, save
@@ -39,7 +40,7 @@ def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] 
     shape = scenario.shape
     if scenario.virtual:
         return f"only the simulator meets its moment: {scenario.virtual}"
-    unknown = sorted({fault.kind for fault in scenario.faults if not hasattr(Hands, "_" + fault.kind)})
+    unknown = sorted({fault.kind for fault in scenario.faults if not Hands.can(fault.kind)})
     if unknown:
         return f"only the simulator has {', '.join(unknown)}"
     out = left_out((fault.kind for fault in scenario.faults), boxes=boxes, lacks=lacks or {})
@@ -144,10 +145,10 @@ class Play:
             bad = False
             for scenario in scenarios:
                 played.append(scenario)
-                verdict = drive.scenario(scenario)
+                outcome = drive.scenario(scenario)
                 self.score.played += 1
-                if verdict.violations:
-                    self._failed(drive, [scenario], str(verdict.violations[0]), again)
+                if outcome.violations:
+                    self._failed(drive, [scenario], str(outcome.violations[0]), again)
                     bad = True
                     break
                 if drive.over:
@@ -169,7 +170,7 @@ class Play:
 
     def _failed(self, drive: Drive, scenarios: list[Scenario], what: str, again: str) -> None:
         last = scenarios[-1]
-        folder = self.out / f"{last.name.replace(' ', '-')}-{drive.gang.name}"
+        folder = self.out / f"{last.name.replace(' ', '-')}-{drive.job.name}"
         paths = []
         for scenario in scenarios:
             file = replace(
@@ -188,7 +189,7 @@ def draw(
 ) -> Scenario:
     """A scenario of chance: mostly one fault, sometimes two or three at once or shortly after each other."""
     out = left_out(ALL, boxes=boxes, lacks=lacks or {})
-    kinds = sorted(k for k in ALL if k not in NEVER and k not in out and hasattr(Hands, "_" + k))
+    kinds = sorted(k for k in ALL if k not in NEVER and k not in out and Hands.can(k))
     count = chance.choice((1, 1, 1, 1, 1, 2, 2, 3))
     picked: list[str] = []
     while len(picked) < count:

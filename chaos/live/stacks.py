@@ -10,28 +10,29 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.live.box import Box, command_line, inner_pid
-from chaos.live.gang import RUN_DIR, Gang
+from chaos.live.box import Box
+from chaos.live.labjob import RUN_DIR, LabJob
+from chaos.live.proc import command_line, inner_pid
 from elasticrl.diagnose import witness
 
 ANSWER_S, SPY_S, SETTLED_S = 3.0, 5.0, 0.1
 SAID = ("State", "VmRSS", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status
 
 
-def keep(gang: Gang, folder: Path) -> None:
+def keep(job: LabJob, folder: Path) -> None:
     """Every process of the job's nodes and of the store, as `<folder>/<node>/<its number there>`."""
-    boxes = [*gang.lab.boxes.values(), *(member.box for member in gang.lab.members.values())]
+    boxes = [*job.lab.boxes.values(), *(member.box for member in job.lab.members.values())]
     running = [(box, pid) for box in boxes if box.on for pid in box.pids()]
-    lines = python([(witnessed(gang, box, pid), pid) for box, pid in running])
+    lines = python([(witnessed(job, box, pid), pid) for box, pid in running])
     for box, pid in running:
         file = folder / box.name / str(inner_pid(pid))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{command_line(pid)}\n{kernel(pid)}\n{lines.get(pid) or spied(pid)}", encoding="utf-8")
 
 
-def witnessed(gang: Gang, box: Box, pid: int) -> Path:
+def witnessed(job: LabJob, box: Box, pid: int) -> Path:
     """Where a process of the job writes its stack when it is asked to, if it has a witness."""
-    runtime = box.path(f"{RUN_DIR}/{gang.name}/{box.name}")
+    runtime = box.path(f"{RUN_DIR}/{job.name}/{box.name}")
     return witness.stack_file(witness.folder_of(runtime), inner_pid(pid))
 
 

@@ -1,37 +1,33 @@
 """How each fault of the vocabulary is done to real processes, cables and disks, and how it is known that it struck.
 
 The one idea: a strike gives back whom it touched, how to undo it, and a proof. A process is killed when it is gone, a frame is
-lost when the rule has counted it, a disk is full when a write has failed; a strike without its proof has tested nothing.
+lost when the rule has counted it, a disk is full when a write has failed; a strike without its proof has tested nothing. What
+is done to the store and to disks stands in `storage`.
 """
 
-import asyncio
-import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from chaos.faults import IN_A_STEP, Fault
 from chaos.history import Asked
 from chaos.live import net
-from chaos.live.box import Box, BoxError, alive, command_line, parent, stopped
+from chaos.live.box import Box
+from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
-from chaos.live.gang import VAULT_DIR, Gang, gone, send
-from chaos.live.lab import Lab
+from chaos.live.labjob import VAULT_DIR, LabJob, gone, send
+from chaos.live.proc import alive, command_line, environment, parent, stopped
+from chaos.live.reach import TERM_S, Done, Undo
+from chaos.live.storage import StorageHands
 from elasticrl.core.model import Intent, Phase
 from elasticrl.daemon.client import Unanswered
-from elasticrl.shell.keys import namespace
-from elasticrl.store import StoreSettings
-from elasticrl.store.etcd import EtcdStore
-from elasticrl.store.protocol import StoreError, StoreRefused, StoreUnavailable
+from elasticrl.store.protocol import StoreUnavailable
 
 #: What needs namespaces, cables, cgroups or a disk of the lab's own.
 LACKS_BOXES = (
@@ -46,11 +42,8 @@ NEEDS = {
 }  # fmt: skip
 #: What a worker does to itself: at its place, the driver has nothing to do there but wait.
 ITSELF = ("crash_worker", "hang_worker", "oom_worker")
-DISK_BYTES_S = 400_000  # that a slow disk takes of each node, divided by the fault's value
-PROBE_BYTES, STORE_PROBE_BYTES = 65536, 16384  # that are written to see that it is slow
 ORDER_S = 8.0  # for a worker to take an order
 LEAVE_S = 60.0  # for a node that was told to leave
-TERM_S = 30.0  # for who was sent SIGTERM
 ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file is needed for it
 BURST_BYTES = 140_000
 BURST = (
@@ -58,18 +51,6 @@ BURST = (
     f"for _ in range({BURST_BYTES // 1400}): s.sendto(bytes(1400), (sys.argv[1], 9))\n"
 )
 BUSY = "import time\nwhile time.thread_time() < 0.1: pass\n"
-Undo = Callable[[], object]
-Proof = Callable[[], str]  # empty, or why the fault did not strike
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """A fault that was put in."""
-
-    nodes: tuple[str, ...]
-    detail: str = ""
-    undo: Undo | None = None
-    proof: Proof | None = None  # asked before it is undone
 
 
 def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> dict[str, str]:
@@ -88,61 +69,26 @@ def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> 
     return found
 
 
-class NotStruck(RuntimeError):
-    """It was put in and did nothing; the sentence says what was seen."""
-
-
-class Hands:
+class Hands(StorageHands):
     """What does harm to one job in one lab."""
 
-    def __init__(self, gang: Gang, eye: Eye) -> None:
-        self.gang, self.eye = gang, eye
-        self.lab: Lab = gang.lab
-        self.off: set[str] = set()  # nodes whose daemon is not to run now
-        self.tokens = 0
+    def __init__(self, job: LabJob, eye: Eye) -> None:
+        super().__init__(job, eye)
+        self.tokens = 0  # of orders to workers
 
     def strike(self, fault: Fault) -> Done | None:
         """Put it in, now; None if that cannot be done at the moment."""
-        strike: Callable[[Fault], Done | None] = getattr(
-            self, "_" + fault.kind
-        )  # each method below that bears a kind's name
+        # Each method below, or in `StorageHands`, that bears a kind's name.
+        strike: Callable[[Fault], Done | None] = getattr(self, "_" + fault.kind)
         try:
             return strike(fault)
         except StoreUnavailable:
             return None  # another fault has it
 
-    def can(self, kind: str) -> bool:
+    @classmethod
+    def can(cls, kind: str) -> bool:
         """Is this fault known here?"""
-        return hasattr(self, "_" + kind)
-
-    # ---- whom
-
-    def whom(self, role: str) -> str:
-        """The node of a role; empty if nobody has it."""
-        plan = self.eye.plan
-        seats = [seat.member.node for seat in plan.seats] if plan else []
-        leader = self.eye.leader.partition("/")[0]
-        match role:
-            case "leader":
-                return leader
-            case "deputy":
-                return next((node for node in seats if node != leader), "")
-            case "rank 0" | "seated" | "":
-                return seats[0] if seats else ""
-            case "last rank":
-                return seats[-1] if seats else ""
-            case "spare":
-                return next((node for node in self.lab.boxes if node not in seats), "")
-        name = f"n{int(role[1:])}" if role[1:].isdigit() else role
-        return name if name in self.lab.boxes else ""
-
-    def boxes(self, *without: str) -> list[Box]:
-        """All nodes but these."""
-        return [box for name, box in self.lab.boxes.items() if name not in without]
-
-    def stores(self) -> list[Box]:
-        """The store's boxes."""
-        return [member.box for member in self.lab.members.values()]
+        return hasattr(cls, "_" + kind)
 
     # ---- signals
 
@@ -181,29 +127,29 @@ class Hands:
         return Done(nodes=(node,), detail=f"pid {pid} stopped", undo=go)
 
     def _kill_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.worker)
+        return self._end(fault, self.job.worker)
 
     def _term_worker(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.worker, signal.SIGTERM)
+        return self._end(fault, self.job.worker, signal.SIGTERM)
 
     def _stop_worker(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.worker)
+        return self._halt(fault, self.job.worker)
 
     def _kill_spare(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.spare)
+        return self._end(fault, self.job.spare)
 
     def _term_spare(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.spare, signal.SIGTERM)
+        return self._end(fault, self.job.spare, signal.SIGTERM)
 
     def _stop_spare(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.spare)
+        return self._halt(fault, self.job.spare)
 
     def _kill_agent(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.agent)
+        return self._end(fault, self.job.agent)
 
     def _term_agent(self, fault: Fault) -> Done | None:
-        node, pid = self._running(fault, self.gang.agent)
-        if not pid or node in self.off or not self.gang.daemon(node) or not send(pid, signal.SIGTERM):
+        node, pid = self._running(fault, self.job.agent)
+        if not pid or node in self.off or not self.job.daemon(node) or not send(pid, signal.SIGTERM):
             return None
         self.off.add(node)  # it leaves as if it were drained: agent and daemon end
         return Done(
@@ -212,23 +158,23 @@ class Hands:
         )  # fmt: skip
 
     def _pause_agent(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.agent)
+        return self._halt(fault, self.job.agent)
 
     def _kill_vault(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.vault)
+        return self._end(fault, self.job.vault)
 
     def _term_vault(self, fault: Fault) -> Done | None:
-        return self._end(fault, self.gang.vault, signal.SIGTERM)
+        return self._end(fault, self.job.vault, signal.SIGTERM)
 
     def _pause_vault(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.vault)
+        return self._halt(fault, self.job.vault)
 
     def _lose_vault(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.gang.name}/{node}") if node else None
+        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.job.name}/{node}") if node else None
         if folder is None or not any(folder.glob("*.shard")):
             return None  # there is nothing to be lost yet
-        done = self._end(replace(fault, node=node), self.gang.vault)
+        done = self._end(replace(fault, node=node), self.job.vault)
         if done is not None:
             shutil.rmtree(folder, ignore_errors=True)
             if any(folder.glob("*.shard")):
@@ -236,13 +182,13 @@ class Hands:
         return done
 
     def _kill_daemon(self, fault: Fault) -> Done | None:
-        return self._back_later(self._end(fault, self.gang.daemon))
+        return self._back_later(self._end(fault, self.job.daemon))
 
     def _term_daemon(self, fault: Fault) -> Done | None:
-        return self._back_later(self._end(fault, self.gang.daemon, signal.SIGTERM))
+        return self._back_later(self._end(fault, self.job.daemon, signal.SIGTERM))
 
     def _pause_daemon(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.gang.daemon)
+        return self._halt(fault, self.job.daemon)
 
     def _back_later(self, done: Done | None, *overrides: str, env: Mapping[str, str] | None = None) -> Done | None:
         """Its daemon is to run again, when the fault is over, with this; and is then seen to have it."""
@@ -253,10 +199,10 @@ class Hands:
 
         def back() -> None:
             self.off.discard(node)
-            if self.gang.ended(node) is None:  # the outer process may take a moment longer than the inner one
+            if self.job.ended(node) is None:  # the outer process may take a moment longer than the inner one
                 with suppress(subprocess.TimeoutExpired):
-                    self.gang.daemons[node].wait(20.0)
-            self.gang.start(node, *overrides, env=env)
+                    self.job.daemons[node].wait(20.0)
+            self.job.start(node, *overrides, env=env)
             self._has(node, overrides, env or {})
 
         return Done(nodes=done.nodes, detail=done.detail, undo=back)
@@ -266,7 +212,7 @@ class Hands:
         wanted = [*overrides, *(f"{name}={value}" for name, value in env.items())]
         deadline = time.monotonic() + 10.0
         while wanted and not self.lab.boxes[node].frozen:
-            pid = self.gang.daemon(node)
+            pid = self.job.daemon(node)
             words = [*command_line(pid).split(), *environment(pid)]
             if all(word in words for word in wanted):
                 return
@@ -278,13 +224,13 @@ class Hands:
 
     def _order(self, fault: Fault, do: str, **more: object) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.worker(node):
+        if not node or not self.job.worker(node):
             return None
         self.tokens += 1
         token = self.tokens
         inside = fault.place in IN_A_STEP
         place, step = (fault.place, fault.step) if inside else ("", 0)  # a place that shows elsewhere has been reached
-        path = self.gang.order(node, do=do, place=place, step=step, token=token, **more)
+        path = self.job.order(node, do=do, place=place, step=step, token=token, **more)
         if not self._taken(token):
             path.unlink(missing_ok=True)
             return None
@@ -308,7 +254,7 @@ class Hands:
         """An order that stays; the worker says once that it has taken it."""
         self.tokens += 1
         token = self.tokens
-        path = self.gang.order(node, token=token, stays=True, **what)
+        path = self.job.order(node, token=token, stays=True, **what)
         return Done(
             nodes=(node,), undo=lambda: path.unlink(missing_ok=True),
             proof=lambda: "" if token in self.eye.here else f"no worker of {node} came to it",
@@ -316,7 +262,7 @@ class Hands:
 
     def _slow_worker(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.worker(node):
+        if not node or not self.job.worker(node):
             return None
         done = self._always(node, do="slow", place="before rollout", value=0.1 * max(1.0, fault.value))
         return replace(done, detail=f"{fault.value:g} times")
@@ -325,7 +271,7 @@ class Hands:
         self.tokens += 1
         what = {"do": "raise", "place": "after rollout", "step": self.eye.newest + 2, "text": "bad prompt of all"}
         for node in self.lab.boxes:  # whoever has the rank by then: one death is one attempt
-            self.gang.order(node, token=self.tokens, stays=True, rank=0, **what)
+            self.job.order(node, token=self.tokens, stays=True, rank=0, **what)
         if not self._taken(self.tokens):
             raise NotStruck("no worker raised")
         return Done(nodes=(), detail="every attempt raises")
@@ -348,7 +294,7 @@ class Hands:
         if pid:  # 0 would be this very process
             with suppress(OSError):  # it has gone
                 (group / "cgroup.procs").write_text(str(pid))
-        (self.gang.history / f"{node}.go.{self.tokens}").touch()
+        (self.job.history / f"{node}.go.{self.tokens}").touch()
         if pid and not gone(pid, 20.0):
             raise NotStruck(f"process {pid} of {node} outgrew 64 MiB and lives")
         kills = oom_kills(group) - before
@@ -365,7 +311,7 @@ class Hands:
 
         def proof() -> str:
             if box.throttled == before and not box.frozen:  # on a fast machine the job may want less than its share
-                box.start([sys.executable, "-I", "-S", "-c", BUSY], self.gang.folder / "probe.log").wait(60.0)
+                box.start([sys.executable, "-I", "-S", "-c", BUSY], self.job.folder / "probe.log").wait(60.0)
             return "" if box.throttled > before else f"{box.name} was never denied a core"
 
         return Done(
@@ -373,11 +319,6 @@ class Hands:
         )
 
     # ---- nodes
-
-    def _powered(self, fault: Fault) -> Box | None:
-        node = self.whom(fault.node)
-        box = self.lab.boxes.get(node)
-        return box if box is not None and box.on and node not in self.off else None
 
     def _kill_node(self, fault: Fault) -> Done | None:
         return self._back_later(self._all_killed(fault))
@@ -389,7 +330,7 @@ class Hands:
         box = self._powered(fault)
         if box is None or box.frozen:
             return None
-        daemon = self.gang.daemon(box.name)
+        daemon = self.job.daemon(box.name)
         pids = [daemon, *(pid for pid in reversed(box.pids()) if pid != daemon)]
         for pid in pids:
             if pid:
@@ -410,7 +351,7 @@ class Hands:
         def back() -> None:
             box.boot()
             self.off.discard(box.name)
-            self.gang.start(box.name)
+            self.job.start(box.name)
 
         return Done(nodes=(box.name,), detail="the cable first", undo=back)
 
@@ -434,7 +375,7 @@ class Hands:
         if not self.lab.boxes[node].on:
             self.lab.boxes[node].boot()
         self.off.discard(node)
-        self.gang.start(node)
+        self.job.start(node)
         return Done(nodes=(node,))
 
     # ---- cables
@@ -551,250 +492,11 @@ class Hands:
             raise NotStruck(f"a round trip from {box.name} takes {took:.1f} ms, with {delay:g} ms each way")
         return Done(nodes=(box.name,), detail=f"{delay:g} ms each way", undo=back)
 
-    # ---- the store
-
-    def _alarm(self, action: str) -> None:
-        """As etcd raises it when its quota is used up, and an operator takes it back."""
-        asked = {"memberID": "0", "alarm": "NOSPACE", "action": action}
-        why: Exception | None = None
-        for name, endpoint in zip(self.lab.members, self.lab.endpoints, strict=True):
-            if self.lab.members[name].down:
-                continue
-            try:
-                asked["memberID"] = posted(f"{endpoint}/v3/maintenance/status", {})["header"]["member_id"]
-                if action == "DEACTIVATE":
-                    for alarm in posted(f"{endpoint}/v3/maintenance/alarm", {"action": "GET"}).get("alarms", ()):
-                        posted(f"{endpoint}/v3/maintenance/alarm", {**alarm, "action": action})
-                else:
-                    posted(f"{endpoint}/v3/maintenance/alarm", asked)
-            except OSError as error:
-                why = error
-                continue
-            return
-        raise BoxError(f"no member of the store takes {action} of an alarm: {why}")
-
-    def _store_full(self, _: Fault) -> Done | None:
-        if all(member.down for member in self.lab.members.values()):
-            return None  # another fault has the whole store: it is tried again
-        self._alarm("ACTIVATE")
-
-        async def refused() -> str:
-            settings = StoreSettings(endpoints=self.lab.endpoints, namespace="/full/", timeout_s=3.0)
-            async with EtcdStore(settings) as store:
-                try:
-                    await store.put("probe", b"x")
-                except StoreError as error:
-                    return str(error)
-            return ""
-
-        if not (said := asyncio.run(refused())):
-            self._alarm("DEACTIVATE")
-            raise NotStruck("the store still takes writes")
-
-        def empty() -> None:
-            deadline = time.monotonic() + TERM_S
-            while True:
-                try:
-                    self._alarm("DEACTIVATE")
-                except BoxError:  # a member that was just started again has no leader yet
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.2)
-                else:
-                    return
-
-        return Done(nodes=(), detail=said[:200], undo=empty)
-
-    def _member(self, *, leading: bool) -> str:
-        up = [name for name, member in self.lab.members.items() if not member.down and member.pid()]
-        if len(up) < len(self.lab.members):
-            return ""  # one at a time: two down are an outage, which is another fault
-        leader = asyncio.run(self.lab.leading())
-        return leader if leading else next(name for name in up if name != leader)
-
-    def _down(self, names: list[str], number: int = signal.SIGKILL) -> Done | None:
-        pids = {name: self.lab.members[name].pid() for name in names}
-        if not names or not all(pids.values()):
-            return None
-        for name, pid in pids.items():
-            self.lab.members[name].down = True
-            send(pid, number)
-        if not all(gone(pid, TERM_S) for pid in pids.values()):
-            raise NotStruck(f"etcd {', '.join(names)} survived {signal.Signals(number).name}")
-
-        def back() -> None:
-            for name in names:
-                self.lab.start_member(name)
-
-        return Done(nodes=(), detail=f"{', '.join(names)}, {signal.Signals(number).name}", undo=back)
-
-    def _kill_etcd(self, _: Fault) -> Done | None:
-        name = self._member(leading=False)
-        return self._down([name]) if name else None
-
-    def _term_etcd(self, fault: Fault) -> Done | None:
-        name = self._member(leading=fault.value > 0.5)
-        return self._down([name], signal.SIGTERM) if name else None
-
-    def _store_failover(self, _: Fault) -> Done | None:
-        name = self._member(leading=True)
-        return self._down([name]) if name else None
-
-    def _store_outage(self, _: Fault) -> Done | None:
-        # Beside a member that is down for longer, the others: it comes back when its own fault is over.
-        return self._down([name for name, member in self.lab.members.items() if not member.down])
-
-    def _pause_etcd(self, fault: Fault) -> Done | None:
-        name = self._member(leading=fault.value > 0.5)
-        pid = self.lab.members[name].pid() if name else 0
-        if not pid:
-            return None
-        member = self.lab.members[name]
-        member.down = True
-        send(pid, signal.SIGSTOP)
-
-        outer = parent(pid)
-
-        def go() -> None:
-            send(pid, signal.SIGCONT)
-            if "nsenter" in command_line(outer):
-                send(outer, signal.SIGCONT)
-            member.down = False
-
-        return Done(
-            nodes=(), detail=f"{name} stopped", undo=go, proof=lambda: "" if stopped(pid) else f"{name} went on"
-        )
-
-    def _store_compaction(self, _: Fault) -> Done | None:
-        async def compact() -> None:
-            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
-            async with EtcdStore(settings) as store:
-                listing = await store.scan("")
-                await store.compact(listing.revision)
-
-        try:
-            asyncio.run(compact())
-        except StoreRefused as refused:
-            if "has been compacted" not in str(refused):
-                raise
-            return None  # nothing was written since the last time: not yet
-        return Done(nodes=(), detail="everything but the newest revision")
-
-    def _lose_lease(self, fault: Fault) -> Done | None:
-        node = self.whom(fault.node)
-
-        async def revoke() -> bool:
-            settings = StoreSettings(endpoints=self.lab.endpoints, namespace=namespace(self.gang.name), timeout_s=3.0)
-            async with EtcdStore(settings) as store:
-                entry = await store.get(f"members/{node}")
-                if entry is None or not entry.lease:
-                    return False
-                await store.revoke(entry.lease)
-                return True
-
-        return Done(nodes=(node,)) if node and asyncio.run(revoke()) else None
-
-    # ---- disks
-
-    def _disk_full(self, _: Fault) -> Done | None:
-        ballast, probe = self.lab.disk / "ballast", self.lab.disk / "probe"
-        with ballast.open("wb", buffering=0) as file:
-            for _attempt in range(10):  # the job itself may give something back meanwhile: an old checkpoint
-                size = 1 << 29
-                while size >= 4096:
-                    try:
-                        os.posix_fallocate(file.fileno(), file.tell(), size)
-                        file.seek(size, os.SEEK_CUR)
-                    except OSError:
-                        size //= 2
-                try:
-                    probe.write_bytes(b"x" * 4096)
-                except OSError:
-                    return Done(nodes=(), detail="no byte left", undo=lambda: ballast.unlink(missing_ok=True))
-                finally:
-                    probe.unlink(missing_ok=True)
-        ballast.unlink()
-        raise NotStruck("a byte could still be written")
-
-    def _disk_read_only(self, fault: Fault) -> Done | None:
-        box = self._powered(fault)
-        if box is None:
-            return None
-        place = str(self.lab.disk)
-        box.run("mount", "--bind", place, place)
-        box.run("mount", "-o", "remount,bind,ro", place)
-        if not box.run("touch", f"{place}/probe", check=False).returncode:
-            box.run("umount", "-l", place, check=False)
-            raise NotStruck(f"{box.name} could still write")
-        return Done(nodes=(box.name,), undo=lambda: box.on and box.run("umount", "-l", place, check=False))
-
-    def _slow_disk(self, fault: Fault) -> Done | None:
-        boxes = [box for box in self.lab.boxes.values() if box.on and not box.frozen]
-        rate = DISK_BYTES_S / max(1.0, fault.value)
-        return self._slowed(boxes, self.lab.device, rate, self.lab.disk / "probe", PROBE_BYTES)
-
-    def _slow_store_disk(self, fault: Fault) -> Done | None:
-        boxes = [member.box for member in self.lab.members.values() if not member.down]
-        rate = 1000.0 * (fault.value or 50.0)
-        return self._slowed(boxes, self.lab.store_device, rate, self.lab.stores / "probe", STORE_PROBE_BYTES)
-
-    def _slowed(self, boxes: list[Box], device: str, rate: float, probe: Path, size: int) -> Done | None:
-        """These write no faster than this to their disk; a file that is written there shows it."""
-        boxes = [box for box in boxes if "blkio" in box.groups]
-        if not boxes or not device:
-            return None
-        for box in boxes:
-            box.disk_rate(device, rate)
-
-        def back() -> None:
-            for box in boxes:
-                box.disk_rate(device, None)
-
-        begun = time.monotonic()
-        writing = boxes[0].start(
-            ["dd", "if=/dev/zero", f"of={probe}", f"bs={size}", "count=1", "conv=fsync"], self.gang.folder / "probe.log"
-        )
-        code, took_s = writing.wait(60.0), time.monotonic() - begun
-        probe.unlink(missing_ok=True)
-        if code:  # a disk that is full or read-only meanwhile takes nothing: it is tried again
-            back()
-            return None
-        if took_s < 0.5 * size / rate:
-            back()
-            raise NotStruck(f"{size} bytes were on the disk after {took_s:.2f} s")
-        return Done(nodes=(), detail=f"{rate / 1000:.0f} kB/s each", undo=back)
-
-    def _newest_saved(self) -> Path | None:
-        """The largest file of the newest checkpoint; None if there is none yet."""
-        saves = sorted((path for path in self.gang.saves.glob("step-*") if path.is_dir()), key=lambda path: path.name)
-        files = [f for f in saves[-1].rglob("*") if f.is_file() and f.stat().st_size > 4096] if saves else []
-        return max(files, key=lambda file: file.stat().st_size) if files else None
-
-    def _corrupt_save(self, _: Fault) -> Done | None:
-        target = self._newest_saved()
-        if target is None:
-            return None
-        with target.open("r+b") as file:
-            middle = target.stat().st_size // 2
-            file.seek(middle)
-            old = file.read(1)
-            file.seek(middle)
-            file.write(bytes([old[0] ^ 0x40]))
-        return Done(nodes=(), detail=f"one bit of {target.relative_to(self.gang.saves)}")
-
-    def _tear_save(self, _: Fault) -> Done | None:
-        target = self._newest_saved()
-        if target is None:
-            return None
-        size = target.stat().st_size
-        os.truncate(target, size // 2)
-        return Done(nodes=(), detail=f"{size - size // 2} bytes of {target.relative_to(self.gang.saves)}")
-
     # ---- operators
 
     def _asked(self, asked: str, verb: str, **fields: str | bool) -> bool:
         try:
-            self.gang.ask(asked, verb, **fields)
+            self.job.ask(asked, verb, **fields)
         except (Unanswered, OSError):
             return False
         return True
@@ -805,7 +507,7 @@ class Hands:
 
     def askable(self) -> list[str]:
         """The nodes whose daemons could be asked for something."""
-        return [n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.gang.daemon(n)]
+        return [n for n, box in self.lab.boxes.items() if box.on and n not in self.off and self.job.daemon(n)]
 
     def _stopped(self) -> bool:
         return self.eye.plan is not None and self.eye.plan.phase is Phase.STOP
@@ -851,11 +553,11 @@ class Hands:
         """Start a node again that was told to leave, as soon as it has."""
 
         def back() -> None:
-            process = self.gang.daemons[node]
+            process = self.job.daemons[node]
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_S)
             self.off.discard(node)
-            self.gang.start(node)
+            self.job.start(node)
 
         return back
 
@@ -864,9 +566,9 @@ class Hands:
 
     def _two_daemons(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        if not node or not self.gang.daemon(node) or self.lab.boxes[node].frozen:
+        if not node or not self.job.daemon(node) or self.lab.boxes[node].frozen:
             return None
-        process = self.gang.start(node, count=False)
+        process = self.job.start(node, count=False)
         try:
             code = process.wait(60.0)
         except subprocess.TimeoutExpired:
@@ -876,12 +578,12 @@ class Hands:
         return Done(nodes=(), detail=f"refused with {code}")
 
     def _changed_config(self, fault: Fault) -> Done | None:
-        done = self._end(fault, self.gang.daemon, signal.SIGTERM)
+        done = self._end(fault, self.job.daemon, signal.SIGTERM)
         return self._back_later(done, "membership.suspect=1900ms", "checkpoint.keep_last=2")
 
     def _port_taken(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        pid = self.gang.vault(node) if node else 0
+        pid = self.job.vault(node) if node else 0
         if not pid:
             return None
         box = self.lab.boxes[node]
@@ -897,7 +599,7 @@ class Hands:
         ready.unlink(missing_ok=True)
         taken.unlink(missing_ok=True)
         thief = box.start(
-            [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.gang.folder / "thief.log"
+            [sys.executable, "-I", "-S", "-c", code, box.address, str(port)], self.job.folder / "thief.log"
         )
         deadline = time.monotonic() + 9.0
         while not ready.exists() and thief.poll() is None and time.monotonic() < deadline:
@@ -917,26 +619,10 @@ class Hands:
         return Done(nodes=(node,), detail=f"port {port}", undo=back)
 
 
-def posted(url: str, body: Mapping[str, object]) -> dict[str, Any]:
-    """What etcd's gateway answers; OSError if it does not."""
-    request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=5.0) as reply:
-        found: dict[str, Any] = json.load(reply)
-    return found
-
-
 def oom_kills(group: Path) -> int:
     """How many processes of this memory cgroup the kernel has ended so far."""
     lines = (group / "memory.oom_control").read_text().splitlines()
     return int(next((line.split()[1] for line in lines if line.startswith("oom_kill ")), 0))
-
-
-def environment(pid: int) -> list[str]:
-    """Of a running process, as it was started; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
 
 
 def listening(box: Box, pid: int) -> int:
@@ -954,4 +640,4 @@ def listening(box: Box, pid: int) -> int:
     raise NotStruck(f"process {pid} of {box.name} listens nowhere")
 
 
-__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Done", "Hands", "NotStruck", "left_out"]
+__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Hands", "left_out"]

@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
 
-from chaos.checks import Violation, judge
+from chaos.case import Violation
+from chaos.checks import judge
 from chaos.history import Committed, Ended, Fact, History, Planned, Sealed
 from chaos.scenario import Scenario
 from chaos.sim.cluster import Cluster

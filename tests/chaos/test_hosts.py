@@ -9,9 +9,9 @@ import pytest
 
 from chaos.faults import ALL, Fault
 from chaos.live import box
-from chaos.live.gang import Gang, conf_of
 from chaos.live.hosts import KNOWN, Hosts, Known, Seen, Tour, load, orders, why_not
 from chaos.live.lab import Lab
+from chaos.live.labjob import LabJob, conf_of
 from chaos.live.play import BASE
 from chaos.run import LIVE, main
 from chaos.scenario import Scenario, Unusable
@@ -128,15 +128,15 @@ def test_on_real_nodes_faults_strike_are_undone_and_the_job_goes_on(tmp_path: Pa
     """The lab's boxes stand for hosts: a way in, an address, daemons that somebody has started."""
     said: list[str] = []
     with Lab(3) as lab:
-        gang = Gang(lab, "j1", conf=conf_of(BASE, nodes=3))
+        job = LabJob(lab, "j1", conf=conf_of(BASE, nodes=3))
         for node in lab.boxes:
-            gang.start(node)
+            job.start(node)
         own = f"node.run_dir=/run/elasticrl vault.dir=/dev/shm/elasticrl node.interface=eth0 node.state_dir={tmp_path}"
         elasticrl = f"{sys.executable} -m elasticrl.cli.main"
         cluster = Hosts(
             job="j1", store=lab.endpoints, hosts={name: str(one.pid) for name, one in lab.boxes.items()},
             shell="nsenter -t {host} -a -- {command}", command=elasticrl, factor=3.0,
-            start=f"setsid -f {elasticrl} daemon --config {gang.config} node.name=$(hostname) {own} >> /run/daemon.log 2>&1",
+            start=f"setsid -f {elasticrl} daemon --config {job.config} node.name=$(hostname) {own} >> /run/daemon.log 2>&1",
         )  # fmt: skip
         tour = Tour(cluster, say=said.append)
         faults = [
@@ -149,7 +149,7 @@ def test_on_real_nodes_faults_strike_are_undone_and_the_job_goes_on(tmp_path: Pa
         try:
             assert tour.play(scenarios) == 0, "\n".join(said)
         finally:
-            gang.kill_all()
+            job.kill_all()
         assert tour.struck == len(faults), "\n".join(said)
         rules = [one.run("nft", "list", "tables", check=False).stdout for one in lab.boxes.values()]
         assert not any("elasticrl_chaos" in table for table in rules)

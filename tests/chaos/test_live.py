@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from chaos import faults
-from chaos.checks import judge_live
 from chaos.faults import ALL, IN_A_STEP, PLACES, Fault, check
 from chaos.history import (
     Committed,
@@ -33,10 +32,11 @@ from chaos.history import (
     Sealed,
     Struck,
 )
-from chaos.live import box
-from chaos.live.drive import Drive, Verdict, Waiting, due_in, places
-from chaos.live.gang import PROGRAM
+from chaos.live import box, proc
+from chaos.live.checks import judge_live
+from chaos.live.drive import Drive, Outcome, Waiting, due_in, places
 from chaos.live.lab import Lab, leftovers
+from chaos.live.labjob import PROGRAM
 from chaos.live.play import BASE, Play, draw, why_not
 from chaos.live.strikes import NEEDS, Hands
 from chaos.run import LIVE, SCENARIOS
@@ -63,18 +63,18 @@ class Bench:
     drive: Drive | None = None
     jobs: int = 0
 
-    def play(self, scenario: Scenario) -> Verdict:
+    def play(self, scenario: Scenario) -> Outcome:
         """One scenario."""
         if self.drive is None:
             self.jobs += 1
             shape = Scenario(name="tests", shape=Shape(nodes=len(self.lab.boxes), settings=BASE))
             self.drive = Drive(self.lab, shape, name=f"t{self.jobs}").__enter__()
-        verdict = self.drive.scenario(scenario)
-        if verdict.violations:
+        outcome = self.drive.scenario(scenario)
+        if outcome.violations:
             self.drive.keep(self.lab.folder / "failed" / scenario.name, "see the test")
             self.lab.keep = True
             self.end()
-        return verdict
+        return outcome
 
     def end(self) -> None:
         drive, self.drive = self.drive, None
@@ -99,9 +99,9 @@ def test_the_job_survives(bench: Bench, name: str) -> None:
     scenario = load(LIVE / f"{name}.yaml")
     if why := why_not(scenario, boxes=bench.lab.real, lacks=bench.lab.lacks):
         pytest.skip(why)
-    verdict = bench.play(scenario)
-    assert not verdict.violations, "\n".join(map(str, verdict.violations))
-    assert len(verdict.struck) == len(scenario.faults)
+    outcome = bench.play(scenario)
+    assert not outcome.violations, "\n".join(map(str, outcome.violations))
+    assert len(outcome.struck) == len(scenario.faults)
 
 
 @pytest.mark.timeout(600)  # the undisturbed run is as long as all of the above was
@@ -172,7 +172,7 @@ def test_what_a_killed_driver_left_is_cleared_away_by_the_next() -> None:
         assert not lab.left
         assert not leftovers(name)
         assert not list(Path(folder).iterdir()), "its folder, with what was mounted there"
-    assert not box.alive(int(pid))
+    assert not proc.alive(int(pid))
 
 
 @pytest.mark.slow
@@ -209,8 +209,8 @@ def test_every_live_scenario_can_be_read_and_played() -> None:
 
 def test_each_fault_of_real_machines_has_a_hand() -> None:
     """That the others strike in the simulator is shown there; whichever the live driver does not know, it leaves out."""
-    assert not [kind for kind in faults.LIVE if not hasattr(Hands, f"_{kind}")]
-    assert not set(NEEDS) - {kind for kind in ALL if hasattr(Hands, f"_{kind}")}
+    assert not [kind for kind in faults.LIVE if not Hands.can(kind)]
+    assert not set(NEEDS) - {kind for kind in ALL if Hands.can(kind)}
 
 
 @pytest.mark.parametrize(

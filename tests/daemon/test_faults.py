@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from chaos.live.local import Job, Late
+from chaos.live.errors import Late
+from chaos.live.local import Job
 from elasticrl.diagnose.process import started_at
 from elasticrl.telemetry.metrics import Metrics
 

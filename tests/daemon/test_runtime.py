@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.live.local import Job, command_line
+from chaos.live.local import Job
+from chaos.live.proc import command_line
 from elasticrl.cli.find import answers
 from elasticrl.config import dumps, load
-from elasticrl.daemon.client import ask
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
 
@@ -80,7 +80,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         leader = job.leader()
         job.kill_daemon(leader)
         job.start(leader)
-        job.until(lambda: answers(job.home(leader) / "control.sock"), 60.0, "the restarted daemon answers")
+        job.until(lambda: answers(job.control(leader)), 60.0, "the restarted daemon answers")
         job.until_steps(3, within_s=30.0, count=5)
         job.ask(leader, "stop")
         ends_as_if_undisturbed(job, tmp_path)
@@ -153,7 +153,7 @@ def test_after_a_loss_of_power_nodes_with_own_disks_wait_for_the_last_one_and_en
         job.start("n0", "n1")
 
         def waits() -> bool:
-            if not answers(job.home("n0") / "control.sock"):
+            if not answers(job.control("n0")):
                 return False
             rows = job.ask("n0", "status")["rows"]
             return [row["phase"] for row in rows if row["node"] in ("n0", "n1")] == ["disks", "disks"]
@@ -173,10 +173,9 @@ def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason
         job.start("n0")
 
         def named() -> bool:
-            home = job.home("n0") / "control.sock"
-            if not answers(home):
+            if not answers(job.control("n0")):
                 return False
-            said = ask(home, "status", deadline_s=10.0)
+            said = job.ask("n0", "status")
             return (
                 any("No module named 'no_such_library'" in row["note"] for row in said["rows"]) and said["advice"] != []
             )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.live.local import Job, command_line
+from chaos.live.local import Job
+from chaos.live.proc import command_line
 from elasticrl.config import dumps, load
 from elasticrl.diagnose.process import started_at
 from elasticrl.runtime.bits import Bits

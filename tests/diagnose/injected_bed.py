@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from chaos.live.box import Box, alive
-from chaos.live.gang import Gang, send
+from chaos.live.box import Box
 from chaos.live.lab import Lab
+from chaos.live.labjob import LabJob, send
 from chaos.live.net import Rule, between
+from chaos.live.proc import alive
 from elasticrl.daemon.client import Unanswered
 from elasticrl.diagnose import incident
 from elasticrl.diagnose.incident import Incident
@@ -62,28 +63,28 @@ class Bed:
         self.orders = lab.folder / f"{name}.orders"
         self.orders.mkdir()
         merged["job"] = {"program": str(PROGRAM), "args": ["--folder", str(self.orders), "--step-ms", "60"]}
-        self.gang = Gang(lab, name, conf=merged, save_every=1_000_000)
+        self.live = LabJob(lab, name, conf=merged, save_every=1_000_000)
 
     def start(self) -> None:
         """All nodes, until they train."""
         for node in self.nodes:
-            self.gang.start(node)
+            self.live.start(node)
         self.until_well(180.0)
 
     def stop(self) -> None:
-        self.gang.kill_all()
+        self.live.kill_all()
 
     def box(self, node: str) -> Box:
         return self.lab.boxes[node]
 
     def events(self, node: str) -> list[dict[str, Any]]:
         """What its daemons have logged. (The last line may not be whole yet.)"""
-        log = self.gang.log(node)
+        log = self.live.log(node)
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def incidents(self, node: str) -> list[Incident]:
-        folder = incident.folder_of(self.gang.folder / "state" / node, self.gang.name, node)
+        folder = incident.folder_of(self.live.folder / "state" / node, self.live.name, node)
         return incident.found([folder])[0]
 
     def steps(self, node: str) -> tuple[int, int, int, int, int]:
@@ -103,7 +104,7 @@ class Bed:
     def status(self) -> dict[str, Any]:
         for node in self.nodes:
             with suppress(Unanswered, OSError):
-                return dict(self.gang.ask(node, "status"))
+                return dict(self.live.ask(node, "status"))
         return {}
 
     def leader(self) -> str:
@@ -134,7 +135,7 @@ class Bed:
             if not moved or {s[2] for s in now.values()} != set(range(len(self.nodes))):
                 return False
             with suppress(Unanswered, OSError):
-                return all(self.gang.ask(node, "crew")["spares"] for node in self.nodes)
+                return all(self.live.ask(node, "crew")["spares"] for node in self.nodes)
             return False
 
         self.until(well, within_s, "all train, with a spare process each")
@@ -236,15 +237,15 @@ class Bed:
     def restart(self, node: str, *overrides: str) -> None:
         """The whole node, daemon and all."""
         pids = self.box(node).pids()
-        daemon = self.gang.daemon(node)
+        daemon = self.live.daemon(node)
         for pid in (daemon, *(pid for pid in pids if pid != daemon)):
             if pid:
                 send(pid, signal.SIGKILL)
         deadline = time.monotonic() + 20.0
         while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
-        self.gang.daemons[node].wait(20.0)
-        self.gang.start(node, *overrides)
+        self.live.daemons[node].wait(20.0)
+        self.live.start(node, *overrides)
 
 
 def when(text: str) -> float:

@@ -79,7 +79,7 @@ def delay(job: Bed, node: str) -> Undo:
 
 def no_room(job: Bed, node: str) -> Undo:
     """Its own disk for checkpoints is full."""
-    place = job.gang.saves.parent
+    place = job.live.saves.parent
     job.box(node).run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place))
     job.box(node).run("bash", "-c", f"head -c 2M /dev/zero > {place}/ballast", check=False)
     return lambda: job.box(node).run("umount", "-l", str(place))

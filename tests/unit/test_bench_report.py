@@ -11,7 +11,7 @@ from bench.ppo import Found, beside_trl, pairs
 from bench.race.judge import Outcome
 from bench.race.race import recorded
 from bench.race.results import figures, noise
-from bench.report import BLIPS, LOOK_S, QUIET, STOLEN, Ticks, Watch, interval, noisy, some_of, summary
+from bench.report import BLIPS, LOOK_S, QUIET, STOLEN, Ticks, Watch, against, interval, noisy, some_of, summary
 
 FEW, ENOUGH = 5, 6  # rounds: the range of five holds the median with 94 %
 
@@ -66,6 +66,24 @@ def test_an_interval_holds_the_median_with_95_per_cent_or_is_none() -> None:
     assert interval(range(100)) == (39, 60)  # as tables have it, counted from zero
 
 
+@pytest.mark.parametrize(
+    ("between", "most", "least"),
+    [
+        ((2.0, 3.0), "met", "too noisy to tell"),  # at the goal itself it is met, whichever way
+        ((3.0, 4.0), "too noisy to tell", "met"),
+        ((3.0, 3.0), "met", "met"),
+        ((3.1, 4.0), "missed", "met"),
+        ((2.0, 2.9), "met", "missed"),
+        ((2.0, 4.0), "too noisy to tell", "too noisy to tell"),
+        (None, "too few to tell", "too few to tell"),
+    ],
+)
+def test_a_goal_is_met_or_missed_by_a_whole_interval(
+    between: tuple[float, float] | None, most: str, least: str
+) -> None:
+    assert (against(between, 3.0), against(between, 3.0, least=True)) == (most, least)
+
+
 def rounds(**sides: list[float]) -> dict[tuple[str, int], Found]:
     return {(name.replace("_", "-"), 2): Found(rounds=times) for name, times in sides.items()}
 
@@ -73,13 +91,13 @@ def rounds(**sides: list[float]) -> dict[tuple[str, int], Found]:
 @pytest.mark.parametrize(
     ("ratio", "count", "verdict"),
     [
-        ([1.2], FEW, "too few rounds to tell"),
-        ([1.2], ENOUGH, "never slower; 3 times its samples: not reached"),
-        ([0.8], ENOUGH, "slower; 3 times its samples: not reached"),
-        ([3.5], ENOUGH, "never slower; 3 times its samples: reached"),
-        ([3.5], FEW, "too few rounds to tell"),
-        ([0.9, 1.2], ENOUGH, "too noisy to tell who is slower; 3 times its samples: not reached"),
-        ([2.5, 3.5], ENOUGH, "never slower; 3 times its samples: too noisy to tell"),
+        ([1.2], FEW, "never slower: too few to tell; 3 times its samples: too few to tell"),
+        ([1.2], ENOUGH, "never slower: met; 3 times its samples: missed"),
+        ([0.8], ENOUGH, "never slower: missed; 3 times its samples: missed"),
+        ([3.5], ENOUGH, "never slower: met; 3 times its samples: met"),
+        ([3.5], FEW, "never slower: too few to tell; 3 times its samples: too few to tell"),
+        ([0.9, 1.2], ENOUGH, "never slower: too noisy to tell; 3 times its samples: missed"),
+        ([2.5, 3.5], ENOUGH, "never slower: met; 3 times its samples: too noisy to tell"),
     ],
 )
 @pytest.mark.parametrize("side", ["elasticrl", "daemon-each"])
@@ -108,7 +126,7 @@ def test_a_side_that_did_not_run_is_not_put_beside_trl() -> None:
         ([1.01], ENOUGH, "met"),
         ([1.05], ENOUGH, "missed"),
         ([1.01, 1.05], ENOUGH, "too noisy to tell"),
-        ([1.01], FEW, "too few rounds to tell"),
+        ([1.01], FEW, "too few to tell"),
     ],
 )
 def test_what_daemons_cost_is_told_round_by_round(ratio: list[float], count: int, verdict: str) -> None:

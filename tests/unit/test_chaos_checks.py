@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from test_core_step import plan
 
-from chaos.checks import TOLD_S, Case, a_job_ends_for_a_reason, no_sealed_step_is_lost
+from chaos.case import Case
+from chaos.checks import TOLD_S, a_job_ends_for_a_reason, no_sealed_step_is_lost
 from chaos.history import Died, Fact, Planned, Resumed, Sealed, Struck
 from chaos.scenario import Scenario, Shape
 from elasticrl.core.model import Phase

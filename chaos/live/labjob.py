@@ -18,9 +18,11 @@ from typing import Any
 
 import yaml
 
-from chaos.live.box import Box, alive, command_line, inner_pid, parent
+from chaos.live.box import Box
 from chaos.live.lab import Lab
+from chaos.live.proc import alive, command_line, inner_pid, parent
 from elasticrl.config import Tree, load
+from elasticrl.config.relations import SOCKET
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.client import ask
 
@@ -66,7 +68,7 @@ def conf_of(settings: Settings, *, nodes: int) -> dict[str, Any]:
     return conf
 
 
-class Gang:
+class LabJob:
     """The nodes of one job in a lab."""
 
     def __init__(
@@ -122,8 +124,11 @@ class Gang:
 
     def ask(self, asked: str, verb: str, **fields: Any) -> Any:
         """A question to a node's daemon."""
-        box = self.lab.boxes[asked]
-        return ask(box.path(f"{RUN_DIR}/{self.name}/{asked}/control.sock"), verb, deadline_s=10.0, **fields)
+        return ask(self.control(asked), verb, deadline_s=10.0, **fields)
+
+    def control(self, node: str) -> Path:
+        """Where its daemon answers."""
+        return self.lab.boxes[node].path(f"{RUN_DIR}/{self.name}/{node}/{SOCKET}")
 
     # ---- who is who
 

@@ -1,0 +1,143 @@
+"""What the scenario itself demands of its history: that its faults struck, and what it expects to come of them.
+
+The one idea: each demand is a field of `Expect`, and one that is not made is not checked.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+
+from chaos.case import Case, Complaint, node_of
+from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Struck
+from elasticrl.core.model import Phase, Rung
+
+
+def every_fault_struck(case: Case) -> Iterator[Complaint]:
+    """A fault that never struck has tested nothing."""
+    if case.scenario.all_must_strike:
+        struck = {fact.number for fact in case.history if isinstance(fact, Struck)}
+        for number, fault in enumerate(case.scenario.faults):
+            if number not in struck:
+                yield case.history[-1].at, f"{fault.kind} ({fault.when or fault.at}) never struck"
+
+
+def what_was_expected(case: Case) -> Iterator[Complaint]:
+    """The scenario's own demands."""
+    expect, plans, end = case.scenario.expect, case.plans, case.history[-1].at
+    n = len(plans)
+    first = min((fact.at for fact in case.history if isinstance(fact, Resumed)), default=0.0)
+    if expect.generations_at_most is not None and n > expect.generations_at_most:
+        yield end, f"{n} generations, expected at most {expect.generations_at_most}"
+    if expect.generations_at_least is not None and n < expect.generations_at_least:
+        yield end, f"{n} generations, expected at least {expect.generations_at_least}"
+    rung = max((fact.plan.rung for fact in plans), default=Rung.START)
+    if expect.rungs_at_most is not None and rung > expect.rungs_at_most:
+        yield end, f"rung {rung} was taken, expected at most {expect.rungs_at_most}"
+    yield from _of_quarantines(case)
+    code = plans[-1].plan.exit_code if plans else None
+    if expect.exit_code is not None and code != expect.exit_code:
+        yield end, f"the job ended with {code}, expected {expect.exit_code}"
+    if expect.seats is not None and len(plans[-1].plan.seats) != expect.seats:
+        yield end, f"{len(plans[-1].plan.seats)} seats at the end, expected {expect.seats}"
+    fresh = sum(type(f).__name__ == "Began" and getattr(f, "fresh", False) and f.at > first for f in case.history)
+    if expect.restarted_at_most is not None and fresh > expect.restarted_at_most:
+        yield end, f"{fresh} fresh starts, expected at most {expect.restarted_at_most}"
+    reasons = [f.plan.reason for f in plans] + [f.reason for f in case.history if isinstance(f, Confined)]
+    yield from _of_plans_and_leaving(case)
+    if expect.said and not any(says(reason, expect.said) for reason in reasons):
+        yield end, f"no reason says {expect.said!r}"
+    sealed = max((f.step for f in case.history if isinstance(f, Sealed)), default=0)
+    if expect.steps_at_least is not None and sealed < expect.steps_at_least:
+        yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
+    if expect.back_within_s is not None:
+        yield from _back_within(case, expect.back_within_s)
+    if expect.ends_saved:
+        yield from _ends_saved(case)
+    if expect.nothing_lost:
+        yield from nothing_lost(case)
+
+
+def says(reason: str, words: str) -> bool:
+    """Are these words in a reason? `*` stands for anything: which life of a node it is, say.
+
+    >>> says("n1/3: rank 2 is stopped (the kernel says so)", "n1/*is stopped"), says("n2/1: rank 2 died", "n1/*died")
+    (True, False)
+    """
+    return re.search(".*".join(map(re.escape, words.split("*"))), reason) is not None
+
+
+def _ends_saved(case: Case) -> Iterator[Complaint]:
+    last = max((fact.at for fact in case.history if isinstance(fact, Left)), default=0.0)
+    before = [fact for fact in case.history if fact.at <= last]
+    sealed = max((fact.step for fact in before if isinstance(fact, Sealed)), default=0)
+    saved = max((fact.step for fact in before if isinstance(fact, Committed)), default=0)
+    if saved < sealed:
+        yield last, f"the last node left with step {saved} saved, {sealed} were sealed"
+
+
+def nothing_lost(case: Case) -> Iterator[Complaint]:
+    """No gang goes on from an older version than was ever sealed."""
+    newest = 0
+    for fact in case.history:
+        if isinstance(fact, Sealed):
+            newest = max(newest, fact.version)
+        elif isinstance(fact, Resumed) and fact.version < newest:
+            yield fact.at, f"generation {fact.generation} goes back to update {fact.version}, {newest} was sealed"
+
+
+def _of_quarantines(case: Case) -> Iterator[Complaint]:
+    expect, end = case.scenario.expect, case.history[-1].at
+    confined = tuple(sorted({f.node for f in case.history if isinstance(f, Confined) and f.held}))
+    if expect.quarantined is not None and confined != tuple(sorted(expect.quarantined)):
+        yield end, f"quarantined were {confined}, expected {expect.quarantined}"
+    strikes = max((f.strikes for f in case.history if isinstance(f, Confined)), default=0)
+    if expect.strikes_at_most is not None and strikes > expect.strikes_at_most:
+        yield end, f"a node was quarantined for the {strikes}th time, expected at most {expect.strikes_at_most}"
+
+
+def _of_plans_and_leaving(case: Case) -> Iterator[Complaint]:
+    expect, plans = case.scenario.expect, case.plans
+    small = [f for f in plans if f.plan.phase is Phase.TRAIN and len(f.plan.seats) < (expect.seats_never_below or 0)]
+    if small:
+        yield small[0].at, f"{len(small[0].plan.seats)} seats, expected never below {expect.seats_never_below}"
+    if expect.ranks_kept:
+        yield from ranks_kept(plans)
+    if expect.gone_within_s is not None or expect.left_with_all_saved:
+        yield from _leaving(case, expect.gone_within_s, saved=expect.left_with_all_saved)
+
+
+def ranks_kept(plans: list[Planned]) -> Iterator[Complaint]:
+    """While a gang is as large as before, whoever stays in it keeps its rank."""
+    for before, after in pairwise(plans):
+        places = {seat.member: i for i, seat in enumerate(before.plan.seats)}
+        moved = [s.member for i, s in enumerate(after.plan.seats) if places.get(s.member, i) != i]
+        if moved and len(before.plan.seats) == len(after.plan.seats):
+            yield after.at, f"generation {after.plan.generation} gives {moved[0]} another rank"
+
+
+def _leaving(case: Case, limit_s: float | None, *, saved: bool) -> Iterator[Complaint]:
+    left = {node_of(fact.member): fact.at for fact in case.history if isinstance(fact, Left)}
+    sealed = committed = 0
+    for fact in case.history:
+        if isinstance(fact, Sealed):
+            sealed = max(sealed, fact.step)
+        elif isinstance(fact, Committed):
+            committed = fact.step
+        elif isinstance(fact, Left) and saved and committed < sealed:
+            yield fact.at, f"{fact.member} left at commit {committed}, step {sealed} was whole"
+        elif isinstance(fact, Asked) and fact.verb == "drain" and limit_s is not None:
+            took = left.get(fact.node, inf) - fact.at
+            if took > limit_s:
+                yield fact.at, f"{fact.node} left {took:.1f} s after its drain, expected {limit_s} s"
+
+
+def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:
+    seals = [fact.at for fact in case.history if isinstance(fact, Sealed)]
+    for fact in case.history:
+        if isinstance(fact, Struck):
+            # The update in flight may still be sealed after the fault; the one after it is what shows recovery.
+            after = [at for at in seals if at > fact.at][1:2]
+            if not after or after[0] - fact.at > limit_s:
+                took = f"{after[0] - fact.at:.2f} s" if after else "never"
+                yield fact.at, f"{fact.kind}: back after {took}, expected {limit_s} s"
