@@ -22,7 +22,7 @@ from chaos.live.box import Box
 from chaos.live.lab import Lab
 from chaos.live.proc import alive, command_line, inner_pid, parent
 from elasticrl.config import Tree, load
-from elasticrl.config.relations import SOCKET
+from elasticrl.core.address import CONTROL
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.client import ask
 
@@ -128,7 +128,7 @@ class LabJob:
 
     def control(self, node: str) -> Path:
         """Where its daemon answers."""
-        return self.lab.boxes[node].path(f"{RUN_DIR}/{self.name}/{node}/{SOCKET}")
+        return self.lab.boxes[node].path(f"{RUN_DIR}/{self.name}/{node}/{CONTROL}")
 
     # ---- who is who
 

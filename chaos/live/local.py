@@ -26,7 +26,7 @@ import yaml
 from chaos.etcd import LocalCluster
 from chaos.live.errors import Late
 from chaos.live.proc import command_line
-from elasticrl.config.relations import SOCKET
+from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
 from elasticrl.daemon.stored import read_all
@@ -170,7 +170,7 @@ class Job:
 
     def control(self, node: str) -> Path:
         """Where its daemon answers."""
-        return self.home(node) / SOCKET
+        return self.home(node) / CONTROL
 
     def agent(self, node: str) -> int:
         """The pid of a node's agent, as its daemon remembers it."""
@@ -202,7 +202,7 @@ class Job:
         """A question to a node's vault."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(10.0)
-            sock.connect(str(self.folder / "vault" / self.name / node / SOCKET))
+            sock.connect(str(self.folder / "vault" / self.name / node / CONTROL))
             sock.sendall(json.dumps({"v": 1, "op": op, **fields}).encode() + b"\n")
             return dict(json.loads(sock.makefile("rb").readline()))
 
