@@ -70,7 +70,7 @@ MUTANTS: Final = (
     _m("a stop is heeded", "intents", "if view.intent is not Intent.STOP or (", "if True or (", "daemon-restarts-as-the-job-stops"),
     _m("a plan resumes from the newest commit", "scene", "resume=self.view.committed,", "resume=self.plan.resume if self.plan else 0,", "agent-dies"),
     _m("a crash loop ends the job", "strikes", "if strike is None or strike.count < limit:", "if True:", "crash-loop"),
-    _m("a death is seen, which is proof enough", "policy", "return sure or verdict.confidence is Confidence.HIGH", "return verdict.confidence is Confidence.HIGH", "a-death-is-for-a-person"),
+    _m("a death is seen, which is proof enough", "policy", "return verdict.confidence is Confidence.HIGH or (seen and", "return verdict.confidence is Confidence.HIGH or (False and", "a-death-is-for-a-person"),
     _m("a later step is another failure", "strikes", "if before is None or step > before.step:", "if before is None:", "same-bug-at-other-steps"),
     _m("whatever a crash loop says, it is one", "strikes", "if own or (same and step == before.step):", "if same and step == before.step:", "one-bug-that-says-another-thing-each-time"),
     _m("one witness proves nothing", "suspect", "max(1, sum(", "max(0, 0 * sum(", "lossy-beats"),

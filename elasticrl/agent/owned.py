@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 
 
-def listening(path: Path, mode: int) -> socket.socket:
-    """A socket in this place, for those whom the mode lets in. What a forerunner left there is replaced.
+def bound(path: Path, mode: int) -> socket.socket:
+    """A socket in this place, not listening yet, for those whom the mode lets in. What a forerunner left there is replaced.
 
     It gets its mode by itself: a umask for the time being would be that of a process which is started meanwhile.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from elasticrl.agent import wire
-from elasticrl.agent.owned import listening
+from elasticrl.agent.owned import bound
 
 log = logging.getLogger(__name__)
 BACKLOG_BYTES = 4 * wire.LIMIT  # a daemon that reads nothing for so long is cut off; it can come back
@@ -30,8 +30,8 @@ class Server:
         return self._daemon is not None
 
     async def __aenter__(self) -> Self:
-        open_to_us = listening(self._path, 0o600)  # the agent's lock says that nobody else listens there
-        self._server = await asyncio.start_unix_server(self._serve, sock=open_to_us, limit=wire.LIMIT)
+        ours = bound(self._path, 0o600)  # the agent's lock says that nobody else listens there
+        self._server = await asyncio.start_unix_server(self._serve, sock=ours, limit=wire.LIMIT)
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -334,8 +334,8 @@ class Health(Section):
     quarantine_max_s: Seconds = 3600.0
     """Seconds. The longest quarantine. An operator ends any with `elasticrl admit`."""
     quarantine_share: Share = 0.5
-    """A share of the known nodes: at most so many are kept out at once, but one that is out of reach or fails again and again
-    may be in any case. Less protects the gang from a wrong verdict; more lets a bad rack be cut off."""
+    """A share of the known nodes: at most so many are kept out at once; of those that are out of reach, or fail again and
+    again, one at least. Less protects the gang from a wrong verdict; more lets a bad rack be cut off."""
     node_strikes: Count = 3
     """Failures of a node's workers without progress between, until the node is quarantined. Less is quicker to blame the
     node."""
@@ -350,7 +350,6 @@ class Health(Section):
 
 
 _Act = Literal["report", "restart", "quarantine", "stop"]
-_LinkAct = Literal["report", "restart", "quarantine", "fallback", "stop"]
 
 
 class Policy(Section):
@@ -358,22 +357,24 @@ class Policy(Section):
 
     report: say it, change nothing. restart: up the ladder from rung 1; a fresh process or a spare node takes the culprit's
     place. quarantine: the same, and the node is kept out for a time. fallback: go on over gloo (comm.fallback). stop: end
-    the job with a report, instead of burning the cluster.
+    the job with a report, instead of burning the cluster; nothing is saved, the newest steps lie in the vaults for
+    vault.linger.
 
-    quarantine and stop want proof: a verdict of confidence high (of dead_rank: medium, as a death is seen; of a probe's
-    network: medium for quarantine). On less the gang is restarted, and failures without progress stop the job all the same
-    (recovery.no_progress_limit).
+    stop, and a quarantine for what broke the gang, want proof: a verdict of confidence high, or a worker that was seen to die.
+    On less the gang is restarted, and failures without progress stop the job all the same (recovery.no_progress_limit).
     """
 
     dead_rank: _Act = "restart"
-    """An action. A worker process died. quarantine keeps its node out at the first death, where restart leaves that to
-    health.node_strikes; stop asks a person every time."""
+    """An action. A worker process was ended by a signal. quarantine keeps its node out at the first time, where restart leaves
+    that to health.node_strikes; with vault.copies 0 the job then goes back to its disk. stop asks a person. Aborts, most often
+    a peer's doing, are restarted in any case."""
     dead_node: Literal["report", "restart", "stop"] = "restart"
     """An action. A node died or fell silent. A spare takes its place if there is one; who is silent and not dead is kept out
     whatever stands here."""
-    network: _LinkAct = "quarantine"
-    """An action. A node's link, a path or its MTU is bad. report leaves a slow gang whole."""
-    fabric: _LinkAct = "report"
+    network: _Act = "quarantine"
+    """An action. A node's link, a path or its MTU is bad. report leaves a slow gang whole. Who is out of reach of the others
+    is left out whatever stands here."""
+    fabric: Literal["report", "restart", "fallback", "stop"] = "report"
     """An action. gloo works and NCCL does not, as a probe finds. fallback trains on, slower; stop waits for a repair."""
     desync: _Act = "stop"
     """An action. Ranks entered different collectives: a bug of the program, which a restart repeats."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 
+from elasticrl.core.case import witnessed
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
@@ -53,14 +54,12 @@ class Answer:
     capped: bool = field(default=False, compare=False)  # because of a cap: the evidence would have carried it
 
 
-#: Classes that are seen and not concluded: that a worker died is certain, only who killed it is not.
-SEEN = frozenset({Fault.DEAD_RANK})
-
-
 def proven(verdict: Verdict) -> bool:
-    """Is it sure enough to stop the job, or to keep a node out that is up?"""
-    sure = verdict.confidence is Confidence.MEDIUM and verdict.fault in SEEN
-    return sure or verdict.confidence is Confidence.HIGH
+    """Is it sure enough to stop the job, or to keep a node out that is up? That a worker of ours was seen to die is, though who
+    killed it is not known; that a log speaks of a death is not.
+    """
+    seen = verdict.fault is Fault.DEAD_RANK and bool(verdict.because) and witnessed(verdict.because[0])
+    return verdict.confidence is Confidence.HIGH or (seen and verdict.confidence is Confidence.MEDIUM)
 
 
 def answer(verdict: Verdict, policy: Mapping[Fault, Act], scope: Scope) -> Answer:
@@ -85,7 +84,7 @@ def _allowed(wanted: Act, verdict: Verdict, scope: Scope) -> tuple[Act, str]:
     if verdict.confidence is Confidence.LOW:
         return Act.RESTART, f"policy says {wanted}, and the evidence is weak"
     if wanted is Act.STOP:
-        return wanted, ""
+        return (wanted, "") if proven(verdict) else (Act.RESTART, "policy says stop, and it is not proven")
     if wanted is Act.FALLBACK:
         broken = verdict.fault is Fault.FABRIC and verdict.confidence is Confidence.HIGH
         if broken and scope.gloo and not scope.slow:

@@ -133,13 +133,13 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
 def _by_the_probe(scene: Scene, verdict: Verdict, done: Answer, ways: Iterable[Evidence]) -> Move | None:
     """All are in reach of each other, and yet a way, or NCCL, is not in order.
 
-    Only what was found on the ways puts a node out. Found live: packets that a device had dropped minutes before cost a node
-    its seat, and 25 sealed steps with it, after a probe that found every way in order.
+    Only what was found on the ways ends the job or puts a node out. Found live: packets that a device had dropped minutes
+    before cost a node its seat, and 25 sealed steps with it, after a probe that found every way in order.
     """
     plan = scene.plan
     assert plan is not None
     seats = scene.kept
-    if stop := hopeless_by(scene, verdict, done):
+    if verdict.fault in {Fault.NETWORK, Fault.FABRIC} and (stop := hopeless_by(scene, verdict, done)):
         return stop
     if done.act is Act.FALLBACK:
         price = cost(scene)

@@ -1,9 +1,9 @@
-"""The nodes of a plan in a ring: whose state each of them keeps beside its own.
+"""The seated nodes of a plan in a ring: who keeps whose state beside its own.
 
 The one idea: who copies (the vaults) and who reckons what was lost with whom (the leader) go by one rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from elasticrl.core.value import dataclass
 
@@ -24,14 +24,22 @@ class Ring:
 NOBODY = Ring(generation=0, nodes=(), addresses=(), copies=0)  # before there is a plan
 
 
+def keepers(ring: Sequence[str], copies: int, of: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Who keeps these nodes' state, for each that is in the ring: itself, and the next distinct nodes.
+
+    >>> keepers(["n00", "n01", "n02"], 1, ["n02", "n07"])
+    {'n02': ('n02', 'n00')}
+    """
+    nodes = tuple(dict.fromkeys(ring))
+    at = {node: place for place, node in enumerate(nodes)}
+    hops = range(min(copies, len(nodes) - 1) + 1)
+    return {node: tuple(nodes[(at[node] + hop) % len(nodes)] for hop in hops) for node in of if node in at}
+
+
 def buddies(ring: Sequence[str], node: str, copies: int) -> tuple[str, ...]:
-    """Who keeps this node's copies: the next distinct nodes of the ring, never itself.
+    """Who keeps this node's copies: as `keepers`, without itself.
 
     >>> buddies(["n00", "n01", "n02"], "n02", 1)
     ('n00',)
     """
-    nodes = list(dict.fromkeys(ring))
-    if node not in nodes:
-        return ()
-    at = nodes.index(node)
-    return tuple((nodes[at + 1 :] + nodes[:at])[:copies])
+    return keepers(ring, copies, [node]).get(node, ())[1:]

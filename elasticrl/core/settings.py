@@ -50,7 +50,7 @@ class Health:
 
     quarantine_s: float = 60.0  # the first quarantine; each further one doubles it
     quarantine_max_s: float = 3600.0
-    quarantine_share: float = 0.5  # never more than this share of the known nodes at once
+    quarantine_share: float = 0.5  # at most this share of the known nodes at once
     node_strikes: int = 3  # a node whose worker failed this often without progress in between is quarantined
     straggler_z: float = 4.0  # robust standard deviations above the gang from which a rank is slow
     straggler_steps: int = 5  # reports in a row

@@ -7,7 +7,7 @@ once that some shard is with them alone, what was made since the newest commit h
 from collections.abc import Collection, Sequence
 
 from elasticrl.core.model import Phase, Rung, Seat, Strike
-from elasticrl.core.ring import buddies
+from elasticrl.core.ring import keepers
 from elasticrl.core.scene import Move, Scene
 
 
@@ -25,11 +25,9 @@ def lost(
     (True, ())
     """
     here = set(here)
-    spans = (
-        frozenset((node, *buddies(gang, node, copies), *buddies(now, node, copies)))
-        for node in gang
-        if node not in here
-    )
+    missing = [node for node in gang if node not in here]
+    before, since = keepers(gang, copies, missing), keepers(now, copies, missing)
+    spans = (frozenset((*before[node], *since.get(node, ()))) for node in missing)
     return tuple(span for span in spans if not span & here)
 
 

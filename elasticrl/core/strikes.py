@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.core.model import Outcome, Phase, Plan, Strike
-from elasticrl.core.policy import Act, Answer, proven
+from elasticrl.core.policy import Act, Answer
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.verdict import Verdict
 
@@ -58,7 +58,7 @@ def hopeless(scene: Scene) -> Move | None:
 
 def hopeless_by(scene: Scene, verdict: Verdict, answer: Answer) -> Move | None:
     """The job stops: what is proven broke it, and the operator has said that going on would only burn the cluster."""
-    if answer.act is not Act.STOP or not proven(verdict):
+    if answer.act is not Act.STOP:
         return None
     seats = scene.plan.seats if scene.plan else ()
     plan = scene.write(Phase.STOP, seats, answer.reason, exit_code=Outcome.CRASH_LOOP.value)

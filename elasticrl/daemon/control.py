@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elasticrl.agent.owned import listening
+from elasticrl.agent.owned import bound
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.client import VERSION, pack
 from elasticrl.shell.apart import apart
@@ -72,7 +72,7 @@ class Control:
 
     async def open(self) -> None:
         """Listen. A socket file that a dead daemon left is replaced: the daemon's lock says that nobody else is here."""
-        self._server = await asyncio.start_unix_server(self._serve, sock=listening(self._path, 0o660), limit=MAX_LINE)
+        self._server = await asyncio.start_unix_server(self._serve, sock=bound(self._path, 0o660), limit=MAX_LINE)
         if self._group:
             try:
                 os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)

@@ -1,4 +1,5 @@
-"""What the store says of a job at one moment: for a daemon that begins, and for whoever asks how the job is.
+"""What the store says of a job at one moment, its secret too, which the first who asks makes: for a daemon that begins, and for
+whoever asks how the job is.
 
 The one idea: a function of a store alone, so who has no daemon reads the job as one does. What is followed as it changes is
 `shell.sight`'s.

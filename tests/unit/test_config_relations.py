@@ -326,8 +326,8 @@ CASES = [
     Case(
         "policy.fabric",
         "comm.fallback is none",
-        ["policy.network=fallback"],
-        "fabric is report, network is fallback, comm.fallback is none",
+        ["policy.fabric=fallback"],
+        "it is fallback, and comm.fallback is none",
         ["comm.fallback=gloo"],
         "Set comm.fallback: gloo",
     ),

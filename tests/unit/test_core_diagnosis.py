@@ -314,6 +314,33 @@ def test_a_death_is_seen_so_what_the_operator_says_of_it_is_done(word: str, phas
         assert ("n01" in {seat.member.node for seat in written.seats}) == (word == "report")
 
 
+def test_a_gang_that_trains_is_not_judged_by_a_death_that_a_log_speaks_of() -> None:
+    """A reward's sandbox crashes now and then, and its log says "Segmentation fault"."""
+    for word in ("quarantine", "stop"):
+        life = leader({"dead_rank": word})
+        said = fact(Sign.CRASHED, 1, kind=Kind.EXIT, line_no=7, source="rank_1.log", line="Segmentation fault")
+        life.told(2.0, *noisy(4, said))
+        assert life.state.lead is not None
+        assert life.state.lead.finding is not None
+        assert life.state.lead.finding.verdict.fault is Fault.DEAD_RANK
+        assert proposed(life) is None
+        assert not any(isinstance(a, events.Confine) for a, _ in life.state.sent.values())
+        life.told(2.5, replace(record("n02", work=Work.TRAINING, generation=1, born=1), leaving=True))
+        left = proposed(life)
+        assert left is None or left.phase is not Phase.STOP, "another node's leaving"
+
+
+def test_a_probe_that_finds_every_way_in_order_ends_no_job() -> None:
+    """Found by reading: what a log says, and is not outlived yet, would have been taken for what the probe found."""
+    said = fact(Sign.GPU_MEMORY, 1, None, kind=Kind.OOM, line_no=7, source="rank_1.log")
+    life = leader({"oom_gpu": "stop"})
+    life.told(2.0, *noisy(4, replace(said, generation=1)))
+    assert life.state.lead is not None
+    assert life.state.lead.finding is not None
+    assert life.state.lead.finding.answer.act.value == "stop"
+    assert probed(life, 3.0, 2, results()).phase is Phase.TRAIN
+
+
 def test_who_left_a_broken_gang_stops_no_job() -> None:
     life = leader({"dead_rank": "stop", "user_error": "stop"})
     died = Exit(generation=1, slot=0, step=5, cause="exit code 1: Broken: connection closed by peer", own=False)

@@ -1,11 +1,13 @@
 """From verdict to action: the operator's word is the most that is done."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from elasticrl.config.cluster import Policy
-from elasticrl.core.policy import Act, Answer, Scope, answer
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.policy import Act, Answer, Scope, answer, proven
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
 EIGHT = Scope(known=8, min_nodes=4)
@@ -43,11 +45,25 @@ def test_a_sure_verdict_is_answered_by_the_operators_word(what: Verdict, act: Ac
     assert given.reason.startswith(what.cause)
 
 
-@pytest.mark.parametrize("act", ["quarantine", "stop", "fallback"])
-def test_weak_evidence_costs_nobody_more_than_a_restart(act: str) -> None:
-    given = done(verdict(Fault.NETWORK, "n1", confidence=Confidence.LOW), network=act)
+@pytest.mark.parametrize(("act", "fault"), [("quarantine", "network"), ("stop", "network"), ("fallback", "fabric")])
+def test_weak_evidence_costs_nobody_more_than_a_restart(act: str, fault: str) -> None:
+    given = done(verdict(Fault(fault), "n1", confidence=Confidence.LOW), **{fault: act})
     assert given.act is Act.RESTART
     assert "weak" in given.reason
+
+
+def test_no_job_is_stopped_for_what_is_not_proven_and_it_is_said() -> None:
+    given = done(verdict(Fault.NETWORK, "n1", confidence=Confidence.MEDIUM), network="stop")
+    assert given.act is Act.RESTART
+    assert "policy says stop, and it is not proven" in given.reason
+
+
+def test_a_death_that_was_seen_is_proof_and_one_that_a_log_speaks_of_is_none() -> None:
+    seen = Evidence(kind=Kind.EXIT, sign=Sign.KILLED, rank=3, node="n1", source="leader")
+    for fact, act in ((seen, Act.STOP), (replace(seen, line_no=40), Act.RESTART)):
+        death = replace(verdict(Fault.DEAD_RANK, "n1", confidence=Confidence.MEDIUM), because=(fact,))
+        assert done(death, dead_rank="stop").act is act
+        assert proven(death) == (act is Act.STOP)
 
 
 def test_nobody_is_replaced_or_kept_out_whom_the_evidence_does_not_name() -> None:
