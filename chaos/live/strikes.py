@@ -196,16 +196,28 @@ class Hands(StorageHands):
             return None
         node = done.nodes[0]
         self.off.add(node)
+        struck = self.job.daemons[node]
 
         def back() -> None:
             self.off.discard(node)
-            if self.job.ended(node) is None:  # the outer process may take a moment longer than the inner one
-                with suppress(subprocess.TimeoutExpired):
-                    self.job.daemons[node].wait(20.0)
+            wanted = bool(overrides or env)
+            if self._started_since(node, struck, 20.0):
+                if not wanted:
+                    return
+                send(self.job.daemon(node), signal.SIGTERM)
+                self._started_since(node, self.job.daemons[node], 20.0)
             self.job.start(node, *overrides, env=env)
             self._has(node, overrides, env or {})
 
         return Done(nodes=done.nodes, detail=done.detail, undo=back)
+
+    def _started_since(self, node: str, struck: "subprocess.Popen[bytes]", within_s: float) -> bool:
+        """Whether the end of another fault has started this node's daemon again already, once the one that was struck is gone:
+        its outer process may take a moment longer than the inner one.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            struck.wait(within_s)
+        return self.job.daemons[node] is not struck and self.job.ended(node) is None
 
     def _has(self, node: str, overrides: tuple[str, ...], env: Mapping[str, str]) -> None:
         """The daemon was started like that. Of one that stands still from the start, nothing is known."""
@@ -551,13 +563,13 @@ class Hands(StorageHands):
 
     def _left(self, node: str) -> Undo:
         """Start a node again that was told to leave, as soon as it has."""
+        told = self.job.daemons[node]
 
         def back() -> None:
-            process = self.job.daemons[node]
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVE_S)
+            again = self._started_since(node, told, LEAVE_S)
             self.off.discard(node)
-            self.job.start(node)
+            if not again:
+                self.job.start(node)
 
         return back
 
