@@ -18,7 +18,6 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final
 
 from elasticrl.core.model import REFUSED
@@ -310,7 +309,7 @@ class Attendant:
     def _last_words(self) -> str:
         with suppress(OSError), (self.home / LOG).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * (TAIL + 1)))  # a character has four bytes, at most
-            words = TextIOWrapper(log, encoding="utf-8", errors="replace").read()
+            words = log.read().decode(errors="replace")
             return words[-TAIL:].strip() or "it said nothing"
         return "it said nothing"
 
