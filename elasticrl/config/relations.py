@@ -152,6 +152,13 @@ def _socket(t: Tree, folder: str) -> str:
     return f"{folder}/{t.job.name}/{t.node.name or gethostname()}/{CONTROL}"
 
 
+def _engine_socket(t: Tree) -> str:
+    """Where a rollout engine of this node would listen."""
+    node = t.node.name or gethostname()
+    folder = f"{t.rollout.dir}/{t.job.name}/{node}" if t.rollout.dir else f"{t.vault.dir}/{t.job.name}/{node}.engine"
+    return f"{folder}/engine.sock"
+
+
 def _room(t: Tree) -> int:
     """Bytes that are left for the folder."""
     return SOCKET_BYTES - len(fsencode(_socket(t, "")))
@@ -646,6 +653,16 @@ RELATIONS: tuple[Relation, ...] = (
         broken=lambda t: len(fsencode(_socket(t, t.vault.dir))) > SOCKET_BYTES,
         values=lambda t: f"{_socket(t, t.vault.dir)} has {len(fsencode(_socket(t, t.vault.dir)))}",
         remedy=lambda t: f"Name a folder of at most {_room(t)} bytes, or shorten job.name or node.name.",
+    ),
+    Relation(
+        keys=("rollout.dir", "vault.dir", "job.name", "node.name"),
+        rule="must leave the path of a rollout engine's socket, rollout.dir/job.name/node.name/engine.sock, at 107 bytes; if "
+        "it is null, vault.dir/job.name/node.name.engine/engine.sock",
+        broken=lambda t: (
+            _generates(t) and t.rollout.engine != "torch" and len(fsencode(_engine_socket(t))) > SOCKET_BYTES
+        ),
+        values=lambda t: f"{_engine_socket(t)} has {len(fsencode(_engine_socket(t)))}",
+        remedy="Name a shorter folder (rollout.dir, or vault.dir where that is null), or shorten job.name or node.name.",
     ),
     # Nodes that only generate.
     Relation(

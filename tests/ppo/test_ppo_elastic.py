@@ -4,7 +4,6 @@ import json
 import random
 import re
 import signal
-import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,58 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from elastic_kit import STEPS, events, generated, nodes, outcome, small
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-
-from gang_kit import Nodes
-
-from elasticrl.ppo import estimate, tiny
-from elasticrl.runtime.chronicle import read
-from elasticrl.runtime.data.audit import audit
-
-STEPS = 8
+from elasticrl.ppo import estimate
 
 
 @pytest.fixture(scope="module")
 def conf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("model")
-    chance = random.Random(5)
-    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(5000)]
-    lines[7:7] = ['{"prompt": "123456789"}']
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
-    return {
-        "ppo": {
-            "batch": 64, "mini_batch": 32, "micro_batch": 4, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3,
-            "kl": {"coef": 0.01, "target": 1.0, "horizon": 100},
-        },
-        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
-        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
-        "rollout": {"max_tokens": 4},
-        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
-        "vault": {"inside": 1},  # so that there are many states to go on from
-    }  # fmt: skip
-
-
-def nodes(
-    folder: Path,
-    conf: dict[str, Any],
-    *,
-    strategy: str = "replicated",
-    copies: int = 1,
-    program: str = "elasticrl.ppo.__main__",
-) -> Nodes:
-    conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
-    return Nodes(folder, steps=STEPS, lanes=4, program=program, conf=conf, copies=copies)
-
-
-def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
-    """The digests of all steps; every prompt of every step was used exactly once in each epoch, whole groups at once."""
-    found = read(gang.run_dir)
-    assert not found.findings, found.findings
-    used = audit(gang.run_dir)
-    assert used.ok, used.sentence
-    assert (used.steps, used.samples) == (STEPS, STEPS * 64 // group * 2)
-    return dict(found.steps)
+    return small(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +65,6 @@ def sent_as_planned(tree, world: int, told: list[dict[str, Any]]) -> None:
     assert {event["timeouts"] for event in told} == {0}
 
 
-def events(log: Path) -> list[dict[str, Any]]:
-    """What a worker told as JSON."""
-    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"ts"')]
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["replicated", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Path, conf, undisturbed, strategy: str):
@@ -148,13 +98,6 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
     assert len({step for (step, _), count in times.items() if count > 1}) <= phases.count("rollout"), (
         "a step that was not cut short in its rollout was generated again"
     )
-
-
-def generated(path: Path) -> Counter[tuple[int, str]]:
-    """In how many generations each sample was generated, by (step, id). Within one, ghosts are generated again."""
-    notes = [json.loads(line) for line in path.read_text().splitlines()]
-    made = {(note["version"] // 4, name, note["generation"]) for note in notes for name in note["ids"]}
-    return Counter((step, name) for step, name, _ in made)
 
 
 @pytest.mark.timeout(900)
@@ -255,123 +198,3 @@ def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_th
             gang.plan("n0")
             gang.until_done()
             assert outcome(gang) == killed, "it was trained on something else than what was recorded"
-
-
-@pytest.mark.timeout(600)
-def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_group_whole(tmp_path: Path, conf):
-    ppo = {**conf["ppo"], "algorithm": "grpo", "group": 4, "kl": {"where": "loss", "coef": 0.01}}
-    conf = {**conf, "ppo": ppo}
-    with nodes(tmp_path / "alone", conf, copies=0) as gang:
-        gang.plan("n0")
-        gang.until_done()
-        undisturbed = outcome(gang, group=4)
-    with nodes(tmp_path / "killed", conf, program="ppo_ends") as gang:
-        ends = gang.folder / "ends"
-        ends.mkdir()
-        gang.env |= {"PPO_ENDS": str(ends), "PPO_GENERATED": str(tmp_path / "generated")}
-        gang.plan("n0", "n1", "n2")
-        for number, (node, phase) in enumerate([("n1", "logprobs"), ("n0", "update"), ("n2", "update")]):
-            gang.until_sealed(2 * number + 1, within_s=240.0)
-            (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
-            (ends / "fresh").rename(ends / node)
-            gang.workers[node].process.join(120)
-            assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-            gang.kill_worker(node)
-            gang.plan("n0", "n1", "n2")
-        gang.until_done(within_s=240.0)
-        assert outcome(gang, group=4) == undisturbed
-    times = generated(tmp_path / "generated")
-    assert set(times.values()) == {1}
-    groups = Counter((step, name.partition(".")[0]) for step, name in times)
-    assert (set(groups.values()), len(groups)) == ({4}, STEPS * 16)
-
-
-LEARNS = {
-    "batch": 128, "mini_batch": 64, "micro_batch": 16, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3, "gamma": 0.05,
-    "clip_high": 0.5, "entropy_coef": 0.2, "kl": {"coef": 0.002},
-}  # fmt: skip
-
-
-@pytest.mark.timeout(900)
-def test_ppo_learns_through_six_kills_what_it_learns_undisturbed(tmp_path: Path, conf):
-    def learn(folder: Path, *present: str, kills: tuple[int, ...] = ()) -> tuple[list[float], dict[int, str]]:
-        copies = min(1, len(present) - 1)
-        learns = {**conf, "ppo": LEARNS}
-        with Nodes(folder, steps=80, lanes=4, program="elasticrl.ppo.__main__", conf=learns, copies=copies) as gang:
-            gang.env["ELASTICRL_HISTORY"] = str(folder / "history")
-            gang.plan(*present)
-            for number, step in enumerate(kills):
-                gang.until_sealed(step)
-                gang.kill_worker(present[number % len(present)])
-                gang.plan(*present)
-            gang.until_done(within_s=400.0)
-            notes = [json.loads(line) for line in (folder / "history").read_text().splitlines()]
-            assert sorted(note["step"] for note in notes) == list(range(80)), "each step is told once"
-            rewards = {note["step"]: note["reward"] for note in notes}
-            assert audit(gang.run_dir).ok
-            return [rewards[step] for step in range(80)], dict(read(gang.run_dir).steps)
-
-    undisturbed, bits = learn(tmp_path / "alone", "n0")
-    rewards, same = learn(tmp_path / "killed", "n0", "n1", "n2", kills=(5, 15, 25, 35, 45, 55))
-    assert same == bits
-    assert rewards == undisturbed
-    assert sum(rewards[:10]) / 10 < 0.25, "it knew before"
-    assert sum(rewards[-10:]) / 10 > 0.9
-
-
-def test_adapters_train_to_the_same_bits_and_the_reference_costs_nothing(tmp_path: Path, conf):
-    conf = {**conf, "model": {**conf["model"], "lora": {"rank": 2}}}
-    digests = []
-    for world, engine in ((1, "torch"), (2, "torch"), (2, "served")):
-        conf = {**conf, "rollout": {**conf["rollout"], "engine": engine}}
-        with nodes(tmp_path / f"{world}-{engine}", conf, copies=world - 1) as gang:
-            gang.env["ELASTICRL_HISTORY"] = str(gang.folder / "history")
-            gang.plan(*(f"n{i}" for i in range(world)))
-            gang.until_done()
-            digests.append(outcome(gang))
-            notes = [json.loads(line) for line in (gang.folder / "history").read_text().splitlines()]
-            assert notes[0]["kl"] == 0.0, "the reference is the actor without its adapters, which begin at 0"
-            assert notes[-1]["kl"] != 0.0
-    assert len(set(map(str, digests))) == 1
-
-
-def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_path: Path, conf):
-    digests = []
-    for world, engine in ((1, "torch"), (3, "torch"), (2, "served")):
-        conf = {
-            **conf,
-            "rollout": {**conf["rollout"], "overlap": True, "engine": engine},
-            "telemetry": {"format": "json"},
-        }
-        conf["ppo"] = {**conf["ppo"], "importance_limit": 2.0}
-        with nodes(tmp_path / f"{world}-{engine}", conf, copies=min(1, world - 1), program="ppo_ends") as gang:
-            members = [f"n{i}" for i in range(world)]
-            ends = gang.folder / "ends"
-            ends.mkdir()
-            gang.env |= {"PPO_ENDS": str(ends)}
-            gang.plan(*members)
-            log = gang.workers["n0"].log
-            logs = [gang.workers[node].log for node in members]
-            for number, phase in enumerate(["update", "rollout"] if members[-1] != "n0" else []):
-                gang.until_sealed(2 + 2 * number, within_s=240.0)
-                (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
-                (ends / "fresh").rename(ends / members[-1])
-                gang.workers[members[-1]].process.join(120)
-                assert gang.workers[members[-1]].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-                gang.kill_worker(members[-1])
-                gang.plan(*members)
-                logs.append(gang.workers[members[-1]].log)
-            gang.until_done(within_s=240.0)
-            digests.append(outcome(gang))
-            told = [event for log in logs for event in events(log) if event["event"] == "ppo.step"]
-            older = {event["step"]: event["metrics"].get("ahead_behind") for event in told}
-            assert older == {0: None, **dict.fromkeys(range(1, STEPS), 4.0)}, (
-                "a step's 4 updates, whoever died meanwhile"
-            )
-            if engine == "served":  # it is busy with the weights that the step began with until all updates are made
-                marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]
-                assert len(marks) == 3
-                assert set(marks) <= {"0", "1", "2"}, (
-                    "the rollout, and with its scores; nothing from between the updates"
-                )
-    assert all(each == digests[0] for each in digests)

@@ -551,6 +551,14 @@ CASES = [
         [f"vault.dir=/{'v' * 84}", "node.name=n00"],
         "Name a folder of at most 85 bytes, or shorten job.name or node.name.",
     ),
+    Case(
+        "rollout.dir",
+        "a rollout engine's socket",
+        [f"vault.dir=/{'v' * 79}", "node.name=n00", "rollout.engine=served"],
+        f"/{'v' * 79}/demo/n00.engine/engine.sock has 108",
+        [f"vault.dir=/{'v' * 78}", "node.name=n00"],
+        "Name a shorter folder",
+    ),
 ]
 
 

@@ -1,0 +1,71 @@
+"""A small PPO job on nodes that a test plans for itself: what it trains, and what has come of it."""
+
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from gang_kit import Nodes
+
+from elasticrl.ppo import tiny
+from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
+
+STEPS = 8
+
+
+def small(folder: Path) -> dict[str, Any]:
+    """The job's configuration, with its model and its prompts, one of which is too long, in this folder."""
+    chance = random.Random(5)
+    lines = [f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(5000)]
+    lines[7:7] = ['{"prompt": "123456789"}']
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return {
+        "ppo": {
+            "batch": 64, "mini_batch": 32, "micro_batch": 4, "epochs": 2, "lr": 4e-3, "critic_lr": 4e-3,
+            "kl": {"coef": 0.01, "target": 1.0, "horizon": 100},
+        },
+        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
+        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "rollout": {"max_tokens": 4},
+        "data": {"path": str(folder / "prompts.jsonl"), "max_prompt": 6},
+        "vault": {"inside": 1},  # so that there are many states to go on from
+    }  # fmt: skip
+
+
+def nodes(
+    folder: Path,
+    conf: dict[str, Any],
+    *,
+    strategy: str = "replicated",
+    copies: int = 1,
+    program: str = "elasticrl.ppo.__main__",
+) -> Nodes:
+    conf = {**conf, "model": {**conf["model"], "strategy": strategy}}
+    return Nodes(folder, steps=STEPS, lanes=4, program=program, conf=conf, copies=copies)
+
+
+def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
+    """The digests of all steps; every prompt of every step was used exactly once in each epoch, whole groups at once."""
+    found = read(gang.run_dir)
+    assert not found.findings, found.findings
+    used = audit(gang.run_dir)
+    assert used.ok, used.sentence
+    assert (used.steps, used.samples) == (STEPS, STEPS * 64 // group * 2)
+    return dict(found.steps)
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    """What a worker told as JSON."""
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"ts"')]
+
+
+def generated(path: Path) -> Counter[tuple[int, str]]:
+    """In how many generations each sample was generated, by (step, id). Within one, ghosts are generated again."""
+    notes = [json.loads(line) for line in path.read_text().splitlines()]
+    made = {(note["version"] // 4, name, note["generation"]) for note in notes for name in note["ids"]}
+    return Counter((step, name) for step, name, _ in made)
