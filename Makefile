@@ -37,15 +37,14 @@ system:
 
 COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
-WAITS := tests/runtime tests/store tests/agent tests/ppo tests/daemon/test_rollout_nodes.py
 
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
 # is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(WAITS) $(addprefix --ignore ,$(COMPUTES))
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS))
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime tests/store tests/agent
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) tests/runtime tests/store tests/agent)
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit

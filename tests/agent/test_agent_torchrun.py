@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -145,7 +146,7 @@ def test_stock_torchrun_takes_in_a_joining_node_and_survives_the_death_of_a_work
         os.kill(head.worker, signal.SIGKILL)
         job.until(stepping([b]), killed_at)
         print(f"the death of the head node cost {time.monotonic() - killed_at:.1f} s")
-        assert "bug" not in job.logs()
+        assert not re.search(r"\bbug\b", job.logs())  # torch's own words speak of bugs
     finally:
         job.stop()
 
@@ -160,7 +161,7 @@ def test_torchruns_that_end_well_end_together_and_the_same_job_can_be_run_again(
             lines = [line for line in job.lines() if line.at > since]
             assert len(lines) == 80, "each has made each step once"
             assert time.monotonic() < max(line.at for line in lines) + 8.0
-        assert "bug" not in job.logs()
+        assert not re.search(r"\bbug\b", job.logs())  # torch's own words speak of bugs
     finally:
         job.stop()
 

@@ -205,8 +205,7 @@ def test_a_drained_worker_ends_after_a_whole_step_that_is_on_the_disk(tmp_path: 
         nodes.until(lambda: nodes.commit() > 0, "the commit of the last step together", 10.0)
         nodes.lose("n2")  # without copies nobody else has its shard: the disk has
         nodes.plan("n0", "n1")
-        nodes.until(lambda: nodes.sealed() >= 0, "training", 30.0)
-        assert f"from step {nodes.resume}.0" in nodes.workers["n0"].text
+        nodes.until(lambda: f"from step {nodes.resume}.0" in nodes.workers["n0"].text, "training from the disk", 30.0)
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed
         proof(nodes.run_dir, STEPS)
