@@ -7,25 +7,7 @@ multiplies; all else is judged as in the simulator.
 from collections.abc import Iterator
 
 from chaos.case import Case, Check, Complaint, Violation
-from chaos.checks import (
-    a_crash_loop_ends,
-    a_job_ends_for_a_reason,
-    a_plan_never_forgets_a_commit,
-    a_rung_does_what_it_says,
-    commits_only_rise,
-    disks_are_the_last_resort,
-    growth_waits_for_the_gang,
-    no_assertion_failed,
-    no_committed_step_is_made_again,
-    no_sealed_step_is_lost,
-    nothing_happens_after_the_end,
-    one_plan_per_generation,
-    plans_are_sound,
-    quarantines_name_the_living,
-    survivors_keep_their_order,
-    the_innocent_are_not_quarantined,
-    the_job_is_well_again,
-)
+from chaos.checks import EVERYWHERE
 from chaos.demands import nothing_lost, ranks_kept, says
 from chaos.history import Confined, Eased, History, Loaded, Missed, Proved, Sealed, Struck
 from chaos.scenario import Scenario
@@ -156,23 +138,7 @@ def expected_live(case: Case) -> Iterator[Complaint]:
 
 
 LIVE_CHECKS: tuple[Check, ...] = (
-    one_plan_per_generation,
-    a_plan_never_forgets_a_commit,
-    survivors_keep_their_order,
-    plans_are_sound,
-    the_innocent_are_not_quarantined,
-    quarantines_name_the_living,
-    nothing_happens_after_the_end,
-    a_job_ends_for_a_reason,
-    a_crash_loop_ends,
-    a_rung_does_what_it_says,
-    growth_waits_for_the_gang,
-    commits_only_rise,
-    no_committed_step_is_made_again,
-    no_sealed_step_is_lost,
-    disks_are_the_last_resort,
-    no_assertion_failed,
-    the_job_is_well_again,
+    *EVERYWHERE,
     each_step_has_one_digest,
     back_within_budget,
     every_fault_proved,

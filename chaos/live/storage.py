@@ -80,7 +80,7 @@ class StorageHands(Reach):
                 except BoxError:  # a member that was just started again has no leader yet
                     if time.monotonic() > deadline:
                         raise
-                    time.sleep(0.2)
+                    time.sleep(0.2)  # before it is asked again; TERM_S bounds it
                 else:
                     return
 

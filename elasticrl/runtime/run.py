@@ -40,7 +40,6 @@ from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, exchange
-from elasticrl.runtime.alike import Diverged, NotFinite  # noqa: F401 - scripts know them here
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard

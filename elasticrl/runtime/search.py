@@ -80,11 +80,7 @@ class Search:
                 if not said:
                     self._say(f"{error} It is waited for up to {limit_s:g} s (checkpoint.wait).")
                     said = True
-            flag.check("waiting for checkpoints")
-            if self._seat and self._seat.halt:
-                raise GangError("it is time to end, and checkpoints cannot be read")
-            self._beat.still()
-            time.sleep(SLICE_S)  # between looks, up to checkpoint.wait
+            self._pause(flag, "checkpoints", "checkpoints cannot be read")
 
     def _await_disks(self, flag: Interrupt, why: str, waited_s: float) -> None:
         """A gang that lacks what is on others' disks counts as formed, and makes no steps: so they are let in as they come."""
@@ -97,11 +93,15 @@ class Search:
         self._beat.training()
         with self._beat.within("disks"):
             while time.monotonic() < now + limit_s - waited_s:
-                flag.check("waiting for disks")
-                if self._seat and self._seat.halt:
-                    raise GangError("it is time to end, and parts of the newest checkpoint are still missing")
-                self._beat.still()
-                time.sleep(SLICE_S)  # between looks, up to checkpoint.wait, or until a plan with more nodes comes
+                self._pause(flag, "disks", "parts of the newest checkpoint are still missing")
+
+    def _pause(self, flag: Interrupt, what: str, lack: str) -> None:
+        """Between two looks of a wait that `checkpoint.wait` bounds, and another plan or the order to end cuts short."""
+        flag.check(f"waiting for {what}")
+        if self._seat and self._seat.halt:
+            raise GangError(f"it is time to end, and {lack}")
+        self._beat.still()
+        time.sleep(SLICE_S)  # nobody tells when a file server is back
 
 
 def thin(agreed: Agreed, copies: int, world: int) -> bool:

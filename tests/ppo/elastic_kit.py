@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -57,6 +58,17 @@ def outcome(gang: Nodes, group: int = 1) -> dict[int, str]:
     assert used.ok, used.sentence
     assert (used.steps, used.samples) == (STEPS, STEPS * 64 // group * 2)
     return dict(found.steps)
+
+
+def strike(gang: Nodes, node: str, phase: str, *, after_ms: float, stay: bool = False) -> None:
+    """This node's worker ends itself in that phase of its next step (`ppo_ends`), and a fresh one takes its place."""
+    ends, members = Path(gang.env["PPO_ENDS"]), gang.plan_now
+    (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": after_ms, "stay": stay}))
+    (ends / "fresh").rename(ends / node)
+    gang.workers[node].process.join(120)
+    assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
+    gang.kill_worker(node)
+    gang.plan(*members)
 
 
 def events(log: Path) -> list[dict[str, Any]]:

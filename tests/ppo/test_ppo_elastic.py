@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import signal
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from elastic_kit import STEPS, events, generated, nodes, outcome, small
+from elastic_kit import STEPS, events, generated, nodes, outcome, small, strike
 
 from elasticrl.ppo import estimate
 
@@ -80,15 +79,11 @@ def test_kills_at_any_stage_cost_no_bit_and_generate_nothing_twice(tmp_path: Pat
         for number, phase in enumerate(phases):
             gang.until_sealed(number + 1, within_s=240.0)
             node = chance.choice(["n0", "n1", "n2"])
-            end: dict[str, Any] = {"phase": phase, "after_ms": chance.choice([0.1, 3, 6])}
-            if phase == "reward":  # a slow scorer: its samples have long been kept
-                end |= {"after_ms": 500, "stay": True}
-            (ends / "fresh").write_text(json.dumps(end))
-            (ends / "fresh").rename(ends / node)
-            gang.workers[node].process.join(120)
-            assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{end} did not strike"
-            gang.kill_worker(node)
-            gang.plan("n0", "n1", "n2")
+            after_ms, slow = (
+                chance.choice([0.1, 3, 6]),
+                phase == "reward",
+            )  # a slow scorer: its samples have long been kept
+            strike(gang, node, phase, after_ms=500 if slow else after_ms, stay=slow)
         gang.until_done(within_s=240.0)
         assert outcome(gang) == undisturbed
     told = [json.loads(line)["step"] for line in (tmp_path / "history").read_text().splitlines()]
@@ -113,12 +108,7 @@ def test_what_is_not_kept_inside_of_a_step_is_made_again_to_the_same_bits(
         gang.plan("n0", "n1")
         for number, phase in enumerate(phases):
             gang.until_sealed(number + 1, within_s=240.0)
-            (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 3}))
-            (ends / "fresh").rename(ends / "n1")
-            gang.workers["n1"].process.join(120)
-            assert gang.workers["n1"].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-            gang.kill_worker("n1")
-            gang.plan("n0", "n1")
+            strike(gang, "n1", phase, after_ms=3)
         log = gang.workers["n0"].log
         gang.until_done(within_s=240.0)
         assert outcome(gang) == undisturbed
@@ -180,12 +170,7 @@ def test_an_endpoint_s_scores_are_asked_for_once_samples_are_kept_and_used_as_th
             log = gang.workers["n0"].log
             for number, phase in enumerate(phases):
                 gang.until_sealed(number + 1, within_s=240.0)
-                (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 500, "stay": True}))
-                (ends / "fresh").rename(ends / "n1")
-                gang.workers["n1"].process.join(120)
-                assert gang.workers["n1"].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-                gang.kill_worker("n1")
-                gang.plan("n0", "n1")
+                strike(gang, "n1", phase, after_ms=500, stay=True)
             gang.until_done(within_s=240.0)
             killed = outcome(gang)
         marks = [mark for _, mark in re.findall(r"from step (\d+)\.(\d+) ", log.read_text())]

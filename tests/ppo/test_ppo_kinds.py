@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from elastic_kit import STEPS, events, generated, nodes, outcome, small
+from elastic_kit import STEPS, events, generated, nodes, outcome, small, strike
 from gang_kit import Nodes
 
 from elasticrl.runtime.chronicle import read
@@ -39,12 +38,7 @@ def test_grpo_trains_to_the_same_bits_in_a_gang_and_through_kills_with_each_grou
         gang.plan("n0", "n1", "n2")
         for number, (node, phase) in enumerate([("n1", "logprobs"), ("n0", "update"), ("n2", "update")]):
             gang.until_sealed(2 * number + 1, within_s=240.0)
-            (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
-            (ends / "fresh").rename(ends / node)
-            gang.workers[node].process.join(120)
-            assert gang.workers[node].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-            gang.kill_worker(node)
-            gang.plan("n0", "n1", "n2")
+            strike(gang, node, phase, after_ms=6)
         gang.until_done(within_s=240.0)
         assert outcome(gang, group=4) == undisturbed
     times = generated(tmp_path / "generated")
@@ -123,12 +117,7 @@ def test_overlap_trains_to_the_same_bits_for_any_gang_and_through_a_kill(tmp_pat
             logs = [gang.workers[node].log for node in members]
             for number, phase in enumerate(["update", "rollout"] if members[-1] != "n0" else []):
                 gang.until_sealed(2 + 2 * number, within_s=240.0)
-                (ends / "fresh").write_text(json.dumps({"phase": phase, "after_ms": 6}))
-                (ends / "fresh").rename(ends / members[-1])
-                gang.workers[members[-1]].process.join(120)
-                assert gang.workers[members[-1]].process.exitcode == -signal.SIGALRM, f"{phase} did not strike"
-                gang.kill_worker(members[-1])
-                gang.plan(*members)
+                strike(gang, members[-1], phase, after_ms=6)
                 logs.append(gang.workers[members[-1]].log)
             gang.until_done(within_s=240.0)
             digests.append(outcome(gang))
