@@ -161,10 +161,15 @@ def only_a_leader_writes(case: Case) -> Iterator[Complaint]:
 
 
 def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
-    """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake."""
+    """A member that nothing has befallen is not put out of the plan, nor are its workers started afresh for others' sake. Who
+    was to come into a gang that trains may be left behind where that gang has to form before it has grown.
+    """
     guilty = _Guilt(case)
     before: Plan | None = None
+    formed: set[int] = set()
     for fact in case.history:
+        if isinstance(fact, Resumed):
+            formed.add(fact.generation)
         if not isinstance(fact, Planned):
             guilty.see(fact)
             continue
@@ -173,6 +178,8 @@ def the_innocent_keep_their_seats(case: Case) -> Iterator[Complaint]:
             here = _written_seats(plan)
             for seat in before.seats:
                 member = str(seat.member)
+                if before.grows and before.generation not in formed and seat.born == before.generation:
+                    continue
                 if member not in here and not guilty.touched(member):
                     yield (
                         fact.at,
@@ -613,6 +620,12 @@ def disks_are_the_last_resort(case: Case) -> Iterator[Complaint]:
 # ---- life
 
 
+def _formed(case: Case, at: float) -> bool:
+    """Had the newest gang formed by then?"""
+    plans = [fact.plan.generation for fact in case.plans if fact.at <= at]
+    return any(isinstance(f, Resumed) and f.at <= at and f.generation == plans[-1] for f in case.history if plans)
+
+
 def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
     """A worker that stands still is dealt with within its phase's budget, when nothing else is wrong."""
     struck = [fact for fact in case.history if isinstance(fact, Struck)]
@@ -624,9 +637,9 @@ def a_hang_is_ended(case: Case) -> Iterator[Complaint]:
             continue
         limit = settings.timeouts.default_phase_s + settings.timeouts.confirm_s + 3
         limit += 2 * case.scenario.shape.step_s * max(1.0, *(6.0 for f in struck if f.kind == "slow_worker"), 1.0)
-        if (
-            "forming" in fact.detail or "reform" in fact.detail
-        ):  # it has no phase yet: its rung's deadline speaks (seed 1015)
+        loads = case.scenario.shape.load_s > 0 and not _formed(case, fact.at)
+        if loads or "forming" in fact.detail or "reform" in fact.detail:
+            # It has no phase yet: its rung's deadline speaks (seed 1015).
             recovery = settings.recovery
             limit += max(recovery.start_s, recovery.reform_s, recovery.replace_s)
         seen = any(isinstance(f, Planned | Died) and fact.at < f.at <= fact.at + limit for f in case.history)

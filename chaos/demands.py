@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 
 from chaos.case import Case, Complaint, node_of
-from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Struck
+from chaos.history import Asked, Committed, Confined, Left, Planned, Resumed, Sealed, Started, Struck
 from elasticrl.core.model import Phase, Rung
 
 
@@ -52,10 +52,7 @@ def what_was_expected(case: Case) -> Iterator[Complaint]:
         yield end, f"{sealed} steps, expected at least {expect.steps_at_least}"
     if expect.back_within_s is not None:
         yield from _back_within(case, expect.back_within_s)
-    if expect.ends_saved:
-        yield from _ends_saved(case)
-    if expect.nothing_lost:
-        yield from nothing_lost(case)
+    yield from _of_steps(case)
 
 
 def says(reason: str, words: str) -> bool:
@@ -65,6 +62,16 @@ def says(reason: str, words: str) -> bool:
     (True, False)
     """
     return re.search(".*".join(map(re.escape, words.split("*"))), reason) is not None
+
+
+def _of_steps(case: Case) -> Iterator[Complaint]:
+    expect = case.scenario.expect
+    if expect.ends_saved:
+        yield from _ends_saved(case)
+    if expect.still_at_most_s is not None:
+        yield from still_at_most(case, expect.still_at_most_s)
+    if expect.nothing_lost:
+        yield from nothing_lost(case)
 
 
 def _ends_saved(case: Case) -> Iterator[Complaint]:
@@ -84,6 +91,14 @@ def nothing_lost(case: Case) -> Iterator[Complaint]:
             newest = max(newest, fact.version)
         elif isinstance(fact, Resumed) and fact.version < newest:
             yield fact.at, f"generation {fact.generation} goes back to update {fact.version}, {newest} was sealed"
+
+
+def still_at_most(case: Case, limit_s: float) -> Iterator[Complaint]:
+    """From its first update to its newest the job was never without a new one for longer."""
+    seals = [fact.at for fact in case.history if isinstance(fact, Sealed)]
+    for before, after in pairwise(seals):
+        if after - before > limit_s:
+            yield after, f"no update for {after - before:.1f} s, expected {limit_s:g} s at most"
 
 
 def _of_quarantines(case: Case) -> Iterator[Complaint]:
@@ -126,10 +141,12 @@ def _leaving(case: Case, limit_s: float | None, *, saved: bool) -> Iterator[Comp
             committed = fact.step
         elif isinstance(fact, Left) and saved and committed < sealed:
             yield fact.at, f"{fact.member} left at commit {committed}, step {sealed} was whole"
-        elif isinstance(fact, Asked) and fact.verb == "drain" and limit_s is not None:
-            took = left.get(fact.node, inf) - fact.at
-            if took > limit_s:
-                yield fact.at, f"{fact.node} left {took:.1f} s after its drain, expected {limit_s} s"
+        elif isinstance(fact, Asked) and fact.verb in ("drain", "stop") and limit_s is not None:
+            up = {node_of(f.member) for f in case.history if isinstance(f, Started) and f.at <= fact.at}
+            for node in [fact.node] if fact.verb == "drain" else sorted(up):
+                took = left.get(node, inf) - fact.at
+                if took > limit_s:
+                    yield fact.at, f"{node} left {took:.1f} s after the {fact.verb}, expected {limit_s} s"
 
 
 def _back_within(case: Case, limit_s: float) -> Iterator[Complaint]:

@@ -38,6 +38,7 @@ class Expect:
     left_with_all_saved: bool = False  # nobody left before the newest whole step was committed
     ends_saved: bool = False  # when the last node left, the newest update that was sealed was committed
     steps_at_least: int | None = None
+    still_at_most_s: float | None = None  # without a new update, while the job trains
     nothing_lost: bool = False  # every gang goes on from the newest update that was sealed before
 
 
@@ -118,6 +119,8 @@ def draw(seed: int, nodes: int | None = None) -> Scenario:
     """The scenario of a seed: a cluster's shape, and which faults exist in it at all."""
     chance = Random(f"draw {seed}")
     shape = _shape(chance, nodes)
+    least_s = min(shape.settings.recovery.start_s, shape.settings.recovery.restart_s)
+    shape = replace(shape, load_s=min(0.4 * least_s, Random(f"load {seed}").choice((0.0, 0.0, 0.0, 3.0, 12.0))))
     trouble_s = chance.uniform(25, 70)
     names = [f"n{i:02d}" for i in range(shape.nodes)]
     return Scenario(

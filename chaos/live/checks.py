@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from chaos.case import Case, Check, Complaint, Violation
 from chaos.checks import EVERYWHERE
-from chaos.demands import nothing_lost, ranks_kept, says
+from chaos.demands import nothing_lost, ranks_kept, says, still_at_most
 from chaos.history import Confined, Eased, History, Loaded, Missed, Proved, Sealed, Struck
 from chaos.scenario import Scenario
 from elasticrl.core.model import Phase, Rung
@@ -131,6 +131,9 @@ def expected_live(case: Case) -> Iterator[Complaint]:
     ]
     if expect.said and not any(says(reason, expect.said) for reason in reasons):
         yield end, f"no reason says {expect.said!r}"
+    if expect.still_at_most_s is not None:
+        slowest = max((fact.factor for fact in case.history if isinstance(fact, Loaded)), default=2.0)
+        yield from still_at_most(case, expect.still_at_most_s * slowest)
     if expect.nothing_lost:
         yield from nothing_lost(case)
     if expect.ranks_kept:

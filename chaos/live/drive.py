@@ -97,7 +97,7 @@ class Drive:
         self.lab, self.shape, self.say = lab, shape, say
         settings = shape.shape.settings
         nodes = len(lab.boxes)
-        self.job = LabJob(lab, name, conf=conf_of(settings, nodes=nodes))
+        self.job = LabJob(lab, name, conf=conf_of(settings, nodes=nodes), load_s=shape.shape.load_s)
         self.begun = time.monotonic()
         self.eye = Eye(self.job, self.begun)
         self.hands = Hands(self.job, self.eye)

@@ -195,8 +195,10 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--step-ms", type=float, default=100.0)
     options.add_argument("--history", default="")
+    options.add_argument("--load-s", type=float, default=0.0, help="as if there were a large model to load")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
+        time.sleep(args.load_s)
         cursor = Cursor(
             Walk(name="points", size=1000, lanes=run.tree.lanes.count, per_lane=ROWS, seed=run.tree.job.seed)
         )

@@ -72,15 +72,16 @@ class LabJob:
     """The nodes of one job in a lab."""
 
     def __init__(
-        self, lab: Lab, name: str, *, conf: Mapping[str, Any], step_ms: float = 100.0, save_every: int = 40
-    ) -> None:
+        self, lab: Lab, name: str, *, conf: Mapping[str, Any], step_ms: float = 100.0, save_every: int = 40,
+        load_s: float = 0.0,
+    ) -> None:  # fmt: skip
         self.lab, self.name = lab, name
         self.folder = lab.folder / name
         self.history = self.folder / "history"
         self.history.mkdir(parents=True)
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.saves = lab.disk / "saves" / name
-        args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history)]
+        args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history), "--load-s", f"{load_s:g}"]
         plain: dict[str, Any] = {
             "job": {"name": name, "program": str(PROGRAM), "args": args, "seed": 7},
             "node": {"device": "cpu"},

@@ -101,7 +101,7 @@ class Play:
         for scenario in chosen:
             shape = scenario.shape
             # What ends the job, or begins with nodes that are not there, has a job of its own.
-            own = scenario.name if wanted_end(scenario) or shape.late else repr(shape.settings)
+            own = scenario.name if wanted_end(scenario) or shape.late else f"{shape.settings} {shape.load_s}"
             groups.setdefault((max(2, shape.nodes), shape.late, own), []).append(scenario)
         for nodes in sorted({key[0] for key in groups}):
             with Lab(nodes, boxes=self.boxes) as lab:

@@ -14,7 +14,7 @@ from chaos.sim.store import LeaseGone, Store
 from chaos.sim.world import Network, World
 from elasticrl.core import events
 from elasticrl.core.events import Action
-from elasticrl.core.model import Plan, Work
+from elasticrl.core.model import LOADING, Plan, Work
 from elasticrl.core.settings import Settings
 from elasticrl.core.suspect import Budgets
 from elasticrl.core.versions import WIRE
@@ -36,6 +36,7 @@ class Shape:
     step_s: float = 0.5
     save_s: float = 0.6
     warm_s: tuple[float, float] = (1.0, 1.5)
+    load_s: float = 0.0  # until the program of a fresh worker has its model
     agent_s: float = 2.0
     watch_s: float = 0.01
     look_s: tuple[float, float] = (0.05, 0.3)  # until stalled workers have said where they are
@@ -83,7 +84,7 @@ class Cluster:
 
     def versions_of(self, name: str) -> str:
         """What its workers say that they run."""
-        return json.dumps({"wire": "2" if name in self.shape.foreign else WIRE})
+        return json.dumps({"wire": f"not {WIRE}" if name in self.shape.foreign else WIRE})
 
     def reach(self, place: str, subject: "Gang | Node") -> None:
         """The job has come to a position at which a fault may wait."""
@@ -220,10 +221,11 @@ class Cluster:
         """A worker that stood still when its group broke: either it moves again, or its agent finds it stalled."""
         if not node.alive or node.work is Work.PARKED or (node.gang is not None and node.gang.running):
             return
+        if node.phase == LOADING:
+            return  # of a program that has not asked for its rank no agent expects progress
         if node.able:
-            if node.work is not Work.JOINING:
-                node.work, node.stall = Work.PARKED, None
-                node.tell()
+            if node.work is not Work.JOINING or node.next_plan is not None:
+                node.part()
             return
         if not node.frozen and node.stall is None and self.world.now - since >= self.budgets.budget(phase):
             node.stalls(phase, self.world.now - since, self.budgets.budget(phase))

@@ -39,6 +39,7 @@ class Gang:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
         self.seats = [cluster.nodes[seat.member.node] for seat in plan.seats]
         self.joined: set[str] = set()
+        self.counted: set[str] = set()  # in the store of where it meets, which nobody takes back
         self.running = self.broken = False
         self.version = 0
         self.digest = ""
@@ -83,6 +84,7 @@ class Gang:
             return
         node.gang = self
         self.joined.add(node.name)
+        self.counted.add(node.name)
         if len(self.joined) == len(self.seats):
             self._meet()
 
@@ -129,7 +131,7 @@ class Gang:
             )
         )
         for node in self.seats:
-            node.work, node.step = Work.TRAINING, self.attempted
+            node.work, node.step, node.phase = Work.TRAINING, self.attempted, ""
             if not self.kept_by:
                 self._keep(node)
             node.tell()
@@ -149,6 +151,27 @@ class Gang:
                 behind = self.seats[(i + hop) % len(self.seats)]
                 if own:
                     behind.vault[key] = behind.vault.get(key, 0) | own
+
+    # ---- growing
+
+    def lets_train(self, plan: Plan) -> bool:
+        """Need a member not leave at once for this plan, which only adds to us?"""
+        return self.running and not self.broken and self.phase != "done" and plan.generation == self.plan.generation + 1
+
+    def _grows(self) -> bool:
+        """A state was just kept. Rank 0 has seen that those who come are there: all part."""
+        plan = self.seats[0].next_plan
+        if plan is None or self.halting:
+            return False
+        there = self.cluster.gang(plan).counted
+        if any(seat.born == plan.generation and seat.member.node not in there for seat in plan.seats):
+            return False
+        self.broken = True
+        self.turn += 1
+        for node in self.seats:
+            if node.gang is self:
+                node.part()
+        return True
 
     # ---- stepping
 
@@ -226,6 +249,8 @@ class Gang:
         if self.halting and whole_step:
             self.cluster.disk.save_gang(self)
             return
+        if self._grows():
+            return
         if whole_step and step % self.cluster.save_every == 0:
             self.cluster.disk.save_gang(self)
         self._next(0 if whole_step else 1)
@@ -243,7 +268,7 @@ class Gang:
         self.phase = "done"
         self.cluster.disk.save_gang(self)
         for node in self.seats:
-            node.work = Work.DONE
+            node.work, node.next_plan = Work.DONE, None
             node.tell()
 
     # ---- standing still
@@ -286,7 +311,7 @@ class Gang:
             stall = budgets.stalled(progress, self.world.now)
             if stall is not None and node.stall is None:
                 node.stall = stall
-                if not culprit:
+                if not culprit and node.next_plan is None:
                     node.work = Work.STALLED
                 node.tell()
 
@@ -343,10 +368,9 @@ class Gang:
 
     def _park(self, node: "Node") -> None:
         node.gang = None
-        if node.alive and node.generation == self.plan.generation:
+        if node.alive and (node.generation == self.plan.generation or node.next_plan is not None):
             if not node.able:
                 # A worker that stands still cannot leave; its agent goes on watching it.
                 self.cluster.watch_still(node, self.phase or "reform", self.phase_at or self.world.now)
                 return
-            node.work, node.stall = Work.PARKED, None
-            node.tell()
+            node.part()

@@ -15,7 +15,7 @@ from chaos.sim.world import Clock
 from elasticrl.core import events
 from elasticrl.core.events import Action, Event
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.model import Exit, Member, Plan, Record, Stall, Verb, View, Work
+from elasticrl.core.model import LOADING, MEETING, Exit, Member, Plan, Record, Stall, Verb, View, Work
 from elasticrl.core.state import State
 from elasticrl.core.step import step, subject
 from elasticrl.core.suspect import Detector, neighbours
@@ -64,6 +64,9 @@ class Node:
         # The agent and its workers.
         self.work, self.generation, self.born, self.warm = Work.NONE, 0, 0, False
         self.step = 0
+        self.phase = ""  # where it is one by which the core tells who is there
+        self.loaded_at = -inf  # when the program has its model
+        self.next_plan: Plan | None = None  # that adds to the gang in which it trains on
         self.saved, self.manifest = 0, ""
         self.exit: Exit | None = None
         self.stall: Stall | None = None
@@ -439,7 +442,7 @@ class Node:
         if self.agent_up:
             self.agent_up = False
             self.agent_life += 1
-            gang, self.gang = self.gang, None
+            gang, self.gang, self.next_plan = self.gang, None, None
             self._clear()
             self.saved, self.manifest = 0, ""
             self.warm = False
@@ -448,7 +451,7 @@ class Node:
 
     def _clear(self) -> None:
         self.work, self.generation, self.born = Work.NONE, 0, 0
-        self.exit, self.stall = None, None
+        self.exit, self.stall, self.phase = None, None, ""
         self.dead, self.hung, self.stopped, self.sick = set(), set(), set(), self.sick
         self.slow = 1.0
 
@@ -485,6 +488,7 @@ class Node:
                 born=self.born,
                 warm=self.warm,
                 step=self.step,
+                phase=self.phase,
                 saved=self.saved,
                 manifest=self.manifest,
                 exit=self.exit,
@@ -554,25 +558,55 @@ class Node:
         self.warm = False
         self.work, self.generation, self.born = Work.JOINING, plan.generation, plan.generation
         self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=True))
+        self.phase = LOADING
         self._warm_up()
         self.cluster.reach("forming", self)
-        self.world.later(0.2 + 0.3 * self.chance.random(), self._join, self.agent_life, plan)
+        self.loaded_at = self.world.now + 0.2 + 0.3 * self.chance.random() + self.cluster.shape.load_s
+        self._come(plan, 0.0)
         self.tell()
 
     def _reform(self, plan: Plan) -> None:
         # A worker that hangs does not hear of a new generation: it says nothing, and the agent nothing for it.
         if not self.able or self.generation >= plan.generation:
             return
-        self.leave_gang()
+        if plan.grows and self.work is Work.DONE:
+            self.generation = plan.generation  # of its agent; the worker leaves such an order alone
+            self.tell()
+            return
+        trains_on = plan.grows and self.gang is not None and self.gang.lets_train(plan)
+        if not trains_on:
+            self.leave_gang()
         self.work, self.generation, self.stall = Work.JOINING, plan.generation, None
         self.world.note(Began(at=self.world.now, node=self.name, generation=plan.generation, fresh=False))
         self.cluster.reach("reform", self)
-        self.world.later(0.02 + 0.04 * self.chance.random(), self._join, self.agent_life, plan)
+        if trains_on and self.gang is not None:
+            self.next_plan = plan
+        else:
+            self._come(plan, 0.02 + 0.04 * self.chance.random())
         self.tell()
+
+    def part(self) -> None:
+        """Out of a group: to the next one, or, where that was not heard of yet, to wait for it."""
+        self.gang, self.stall = None, None
+        plan, self.next_plan = self.next_plan, None
+        if plan is not None:
+            self._come(plan, 0.02 + 0.04 * self.chance.random())
+        else:
+            self.work = Work.PARKED
+        self.tell()
+
+    def _come(self, plan: Plan, in_s: float) -> None:
+        """To where its gang meets, once the program has loaded."""
+        self.world.later(max(in_s, self.loaded_at - self.world.now), self._join, self.agent_life, plan)
 
     def _join(self, life: int, plan: Plan) -> None:
         if life == self.agent_life and self.work is Work.JOINING and self.generation == plan.generation:
+            if not self.able:
+                self.world.later(0.3, self._join, life, plan)
+                return
+            self.phase = MEETING
             self.cluster.gang(plan).join(self)
+            self.tell()
 
     def _park(self, plan: Plan) -> None:
         if not self.able or self.generation >= plan.generation:
@@ -602,7 +636,7 @@ class Node:
 
     def leave_gang(self) -> None:
         """Out of the group: its sockets close, which the others notice."""
-        gang, self.gang = self.gang, None
+        gang, self.gang, self.next_plan = self.gang, None, None
         if gang is not None:
             gang.lost(self, silent=False)
 

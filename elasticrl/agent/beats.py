@@ -25,6 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from elasticrl.core.model import LOADING, MEETING
+
 MAGIC: Final = b"elbeat03"
 # count, generation, born, step, saved, pid, state, waiting, since, restore_s, collective, bytes, phase, op, manifest, and what
 # it has spent in phases: name and seconds, PHASES times
@@ -67,7 +69,7 @@ class Snapshot:
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
     restore_s: float = 0.0  # how long putting its state back took in this generation
-    phase: str = "warm"
+    phase: str = LOADING
     collective: int = 0  # number of the newest
     op: str = ""  # of the newest collective
     bytes: int = 0  # moved by collectives so far
@@ -234,7 +236,7 @@ class Beat:
         """A rank in a new generation was taken."""
         step = max(resume, self.now.step) if self.now.generation else resume
         self.now = replace(
-            self.now, generation=generation, born=born, step=step, state=State.JOINING, phase="reform",
+            self.now, generation=generation, born=born, step=step, state=State.JOINING, phase=MEETING,
             since=time.monotonic(), waiting=False, restore_s=0.0,
         )  # fmt: skip
         self._formed, self._left = None, ""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import OUTSIDE, Lap, Stall, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Lap, Stall, Work
 from elasticrl.core.model import Pace as Took
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
@@ -51,13 +51,14 @@ def look(workers: Iterable[Beating], generation: int, budgets: Budgets, now: flo
     newest = max(workers, key=lambda w: w.beat.saved)
     # Who waits outside of the gang says so again and again; the others of this node wait for it.
     shown = min(workers, key=lambda w: (w.beat.phase != OUTSIDE, w.beat.since)).beat
+    loads = any(w.beat.state is State.WARM and not w.finished for w in workers)  # whatever it says that it does
     return Look(
         work=work_of(workers, generation, worst),
         step=min(w.beat.step for w in workers),
         saved=newest.beat.saved,
         manifest=newest.beat.manifest,
         stall=worst,
-        phase=shown.phase,
+        phase=LOADING if loads else shown.phase,
         since=shown.since,
         restore_s=max(w.beat.restore_s for w in workers),
     )
@@ -92,7 +93,7 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
         return None
     progress = Progress(
         slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
-        stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == "reform" else beat.collective,
+        stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)
 
@@ -127,7 +128,7 @@ class Pace:
             if before and not _trained_on(before, beat):
                 halves.pop(worker.slot, None)
                 budgets = budgets.end(stall) if stall else budgets
-            elif before and before.since < beat.since and before.phase != "reform":
+            elif before and before.since < beat.since and before.phase != MEETING:
                 took, half = beat.since - before.since, halves.pop(worker.slot, None)
                 if before.phase == OUTSIDE:
                     # What is waited for comes at any moment between two signs.

@@ -35,7 +35,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import OUTSIDE, Exit, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 from elasticrl.shell.notify import Notify
@@ -367,6 +367,8 @@ class Hand(LocalElasticAgent):
             process.assign(gang, slot, path)
         except OSError as error:
             process.end(f"it takes no orders ({error})")
+        if process.log == path:
+            self._logs.show(gang.generation)
 
     def _tell(self, process: pool.Process, order: seat.Order) -> None:
         try:
@@ -516,7 +518,7 @@ class Hand(LocalElasticAgent):
     async def _bury(self, process: pool.Process) -> None:
         loop = asyncio.get_running_loop()
         code, failure = await loop.run_in_executor(self._contexts, process.collect)
-        beat = process.page.read() or Snapshot()
+        beat = process.beat()
         if process in self._ending:
             self._ending.discard(process)
         elif process in self._spares:
@@ -611,7 +613,9 @@ class Hand(LocalElasticAgent):
         now = time.monotonic()
         beating = []
         for slot, process in sorted(self._seated.items()):
-            beat = process.page.read() or Snapshot()
+            before, beat = process.log, process.beat()
+            if process.log != before:
+                self._logs.show(self._generation)
             quiet = now - beat.since > QUIET_S
             alive = life(process.pid) if quiet and not process.finished else None
             stopped = alive is not None and alive.stopped
@@ -674,5 +678,5 @@ def news(report: Report | None, begun: int) -> Report | None:
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    phase = OUTSIDE if report.phase == OUTSIDE else ""
+    phase = report.phase if report.phase in (OUTSIDE, LOADING, MEETING) else ""
     return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, since=0.0)

@@ -38,21 +38,27 @@ class Logs:
         return self.folder / "warm" / f"process_{os.getpid()}_{number}.log"
 
     def ranked(self, generation: int, rank: int, present: Path) -> Path:
-        """Of a rank in a generation; `latest` points there from now on. The `present` one, if there can be no other."""
+        """Of a rank in a generation. The `present` one, if there can be no other."""
         attempt = self.folder / f"attempt_{generation}"
-        latest, fresh = self.folder / "latest", self.folder / f".latest_{os.getpid()}"
         try:
             if not attempt.is_dir():
                 attempt.mkdir(parents=True)
                 self._forget(generation)
-            fresh.unlink(missing_ok=True)
-            fresh.symlink_to(attempt.name)
-            fresh.replace(latest)
         except OSError as error:
             self._refused(error)
             return present
         self.problem = ""
         return attempt / f"rank_{rank}.log"
+
+    def show(self, generation: int) -> None:
+        """`latest` points to this generation's logs from now on."""
+        latest, fresh = self.folder / "latest", self.folder / f".latest_{os.getpid()}"
+        try:
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(f"attempt_{generation}")
+            fresh.replace(latest)
+        except OSError as error:
+            self._refused(error)
 
     def _forget(self, generation: int) -> None:
         """The attempts that are not among the newest. Later ones are of a job of this name that was begun in another store."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, ProcessFailure, start_processes
 
 from elasticrl.agent import seat, warm, worker
-from elasticrl.agent.beats import Page
+from elasticrl.agent.beats import Page, Snapshot
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.spec import Spec, common_env
 from elasticrl.agent.wire import Gang
@@ -55,18 +55,21 @@ class Process:
     said: bytes = b""  # the beginning of its next line
     slot: int | None = None  # None: it has no rank
     rank: int | None = None
+    next_log: tuple[int, Path] | None = None  # where it writes once it has taken its rank in that generation
     killed: str = ""  # why we ended it
     finished: bool = False  # ended with exit code 0
 
     def assign(self, gang: Gang, slot: int, log: Path) -> None:
         """Give it a rank, for the first time or anew. Raises OSError if it takes no orders."""
-        self.slot, self.rank, self.log = slot, gang.rank + slot, log
+        trains_on = gang.grows and self.rank is not None
+        self.slot, self.rank = slot, gang.rank + slot
+        self.log, self.next_log = (self.log, (gang.generation, log)) if trains_on else (log, None)
         lanes = gang.lanes_of(self.rank)
         place = seat.Assignment(
             generation=gang.generation, born=gang.born, rank=self.rank, world=gang.world, slot=slot, slots=gang.slots,
             lanes=(lanes.start, lanes.stop), all_lanes=gang.lanes, resume=gang.resume, rung=int(gang.rung),
             endpoint=gang.endpoint, prefix=gang.prefix, nodes=gang.nodes, log=str(log), reason=gang.reason,
-            backend=gang.backend, run=gang.run,
+            backend=gang.backend, run=gang.run, grows=gang.grows,
         )  # fmt: skip
         self.tell(place)
 
@@ -103,6 +106,13 @@ class Process:
             if plain["is"] == "Ready":
                 self.warm, self.bits, self.versions = True, plain.get("bits", ""), plain.get("versions", "")
         return bool(said)
+
+    def beat(self) -> Snapshot:
+        """What it says of itself now, and by that where it writes."""
+        beat = self.page.read() or Snapshot()
+        if self.next_log and beat.generation >= self.next_log[0]:
+            self.log, self.next_log = self.next_log[1], None
+        return beat
 
     def end(self, why: str) -> None:
         """Kill it and its children, at once, stopped or not."""

@@ -67,6 +67,7 @@ class Assignment:
     reason: str = ""
     backend: str = ""  # "gloo": in place of what is configured
     run: str = ""  # which run of the job this is, for logs
+    grows: bool = False  # it only adds to the gang that there was: that one trains on until those who come are there
 
     @property
     def host(self) -> str:
@@ -186,15 +187,16 @@ class Seat:
             )
         return cls._here
 
-    def wait(self, timeout_s: float | None = None) -> Assignment | None:
-        """Blocks, parked, until there is a rank that was not taken yet; None when it is time to end (see `halt`).
+    def wait(self, timeout_s: float | None = None, *, done: bool = False) -> Assignment | None:
+        """Blocks, parked, until there is a rank that was not taken yet; None when it is time to end (see `halt`). `done`: all
+        steps are made, so a rank in a gang that only grows is left alone.
 
         Call it out of any process group: by calling it you say that your state is in hand and nobody waits for you.
         """
         with self._changed:
-            if not self._ready() and self.beat.now.state not in {State.WARM, State.DONE}:
+            if not self._ready(done) and self.beat.now.state not in {State.WARM, State.DONE}:
                 self.beat.parked(self._order.generation if self._order else 0)
-            while not self._ready():
+            while not self._ready(done):
                 if isinstance(self._order, Park):
                     self.beat.parked(self._order.generation)
                 if not self._changed.wait(timeout_s):
@@ -241,8 +243,9 @@ class Seat:
         with contextlib.suppress(OSError):  # an agent that is gone has no use for it
             self._channel.sendall(json.dumps({"is": word, **more}).encode() + b"\n")
 
-    def _ready(self) -> bool:
-        return self._number != self._taken and not isinstance(self._order, Park)
+    def _ready(self, done: bool) -> bool:
+        left = isinstance(self._order, Park) or (done and isinstance(self._order, Assignment) and self._order.grows)
+        return self._number != self._taken and not left
 
     def _watch(self) -> None:
         for line in self._channel.makefile("rb"):

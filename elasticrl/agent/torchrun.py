@@ -56,7 +56,7 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.follow import lease_held
-from elasticrl.core.model import Exit, Member, Plan, Record, Verb, Work
+from elasticrl.core.model import MEETING, Exit, Member, Plan, Record, Verb, Work
 from elasticrl.core.settings import Health, Membership, Recovery, Settings
 from elasticrl.core.state import State
 from elasticrl.shell import keys, ways
@@ -353,6 +353,7 @@ class ElasticRendezvous(RendezvousHandler):
             event = Workers(
                 now=time.monotonic(), work=WORKS[self._mood], generation=self._taken, born=self._taken,
                 warm=self._mood not in {Mood.AWAY, Mood.DONE}, endpoint=self._stores.endpoint,
+                phase=MEETING if self._mood is Mood.JOINING else "",
             )  # fmt: skip
             if self._exit is not None:
                 event = replace(event, work=Work.FAILED, exit=self._exit)

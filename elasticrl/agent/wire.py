@@ -46,6 +46,7 @@ class Gang:
     reason: str = ""
     backend: str = ""  # in place of what is configured
     run: str = ""  # which run of the job this is, for logs
+    grows: bool = False  # it only adds to the gang that there was
 
     @property
     def prefix(self) -> str:
@@ -199,7 +200,7 @@ def gang_of(plan: Plan, me: Member, run: str = "") -> Gang:
         generation=plan.generation, born=seat.born, rank=plan.first_rank(me), slots=seat.slots, world=plan.world,
         lanes=plan.lanes, resume=plan.resume, rung=plan.rung, endpoint=plan.endpoint,
         nodes=tuple(s.member.node for s in plan.seats for _ in range(s.slots)),
-        reason=plan.reason, backend=plan.backend, run=run,
+        reason=plan.reason, backend=plan.backend, run=run, grows=plan.grows,
     )  # fmt: skip
 
 

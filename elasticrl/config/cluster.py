@@ -180,11 +180,13 @@ class Recovery(Section):
     """The ladder: each rung has a deadline and falls to the next."""
 
     start_s: Seconds = 120.0
-    """Seconds for the first start of a gang, from plan to training. More allows larger models to load."""
+    """Seconds for the first start of a gang, from plan to training, and in any rung for programs to load. More allows larger
+    models."""
     reform_s: Seconds = 10.0
     """Seconds for rung 1, reform in place. Less falls sooner to a rung that costs more."""
     replace_s: Seconds = 20.0
-    """Seconds for rung 2, a fresh process for the sick worker. Needs more where no spare process is warm."""
+    """Seconds for rung 2, a fresh process for the sick worker, beside what its program takes to load. Needs more where no spare
+    process is warm."""
     restart_s: Seconds = 120.0
     """Seconds for rung 3, fresh processes for all with state from vaults. They load what a first start loads: as long as
     that."""

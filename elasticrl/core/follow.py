@@ -24,7 +24,7 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.invariants import check_commit
-from elasticrl.core.model import OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
 from elasticrl.core.suspect import neighbours, probe_turns
@@ -54,6 +54,16 @@ def alive(workers: Workers) -> bool:
 def answers(workers: Workers, plan: Plan) -> bool:
     """Have this node's workers, living or dead, been told of this plan? (Ended ones bear its number without having been in.)"""
     return workers.work is not Work.NONE and workers.generation >= plan.generation
+
+
+def trains_on(state: State) -> bool:
+    """Do this node's workers still train in the gang to which the plan only adds? Its vault keeps that one's ring meanwhile: a
+    shard lies where it is looked for when that gang loses somebody.
+    """
+    plan, seat, workers = plan_of(state), seat_of(state), workers_of(state)
+    if plan is None or seat is None or not plan.grows or seat.born == plan.generation or not alive(workers):
+        return False
+    return workers.generation < plan.generation or (workers.work is Work.JOINING and workers.phase != MEETING)
 
 
 def plan_of(state: State) -> Plan | None:
@@ -101,7 +111,9 @@ def record_of(state: State, now: float) -> Record:
     own = state.view.own
     told = workers if own is None or now >= state.reported + report_every(state) else own
     # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
-    turned = own is not None and (workers.phase == OUTSIDE) != (own.phase == OUTSIDE)
+    # So is that a program loads, and that a gang that is to grow has parted, or is there: it is decided by that who waits.
+    marked = {OUTSIDE, LOADING, *([MEETING] if plan and plan.grows else [])}
+    turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
     record = Record(
@@ -315,7 +327,8 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     commit = _commit(state, plan, workers) if plan.seats else ()
     late = now >= state.adopted + 2 * drain_s  # the store has had its time for the last commit
     if alive(workers) and not late:
-        save = state.me in plan.seat_of and plan.exit_code != Outcome.CRASH_LOOP.value
+        loads = workers.work is Work.JOINING and workers.phase == LOADING  # and has nothing to save
+        save = state.me in plan.seat_of and plan.exit_code != Outcome.CRASH_LOOP.value and not loads
         halt = Halt(generation=plan.generation, save=save, within_s=drain_s if save else 0.0, reason=plan.reason)
         return Wish((halt, *commit), state.adopted + 2 * drain_s, plan.reason)
     if commit and not late:

@@ -129,8 +129,11 @@ def moved(scene: Scene) -> Move | None:
     if not found:
         return None
     why = f"the vault of {', '.join(map(str, found))} answers at another port"
-    if scene.trained:
-        return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
+    if scene.on_their_way.issuperset(found):
+        return None  # the gang trains without them, and hears it when it has grown
+    if scene.trained or plan.grows:
+        seats = tuple(seat for seat in scene.kept if seat.member not in scene.left_behind)
+        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
     if len(scene.kept) < len(plan.seats):
         return None
     return Move(plan=scene.write(Phase.TRAIN, plan.seats, why, plan.rung, strike=plan.strike, saves=plan.saves))

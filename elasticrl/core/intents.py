@@ -33,8 +33,8 @@ def _forms_to_save(scene: Scene) -> Move | None:
     commit when it was started again.
     """
     plan = scene.plan
-    if plan is None or scene.trained or (plan.phase is Phase.HOLD and plan.saves):
-        return None
+    if plan is None or scene.trained or scene.grows or (plan.phase is Phase.HOLD and plan.saves):
+        return None  # (one that is to grow trains on, and can save as it is)
     enough = max(len(plan.seats), scene.settings.membership.min_nodes)
     if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):
         return None  # what would be waited for is not there
@@ -51,7 +51,9 @@ def _forms_to_save(scene: Scene) -> Move | None:
 def finished(scene: Scene) -> Move | None:
     """All steps are made, and the last is on disk."""
     plan = scene.plan
-    if plan is None or not plan.seats or not scene.at_work(Work.DONE):
+    # (Those whom the plan only adds make no step any more.)
+    awaited = {seat.member for seat in plan.seats if not plan.grows or seat.born < plan.generation} if plan else set()
+    if plan is None or not awaited or not awaited <= {record.member for record in scene.doing[Work.DONE]}:
         return None
     if scene.view.committed < scene.settings.steps:
         drain_s = scene.settings.recovery.drain_s

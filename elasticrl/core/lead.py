@@ -106,7 +106,9 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
     """
     lead, now = scene.lead, scene.now
     ready = frozenset(record.member for record in scene.candidates)
-    stalled = bool(scene.doing[Work.STALLED] or scene.doing[Work.PARKED]) and not scene.excused
+    stalled = bool(scene.doing[Work.STALLED] or scene.doing[Work.PARKED] or scene.stalled_before_it_grew)
+    stalled = stalled or scene.broken_before_it_grew
+    stalled = stalled and not scene.excused
     doubted = {
         member: at for member, at in lead.doubted.items() if now < at + 10 * scene.settings.membership.lease_ttl_s
     }
@@ -131,6 +133,8 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
         since=lead.since,
         generation=scene.view.generation,
         planned_at=now if new_plan or deaf else lead.planned_at,
+        loaded_at=now if scene.loading else -inf if new_plan else lead.loaded_at,
+        there=None if new_plan or scene.on_their_way else scene.newest if lead.there is None else lead.there,
         lapsed=scene.lapsed,
         ready=ready,
         ready_at=now if ready - lead.ready else lead.ready_at,

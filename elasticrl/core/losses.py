@@ -16,6 +16,8 @@ from elasticrl.core.stalls import said
 from elasticrl.core.strikes import UNFORMED, hopeless, strike_of, strike_or
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 
+PASSED_BY = 3  # so many steps a gang makes at most between the coming of those whom it waits for and its parting
+
 
 def losses(scene: Scene) -> Move | None:
     """Seats whose node or worker is gone, or must not go on."""
@@ -28,7 +30,8 @@ def losses(scene: Scene) -> Move | None:
     if spared := _leaves_too_few(scene):
         return spared
     strike = plan.strike
-    own = next((record.exit for record in scene.doing[Work.FAILED] if record.exit and record.exit.own), None)
+    failed = (record for record in scene.doing[Work.FAILED] if record.member not in scene.on_their_way)
+    own = next((record.exit for record in failed if record.exit and record.exit.own), None)
     if own:
         # A worker that fails as it starts has no step: what counts is how far the job had got.
         strike = strike_of(plan.strike, own.cause, max(own.step, scene.newest), own=True)
@@ -36,7 +39,8 @@ def losses(scene: Scene) -> Move | None:
     unwanted = {member: reason for member, reason in sick.items() if reason} | condemned
     confine = confinements(scene, unwanted)
     confined = {quarantine.member for quarantine in confine}
-    fates = tuple(replace(f, seat=None) if f.seat and f.seat.member in confined else f for f in scene.fates)
+    stays = [(f, s) for f, s in zip(scene.fates, plan.seats, strict=True) if s.member not in scene.left_behind]
+    fates = tuple(replace(f, seat=None) if f.seat and s.member in confined else f for f, s in stays)
     survivors = sum(bool(fate.seat and not fate.fresh) for fate in fates)
     rung = Rung.RESTART if not survivors else Rung.REPLACE if any(f.seat and f.fresh for f in fates) else Rung.REFORM
     if strike is not plan.strike and strike and strike.count > 1:
@@ -92,7 +96,8 @@ def _leaves_too_few(scene: Scene) -> Move | None:
     if (said := stranding(scene)) is None:
         return None
     assert scene.plan is not None
-    if scene.behind and not scene.trained and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
+    forms = scene.behind and not scene.trained and not scene.grows  # one that is to grow trains on, and can save
+    if forms and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
         return Move(wake_at=scene.deadline, why=f"{said}; its gang forms, to save")
     why = f"{said}: holding to save"
     return Move(plan=scene.write(Phase.HOLD, scene.plan.seats, why, strike=scene.plan.strike, saves=True))
@@ -139,7 +144,47 @@ def _broken_up(scene: Scene) -> Move | None:
         why = "the gang broke up again before it had formed: probing"
         return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))
     why = "the gang broke up before it had formed: again"
-    return Move(plan=scene.train(scene.kept, why, plan.rung, strike=plan.strike))
+    rung = max(plan.rung, Rung.REFORM) if plan.grows else plan.rung
+    return Move(plan=scene.train(scene.kept, why, rung, strike=plan.strike))
+
+
+def _silent(scene: Scene) -> tuple[Seat, ...]:
+    """Seats whose node has not heard of the plan, as far as is known."""
+    plan = scene.plan
+    seats = plan.seats if plan else ()
+    return tuple(s for s in seats if not ((r := scene.record_of(s)) and r.generation >= scene.view.generation))
+
+
+def _ungrown(scene: Scene) -> Move:
+    """A gang that is to grow trains on meanwhile. Where that stalls, it parts at once, and goes on with who is there. Who does
+    not come in time is kept out for a while. When all are there it parts at its next state that is kept, however far that is.
+    """
+    plan = scene.plan
+    assert plan is not None
+    lead, left = scene.lead, scene.left_behind
+    stalled = scene.stalled_before_it_grew
+    if (stalled or scene.broken_before_it_grew) and lead.stalled_at is not None:
+        due = max(lead.stalled_at, scene.patient_until) + scene.settings.timeouts.confirm_s
+        if scene.now < due:
+            return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
+        what = f"{stalled[0].member} {stalled[0].stall}" if stalled else "the gang broke up"
+        why = f"{what} before it had grown"
+        seats = tuple(seat for seat in scene.kept if seat.member not in left)
+        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
+    if scene.now < scene.deadline:
+        return Move(wake_at=scene.deadline, why=plan.reason)
+    if overdue := frozenset(seat.member for seat in _silent(scene)) or left:
+        names = ", ".join(map(str, sorted(overdue)[:3]))
+        why = f"{names} did not join within recovery.start"
+        unwanted = dict.fromkeys(overdue, why)
+        confine = confinements(scene, unwanted)
+        seats = tuple(seat for seat in scene.kept if seat.member not in overdue | left)
+        why = with_cap(why, scene, unwanted, confine)
+        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike), confine=confine)
+    if scene.grows and (lead.there is None or scene.newest < lead.there + PASSED_BY):
+        return Move(why=plan.reason)
+    why = "the gang did not part to grow"
+    return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
 
 
 def late(scene: Scene) -> Move | None:
@@ -147,11 +192,14 @@ def late(scene: Scene) -> Move | None:
     plan = scene.plan
     if plan is None or plan.phase is not Phase.TRAIN or scene.trained:
         return None
-    if scene.doing[Work.PARKED]:
+    parked = scene.doing[Work.PARKED]
+    if any(record.member not in scene.on_their_way for record in parked):
         return _broken_up(scene)
+    if plan.grows:
+        return _ungrown(scene)
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
-    silent = tuple(s for s in plan.seats if not ((r := scene.record_of(s)) and r.generation >= plan.generation))
+    silent = _silent(scene)
     if not silent:
         why = f"{UNFORMED} within recovery.{plan.rung.name.lower()}: probing"
         return Move(plan=scene.write(Phase.PROBE, scene.kept, why, strike=plan.strike))

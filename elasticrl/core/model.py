@@ -142,6 +142,13 @@ class Plan:
         """Where each rank runs."""
         return MappingProxyType(dict(enumerate(seat.member.node for seat in self.seats for _ in range(seat.slots))))
 
+    @cached_property
+    def grows(self) -> bool:
+        """Does it only add to a gang that trains? That one trains on until those who come are there."""
+        if self.phase is not Phase.TRAIN or self.rung is not Rung.START:
+            return False
+        return 0 < sum(seat.born < self.generation for seat in self.seats) < len(self.seats)
+
     def first_rank(self, member: Member) -> int:
         """The rank of a seat's first slot."""
         try:
@@ -246,6 +253,10 @@ class Lap:
 #: The phase of a worker that waits for something outside of the gang (an engine that is being started, the disk at the end of
 #: a job), under a deadline of its own: it does not hang, and who waits for it in a collective is no victim.
 OUTSIDE: Final = "outside"
+#: That of a seated process whose program has not asked for its rank yet: it imports, and loads its model.
+LOADING: Final = "warm"
+#: That of a worker from when it has taken its rank in a generation until it trains there.
+MEETING: Final = "reform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

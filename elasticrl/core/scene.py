@@ -11,7 +11,21 @@ from functools import cached_property
 from math import inf
 
 from elasticrl.core import versions
-from elasticrl.core.model import OUTSIDE, Member, Phase, Plan, Quarantine, Record, Rung, Seat, Strike, View, Work
+from elasticrl.core.model import (
+    LOADING,
+    MEETING,
+    OUTSIDE,
+    Member,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Rung,
+    Seat,
+    Strike,
+    View,
+    Work,
+)
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
@@ -110,6 +124,12 @@ class Scene:
         """The nodes of the newest gang that sealed a step, in rank order: what is newer than the commit is in their vaults."""
         if self.plan is None:
             return ()
+        if self.plan.grows and not self.trained:
+            # The gang to which it adds trains on, and what it seals lies with its own.
+            before = self.plan.generation - 1
+            old = [seat for seat in self.plan.seats if seat.born < self.plan.generation]
+            if any((record := self.record_of(seat)) and record.lap and record.lap.generation == before for seat in old):
+                return tuple(seat.member.node for seat in old)
         return self.plan.gang if self.plan.gang and not self.settled else self.seated
 
     @cached_property
@@ -260,12 +280,60 @@ class Scene:
                 found[record.work].append(record)
         return {work: tuple(records) for work, records in found.items()}
 
+    @cached_property
+    def loading(self) -> bool:
+        """Is somebody's program still on its way to its rank, in this generation?"""
+        return any(record.phase == LOADING for record in self.doing[Work.JOINING])
+
+    @cached_property
+    def on_their_way(self) -> frozenset[Member]:
+        """Those whom the plan adds to a gang, and who are not there yet, as far as is known: the gang trains without them."""
+        plan = self.plan
+        if plan is None or not plan.grows or self.trained:
+            return frozenset()
+        there = {record.member for record in self.doing[Work.JOINING] if record.phase == MEETING}
+        return frozenset(seat.member for seat in plan.seats if seat.born == plan.generation) - there
+
+    @property
+    def grows(self) -> bool:
+        """Does the gang to which the plan adds train on still, as far as is known?"""
+        plan = self.plan
+        if plan is None or not plan.grows or self.trained:
+            return False
+        old = (*self.doing[Work.JOINING], *self.doing[Work.PARKED])
+        parted = (record for record in old if record.phase == MEETING or record.work is Work.PARKED)
+        return not any(record.born < plan.generation for record in parted)
+
+    @cached_property
+    def left_behind(self) -> frozenset[Member]:
+        """Of those, whom a gang that has to part now goes on without: it waits for none to load whom it can do without."""
+        others = sum(seat.member not in self.on_their_way for seat in self.kept)
+        return self.on_their_way if others >= self.settings.membership.min_nodes else frozenset()
+
+    @property
+    def stalled_before_it_grew(self) -> tuple[Record, ...]:
+        """Who waits for others in the gang that is to grow, and trains on."""
+        return tuple(r for r in self.trains_on if r.stall and r.stall.waiting and r.stall.phase != MEETING)
+
+    @property
+    def broken_before_it_grew(self) -> bool:
+        """Has somebody of it left it, though those are not there yet for whom it would part?"""
+        return bool(self.on_their_way) and any(record.phase == MEETING for record in self.trains_on)
+
+    @property
+    def trains_on(self) -> tuple[Record, ...]:
+        """Those of the gang to which the plan adds."""
+        plan = self.plan
+        if plan is None or not plan.grows:
+            return ()
+        return tuple(record for record in self.doing[Work.JOINING] if record.born < plan.generation)
+
     @property
     def excused(self) -> bool:
         """Do those who wait in a collective wait for one who waits outside of the gang? That one has a deadline of its own. Who
         has left a broken group is excused by nobody.
         """
-        inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED])
+        inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED], *self.trains_on)
         return not self.doing[Work.PARKED] and any(record.phase == OUTSIDE for record in inside)
 
     @property
@@ -273,7 +341,8 @@ class Scene:
         """Until when the one that they waited for may only be on its way to them, if it is back from outside of the gang: for
         as long as their own phase may take. Who has left a broken group waits for nobody.
         """
-        budgets = [record.stall.budget_s for record in self.doing[Work.STALLED] if record.stall]
+        stalled = (*self.doing[Work.STALLED], *self.stalled_before_it_grew)
+        budgets = [record.stall.budget_s for record in stalled if record.stall]
         return self.lead.excused_at + max(budgets, default=0.0) if not self.doing[Work.PARKED] else -inf
 
     def at_work(self, *works: Work) -> bool:
@@ -398,7 +467,7 @@ class Scene:
 
     @cached_property
     def deadline(self) -> float:
-        """When the present rung has had its time."""
+        """When the present rung has had its time, once its programs have loaded: that may take as long as at a first start."""
         recovery = self.settings.recovery
         limit = {
             Rung.START: recovery.start_s,
@@ -407,7 +476,10 @@ class Scene:
             Rung.RESTART: recovery.restart_s,
             Rung.RELOAD: recovery.reload_s,
         }
-        return self.lead.planned_at + limit[self.plan.rung if self.plan else Rung.START]
+        rung_s = limit[self.plan.rung if self.plan else Rung.START]
+        if self.loading:
+            return self.lead.planned_at + max(rung_s, recovery.start_s)
+        return max(self.lead.planned_at, self.lead.loaded_at) + rung_s
 
     @cached_property
     def settled_at(self) -> float:

@@ -51,6 +51,8 @@ class Lead:
     since: float  # when this node began to lead
     generation: int = 0  # that `planned_at` speaks of
     planned_at: float = -inf  # when it was first seen here
+    loaded_at: float = -inf  # when a program of its workers was last seen to load
+    there: int | None = None  # the newest step when those whom it adds to a gang had all come
     lapsed: bool = False  # several members had no record when this node began to lead
     ready: frozenset[Member] = frozenset()  # candidates for a seat
     ready_at: float = -inf  # when the newest of them came

@@ -24,6 +24,7 @@ from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
+from elasticrl.core.follow import trains_on
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
@@ -116,6 +117,7 @@ class Daemon:
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
         self._plan: Plan | None = None
+        self._ring_plan: Plan | None = None  # whose ring the vault was last told
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
         self._life: Life | None = None  # as it was saved last
@@ -631,6 +633,8 @@ class Daemon:
         if view.plan is not self._plan:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
+        if view.plan is not self._ring_plan and not trains_on(decision.state):
+            self._ring_plan = view.plan
             self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
         if isinstance(event, Seen) and somebody_left(view) and view.generation != self._doubted:
             self._doubted = view.generation

@@ -160,7 +160,7 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
         if (record := records.get(seat.member.node)) and record.member == seat.member
     }
     if plan.phase is Phase.TRAIN and works - {Work.TRAINING, Work.DONE}:
-        return "RECOVERING" if plan.rung else "STARTING"
+        return "RECOVERING" if plan.rung else "GROWING" if plan.grows else "STARTING"
     return STATES[plan.phase]
 
 

@@ -1,8 +1,8 @@
 """What ranks tell each other beside a vote: a few numbers that cost no message of their own.
 
 The one idea: a vote is heard by all from all, so whatever rides on it is known to everybody at the same moment. Who is asked to
-end, whose copies are late, what keeping a state costs, and the digest of the newest one: each rank sends its part, and all come
-to the same whole.
+end, whether newcomers are there, whose copies are late, what keeping a state costs, and the digest of the newest one: each rank
+sends its part, and all come to the same whole.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ REPLICA = "replica"  # the row of a digest that is of the parameters a rank comp
 class Heard:
     """What all ranks' notes say together.
 
-    Example: Heard(ending=False, late=False, cost_s=0.03, since_s=4.1, digest="9f86d081884c7d65", odd=())
+    Example: Heard(ending=False, parting=False, late=False, cost_s=0.03, since_s=4.1, digest="9f86d081884c7d65", odd=())
     """
 
     ending: bool  # some rank is asked to end with this step
+    parting: bool  # all ranks know of a plan that adds to the gang, and one that those are there whom it adds
     late: bool  # some rank's copies did not arrive in time
     cost_s: float  # of the newest state that was kept, where it cost most
     since_s: float  # since that one was begun, where it is longest ago
@@ -40,16 +41,20 @@ class Heard:
         return part >= 1.0 or (part > 0.0 and self.cost_s <= part * self.since_s)
 
 
-def write(*, ending: bool, late: bool, cost_s: float, since_s: float, digests: Sequence[Digest]) -> tuple[float, ...]:
-    """One rank's notes. A sum of 64 bits is two numbers, each exact as a float."""
+def write(
+    *, ending: bool, added: int, late: bool, cost_s: float, since_s: float, digests: Sequence[Digest]
+) -> tuple[float, ...]:
+    """One rank's notes. A sum of 64 bits is two numbers, each exact as a float. `added`: 1 if this rank knows of a plan that
+    adds to the gang, 2 if it knows that those are there whom it adds.
+    """
     words = [value for digest in digests for _, value in sorted(digest.sums.items())]
     halves = (half for word in words for half in (word >> 32, word & 0xFFFFFFFF))
-    return (float(ending), float(late), cost_s, since_s, *map(float, halves))
+    return (float(ending), float(added), float(late), cost_s, since_s, *map(float, halves))
 
 
 def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
     """All ranks' notes, in rank order, of which each wrote those of its part of `digests`."""
-    words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[4::2], row[5::2], strict=True)] for row in rows]
+    words = [[(int(hi) << 32) | int(lo) for hi, lo in zip(row[5::2], row[6::2], strict=True)] for row in rows]
     odd: set[int] = set()
     names: list[str] = []
     at = 0
@@ -65,9 +70,10 @@ def read(rows: Sequence[Sequence[float]], digests: Sequence[Digest]) -> Heard:
         names.append(replace(digest, sums=sums).hex)
     return Heard(
         ending=any(row[0] for row in rows),
-        late=any(row[1] for row in rows),
-        cost_s=max(row[2] for row in rows),
-        since_s=max(row[3] for row in rows),
+        parting=min(row[1] for row in rows) >= 1 and max(row[1] for row in rows) >= 2,
+        late=any(row[2] for row in rows),
+        cost_s=max(row[3] for row in rows),
+        since_s=max(row[4] for row in rows),
         digest="-".join(names) or None,
         odd=tuple(sorted(odd)),
     )

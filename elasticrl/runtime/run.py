@@ -13,7 +13,8 @@
 The one idea: a fault ends a *step*, never the loop. Whatever breaks inside of it (a peer died, a plan changed) is remembered,
 the body runs out with nothing to do, and `steps` comes with the same step again: the group formed anew in place, everything
 registered as it was after the newest update that is whole everywhere. A body that has collectives of its own, or that must
-not go on after a cut, is put into `with step:`, which ends it at once.
+not go on after a cut, is put into `with step:`, which ends it at once. A gang that only grows loses nothing: it trains on until
+the newcomers are there, and then to the next state that is kept.
 
 What makes one generation of the runtime is in `_enter`: reach the store, form the group, agree, restore, go on.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -34,7 +36,7 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import HashStore, Store
 
-from elasticrl.agent.beats import Beat
+from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
 from elasticrl.core.model import OUTSIDE, Rung
@@ -55,6 +57,7 @@ from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.meet import Meeting
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
 from elasticrl.runtime.rng import Streams, seed
@@ -130,6 +133,11 @@ class Run:
         self._counts: dict[Version, int] = {}  # a version's number of updates: what a shard calls it
         self._now = Version(0)  # of the newest state that was kept
         self._cut: GangError | None = None
+        self._inside = False  # it trains: a plan that only adds to its gang need not end that at once
+        self._added: Interrupt | None = None  # the flag of a generation in which this rank was told of such a plan
+        self._joined: Interrupt | None = None  # and in which it has seen that those are there whom the plan adds
+        self._parting = False  # all ranks know it, and part at the next state that is kept
+        self._parted = False  # they have: those who come now are all there
         self._guarded = False
         self._lane: Lane | None = None
         self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
@@ -220,7 +228,7 @@ class Run:
         self._asked = limit or self.tree.job.steps
         while self._enter():
             with suppress(GangError):  # kept in _cut by whoever raised it
-                while not self._ending and not self._cut:
+                while not (self._ending or self._parting or self._cut):
                     if self._limit is not None and self.progress.step >= self._limit:
                         self._finish()
                         break
@@ -403,6 +411,7 @@ class Run:
             unchanged = self._roles if full is not None else ()
             self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False, unchanged=unchanged)
             self._hold().loose()  # the script goes on, and may change in place what it registered
+            self._part_inside()
 
     def digest(self) -> str:
         """Of all roles' parameters and optimizer state as they are now. Collective."""
@@ -450,6 +459,7 @@ class Run:
             self.timeline.begin()
             self._flag = Interrupt(self._waits, self.meter)
             self._place, self._cut, self._ending = place, None, False
+            self._parted, self._parting = self._parting, False
             if self._seat is not None:
                 self._seat.on_order(self._told)
             try:
@@ -470,7 +480,7 @@ class Run:
                     raise
                 self._cut_by(GangError(str(error)))
             else:
-                self._refused = 0
+                self._refused, self._inside = 0, True
                 self._say(
                     f"generation {place.generation}: rank {place.rank} of {place.world}, lanes "
                     f"{', '.join(map(str, self.carried))}, from step {self._now} ({self.timeline})"
@@ -481,7 +491,7 @@ class Run:
 
     def _next_place(self) -> Assignment | None:
         if self._seat is not None:
-            return self._seat.wait()
+            return self._seat.wait(done=self._beat.now.state is State.DONE)
         if self._place is not None:
             return None
         keeper = self._hold()
@@ -496,13 +506,37 @@ class Run:
         """In the watcher's thread: whatever it is, only an order to end with this step lets the step be finished."""
         if isinstance(order, Halt) and order.save:
             return
-        place = self._place
-        if isinstance(order, Assignment) and place is not None and order.generation <= place.generation:
-            return  # the one that was just taken
-        self._flag.set(order.reason or "the plan changed")
+        flag, place = self._flag, self._place  # in this order: the training thread may be on its way to the next
+        if isinstance(order, Assignment) and place is not None:
+            if order.generation <= place.generation:
+                return  # the one that was just taken
+            if order.grows and self._inside and order.generation == place.generation + 1:
+                self._added = flag
+                if place.rank == 0:  # one is enough: the others hear of it in a vote
+                    more = order.world - place.world
+                    threading.Thread(target=self._await_newcomers, args=(order, more, flag), daemon=True).start()
+                return
+        flag.set(order.reason or "the plan changed")
         gang = self._gang
         if gang is not None:
             gang.interrupt(order.reason or "the plan changed")
+
+    def _await_newcomers(self, order: Assignment, more: int, flag: Interrupt) -> None:
+        """In a thread of its own, while the gang trains. Where they do not come, a later plan says so."""
+        limits = self.tree.recovery
+        until = time.monotonic() + limits.start_s
+        while flag is self._flag and (left_s := until - time.monotonic()) > 0:
+            try:
+                store = reach(order.host, order.port, flag, limits.reform_s)
+                Meeting(store, generation=order.generation, world=order.world).wait_for(more, flag, left_s)
+            except GangError as error:
+                if flag.reason is not None:
+                    return
+                self._say(f"who is to come in generation {order.generation} is not seen to come: {error}")
+                time.sleep(SLICE_S)
+            else:
+                self._joined = flag
+                return
 
     def _form(self, place: Assignment) -> None:
         conf = self.tree
@@ -511,7 +545,9 @@ class Run:
             store: Store = HashStore()
         else:
             store = reach(place.host, place.port, self._flag, limit)
-        self.timeline.mark("reach")
+            self.timeline.mark("reach")
+            self._meet(store, place)
+        self.timeline.mark("meet")
         self._gang = form(
             generation=place.generation,
             rank=place.rank,
@@ -523,6 +559,26 @@ class Run:
             flag=self._flag,
         )
         self.timeline.mark("form")
+
+    def _meet(self, store: Store, place: Assignment) -> None:
+        """Until all are there. Where some may still load, waiting is no hang; the plan's own deadline ends it."""
+        limits = self.tree.recovery
+        longest_s = max(limits.start_s, limits.replace_s, limits.restart_s, limits.reload_s)
+        last = place.grows and self._parted  # those of the gang that there was come when all others are there
+        newcomer = place.grows and place.born == place.generation
+        halted = 0.0
+
+        def turn() -> None:
+            nonlocal halted
+            if place.rung != Rung.REFORM and (newcomer or not place.grows):
+                self._beat.still()
+            if newcomer and self._seat and self._seat.halt:
+                halted = halted or time.monotonic()
+                if time.monotonic() > halted + limits.reform_s / 4:  # a gang that has parted for us is here by then
+                    raise GangError("it is time to end, and the gang that this worker was to join has not come")
+
+        meeting = Meeting(store, generation=place.generation, world=place.world)
+        meeting.wait_for_all(self._flag, limits.reform_s if last else longest_s, turn)
 
     def _restore(self, place: Assignment) -> None:
         """Everything registered as it was after the newest version that is whole everywhere."""
@@ -729,6 +785,7 @@ class Run:
                 part.empty()
 
     def _leave(self) -> None:
+        self._inside = False
         if self._seat is not None:
             self._seat.on_order(None)
         if self._lane is not None:
@@ -762,8 +819,25 @@ class Run:
         self._settle_votes()
         progress.step, progress.update, progress.mark = progress.step + 1, 0, 0
         self._snapshot(Version(progress.step), whole=True)
+        self._heed_halts()
         if self._ending:
             self._save_last()
+
+    def _heed_halts(self) -> None:
+        """Before a gang parts to grow: all are through with what was kept, and nobody has been asked to end meanwhile."""
+        if self._parting and not self._ending:
+            self._ending = any(exchange(self._gang_now, self._asked_to_end))
+
+    def _part_inside(self) -> None:
+        """A state inside of the step is kept: the gang that is to grow goes on from it."""
+        self._heed_halts()
+        if self._parting and not self._ending:
+            raise GangError("the gang grows, and this state is kept")
+
+    @property
+    def _asked_to_end(self) -> bool:
+        halt = self._seat.halt if self._seat else None
+        return halt is not None and halt.save
 
     def _settle_votes(self) -> None:
         """A second state of a step is kept: the one before must be sealed by then, as before an update."""
@@ -781,7 +855,8 @@ class Run:
         progress = self.progress
         if not whole:
             progress.mark = version.update
-        if not whole or self._ending or version.step % self.tree.vault.every == 0 or version.step == self._limit:
+        due = version.step % self.tree.vault.every == 0 or version.step == self._limit
+        if due or not whole or self._ending or self._parting:
             self._hold().keep(self._parts, version, steps=progress.step, whole=whole, unchanged=unchanged)
             self._digest = self._digests() if whole else ()
         # A shard holds two versions: older ones need not be looked for in it.
@@ -797,6 +872,7 @@ class Run:
                 self._settle_votes()
                 self._snapshot(Version(self.progress.step, self.progress.mark + 1), whole=False)
                 self._hold().loose()
+                self._part_inside()
             for turn in strategy.turns:
                 self._flag.check(f"lane {turn.lane}")
                 self._lane = Lane(self, turn, strategy.begin(turn), self.streams)
@@ -863,10 +939,10 @@ class Run:
 
     def _notes(self) -> tuple[float, ...]:
         """What this rank has to say with its vote."""
-        halt = self._seat.halt if self._seat else None
         keeper = self._hold()
         return notes.write(
-            ending=halt is not None and halt.save,
+            ending=self._asked_to_end,
+            added=2 if self._joined is self._flag else 1 if self._added is self._flag else 0,
             late=keeper.late,
             cost_s=keeper.cost_s,
             since_s=keeper.since_s,
@@ -879,7 +955,7 @@ class Run:
         heard, keeper = notes.read(rows, self._digest), self._hold()
         self._digest = ()  # told once
         self._worth = heard.worth(self.tree.vault.inside)
-        self._ending = self._ending or heard.ending
+        self._ending, self._parting = self._ending or heard.ending, self._parting or heard.parting
         alike.check_replicas(heard.odd, self._gang_now, self._now, self._say)
         if keeper.kept is None and self._restored is not None:
             self._tell_sealed(self._restored, heard.digest)

@@ -138,11 +138,11 @@ class Nodes:
 
     # ---- what a daemon would do
 
-    def tell(self) -> None:
-        """The vaults hear who their neighbours are."""
+    def tell(self, *some: str) -> None:
+        """The vaults hear who their neighbours are: these nodes', or all."""
         nodes = self.plan_now
         addresses = {node: self.vaults[node].address for node in nodes}
-        for node in nodes:
+        for node in some or nodes:
             self.vaults[node].control.ask(
                 "ring",
                 generation=self.generation,
@@ -151,8 +151,8 @@ class Nodes:
                 copies=min(self.copies, len(nodes) - 1),
             )
 
-    def plan(self, *nodes: str, tell: bool = True) -> None:
-        """The next generation: these nodes, in rank order. Missing vaults and workers are started."""
+    def plan(self, *nodes: str, tell: bool = True, grows: bool = False) -> None:
+        """The next generation: these nodes, in rank order. Missing vaults and workers are started. `grows`: only adds some."""
         self.generation += 1
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)
@@ -161,7 +161,7 @@ class Nodes:
                 self.vaults[node] = Node(self.folder / "vault", int(node[1:])).start(deadline_s=5.0)
         self.plan_now = nodes
         if tell:
-            self.tell()
+            self.tell(*(node for node in nodes if not grows or node not in self.workers))
         for node, worker in list(self.workers.items()):
             if node not in nodes:
                 worker.tell(Halt(generation=self.generation, save=False, within_s=5.0, reason=f"{node} left"))
@@ -176,12 +176,19 @@ class Nodes:
             worker.tell(
                 Assignment(
                     generation=self.generation, born=worker.born, rank=rank, world=len(nodes), slot=0, slots=1,
-                    lanes=(lanes[rank].start, lanes[rank].stop), all_lanes=self.lanes, resume=self.resume, rung=self.rung,
-                    endpoint=f"127.0.0.1:{store.port}", prefix=f"g{self.generation}/", nodes=nodes,
-                    reason=f"generation {self.generation}",
+                    lanes=(lanes[rank].start, lanes[rank].stop), all_lanes=self.lanes, resume=self.resume,
+                    rung=0 if grows else self.rung, endpoint=f"127.0.0.1:{store.port}", prefix=f"g{self.generation}/",
+                    nodes=nodes, reason=f"generation {self.generation}", grows=grows,
                 )
             )  # fmt: skip
         self.rung = 1
+
+    def parted(self, within_s: float = 20.0) -> None:
+        """Wait until the gang has parted to grow: its vaults hear of the new ring then."""
+        self.until(
+            lambda: self.workers[self.plan_now[0]].beat.generation == self.generation, "the gang has parted", within_s
+        )
+        self.tell()
 
     def park(self) -> None:
         """Everybody out of the group."""

@@ -59,6 +59,7 @@ def main() -> None:
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
+        time.sleep(float(os.environ.get("LOAD_S", "0")))  # as long as another's model takes
         lanes = run.tree.lanes.count
         content = str(os.getpid()) if args.unlike == "data" else ""
         seed, turns = run.tree.job.seed, args.updates

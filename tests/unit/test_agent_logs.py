@@ -79,6 +79,7 @@ def test_of_many_attempts_and_of_processes_that_never_got_a_rank_the_newest_are_
     present = tmp_path / "none"
     for generation in range(1, ATTEMPTS + 31):
         present = logs.ranked(generation, 0, present)
+        logs.show(generation)
         present.write_text("a word")
     attempts = sorted(int(path.name.partition("_")[2]) for path in tmp_path.glob("attempt_*"))
     assert attempts == list(range(31, ATTEMPTS + 31))

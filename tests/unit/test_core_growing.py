@@ -1,0 +1,201 @@
+"""A gang that is to grow trains on until the newcomers are there: what ends that, and for whom nobody waits."""
+
+from dataclasses import replace
+
+import pytest
+from test_core_step import SETTINGS, Life, leads, member, plan, record, seat, trains
+
+from elasticrl.core import events
+from elasticrl.core.events import Tick, Workers
+from elasticrl.core.follow import trains_on
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Phase, Rung, Stall, Work
+from elasticrl.core.settings import Membership
+
+WAITS = Stall(slot=0, step=9, phase="update", for_s=5.0, budget_s=4.0, waiting=True)
+GROWN = replace(
+    plan(2, "n00", "n01"), seats=(seat("n00"), seat("n01"), seat("n02", born=2)), gang=("n00", "n01"), resume=0
+)
+
+
+def growing(phase=LOADING, least=2):
+    """A leader of two that train, and to whom a third was added, which is so far. So many nodes are needed."""
+    life = Life("n00/1", replace(SETTINGS, membership=Membership(min_nodes=least)))
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01")
+    life.leased(4.0)
+    life.seen(4.1, "plan 2: it grows", plan=GROWN, plan_revision=20)
+    life.at(4.2, Workers(now=0, work=Work.JOINING, generation=2, born=1, warm=True, step=8, phase="update"))
+    life.told(4.3, life.view.own, old("n01"), record("n02", work=Work.JOINING, generation=2, born=2, phase=phase))
+    assert proposed(life) is None
+    return life
+
+
+def old(name, **more):
+    """What one of those says who train on."""
+    return record(name, **{"work": Work.JOINING, "generation": 2, "born": 1, "phase": "update", "step": 8, **more})
+
+
+def proposed(life):
+    """The newest plan that it wants to write."""
+    plans = [action.plan for action, _ in life.state.sent.values() if isinstance(action, events.Propose)]
+    return max(plans, key=lambda each: each.generation) if plans else None
+
+
+def seated(found):
+    return [str(each.member.node) for each in found.seats]
+
+
+def until(life, now):
+    """Let time pass; the store answers meanwhile."""
+    while life.now < now:
+        life.leased(life.now + 1.0)
+        life.at(life.now + 0.01, Tick(now=0))
+
+
+def test_only_a_plan_that_adds_to_a_gang_grows_it():
+    assert GROWN.grows
+    assert not plan(1, "n00", "n01").grows, "a first start"
+    assert not replace(GROWN, rung=Rung.REFORM).grows
+    assert not replace(GROWN, phase=Phase.HOLD).grows
+
+
+@pytest.mark.parametrize(
+    ("work", "generation", "phase", "expected"),
+    [
+        (Work.TRAINING, 1, "update", True),  # it has not been told yet
+        (Work.JOINING, 2, "update", True),
+        (Work.JOINING, 2, OUTSIDE, True),
+        (Work.JOINING, 2, MEETING, False),
+        (Work.TRAINING, 2, "update", False),
+        (Work.FAILED, 2, "update", False),
+    ],
+)
+def test_a_vault_keeps_the_ring_of_the_gang_in_which_its_workers_train(work, generation, phase, expected):
+    life = growing()
+    life.at(4.5, Workers(now=0, work=work, generation=generation, born=1, phase=phase))
+    assert trains_on(life.state) is expected
+
+
+def test_a_newcomer_s_vault_has_the_new_ring_at_once():
+    life = Life("n02/1")
+    life.leased(0.1)
+    life.seen(0.2, "plan 2", leader=member("n00"), leader_revision=3, plan=GROWN, plan_revision=20)
+    life.at(0.3, Workers(now=0, work=Work.JOINING, generation=2, born=2, phase=LOADING))
+    assert not trains_on(life.state)
+
+
+def test_a_stall_ends_it_when_nobody_was_found_to_blame():
+    life = growing()
+    life.told(6.0, old("n01", stall=WAITS))
+    life.at(6.5, Tick(now=0))
+    assert proposed(life) is None, "the one that is to blame may be found yet"
+    until(life, 6.0 + SETTINGS.timeouts.confirm_s)
+    found = proposed(life)
+    assert (found.rung, seated(found)) == (Rung.REFORM, ["n00", "n01"])
+    assert found.reason.startswith("n01/1 stalled in update for 5.0 s (budget 4.0 s) before it had grown")
+
+
+def test_those_who_are_there_by_then_are_let_in():
+    life = growing(phase=MEETING)
+    life.told(6.0, old("n01", stall=WAITS))
+    until(life, 6.0 + SETTINGS.timeouts.confirm_s)
+    assert seated(proposed(life)) == ["n00", "n01", "n02"]
+
+
+def test_who_waits_for_one_that_waits_outside_does_not_end_it():
+    life = growing()
+    life.at(5.9, Workers(now=0, work=Work.JOINING, generation=2, born=1, warm=True, step=8, phase=OUTSIDE))
+    life.told(5.95, life.view.own)
+    life.told(6.0, old("n01", stall=WAITS))
+    until(life, 30.0)
+    assert proposed(life) is None
+    life.at(30.1, Workers(now=0, work=Work.JOINING, generation=2, born=1, warm=True, step=8, phase="update"))
+    life.told(30.2, life.view.own)
+    until(life, 30.1 + WAITS.budget_s)
+    assert proposed(life) is None, "it is on its way to those who wait"
+    until(life, 32.0 + WAITS.budget_s + SETTINGS.timeouts.confirm_s)
+    assert proposed(life).rung is Rung.REFORM
+
+
+def test_a_gang_that_breaks_up_does_not_wait_for_who_loads():
+    life = growing()
+    life.told(6.0, old("n01", phase=MEETING))  # it has left, and nobody has died
+    until(life, 6.0 + SETTINGS.timeouts.confirm_s + 1.0)
+    found = proposed(life)
+    assert (found.rung, seated(found)) == (Rung.REFORM, ["n00", "n01"])
+    assert found.reason.startswith("the gang broke up before it had grown")
+
+
+def test_when_all_are_there_the_gang_has_as_long_as_its_step_takes():
+    life = growing(phase=MEETING)
+    until(life, 4.1 + 3 * SETTINGS.recovery.start_s)
+    assert proposed(life) is None, "a step of minutes"
+    life.told(life.now, old("n01", step=11))
+    life.at(life.now + 0.01, Tick(now=0))
+    assert proposed(life).reason.startswith("the gang did not part to grow")
+
+
+def test_a_job_that_is_done_ends_before_it_has_grown():
+    life = growing()
+    life.at(6.0, events.Configured(now=0, settings=replace(SETTINGS, steps=9)))
+    life.at(6.1, Workers(now=0, work=Work.DONE, generation=2, born=1, step=9, saved=9, manifest="m9"))
+    life.told(6.2, life.view.own, old("n01", work=Work.DONE, step=9))
+    life.seen(6.3, "committed", commit=Commit(step=9, generation=2, manifest="m9"), commit_revision=30)
+    assert (proposed(life).phase, proposed(life).exit_code) == (Phase.STOP, 0)
+
+
+def test_a_newcomer_that_fails_is_no_failure_of_the_job():
+    life = growing()
+    died = Exit(generation=2, slot=0, step=0, cause="exit code 1: RuntimeError: no such model", own=True)
+    life.told(6.0, record("n02", work=Work.FAILED, generation=2, exit=died))
+    found = proposed(life)
+    assert (found.rung, seated(found), found.strike) == (Rung.REFORM, ["n00", "n01"], None)
+
+
+def test_who_does_not_come_in_time_is_kept_out_and_the_others_go_on():
+    life = growing()
+    until(life, 4.1 + SETTINGS.recovery.start_s)
+    found = proposed(life)
+    assert (found.rung, seated(found)) == (Rung.REFORM, ["n00", "n01"])
+    assert found.reason.startswith("n02/1 did not join within recovery.start")
+    confined = [action.quarantine for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]
+    assert [str(each.member) for each in confined] == ["n02/1"]
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, ["n00"]), (2, ["n00", "n02"])])
+def test_after_a_death_nobody_waits_for_who_loads_but_where_it_is_needed(least, expected):
+    life = growing(least=least)
+    died = Exit(generation=2, slot=0, step=8, cause="signal 9 (SIGKILL)", own=False)
+    life.told(6.0, old("n01", work=Work.FAILED, exit=died, warm=False))
+    found = proposed(life)
+    assert (found.phase, found.rung, seated(found)) == (Phase.TRAIN, Rung.REFORM, expected), found.reason
+
+
+def test_a_stop_waits_for_nobody_to_load():
+    life = growing()
+    life.seen(6.0, "stop", intent=Intent.STOP, intent_generation=2)
+    found = proposed(life)
+    assert (found.phase, seated(found)) == (Phase.STOP, ["n00", "n01", "n02"])
+
+
+def test_a_program_that_loads_has_as_long_as_at_a_first_start():
+    life = Life("n00/1")
+    leads(life)
+    life.told(1.0, record("n00"), record("n01"))
+    life.at(2.1, Tick(now=0))
+    trains(life, 3.0, 1, "n00", "n01")
+    life.leased(4.0)
+    again = replace(plan(2, "n00", "n01", rung=Rung.REPLACE), seats=(seat("n00"), seat("n01", born=2)))
+    life.seen(4.1, "plan 2: n01 in a fresh process", plan=again, plan_revision=20)
+    life.at(4.2, Workers(now=0, work=Work.JOINING, generation=2, born=1, warm=True, step=8, phase=MEETING))
+    life.told(4.3, life.view.own, record("n01", work=Work.JOINING, generation=2, born=2, phase=LOADING))
+    until(life, 4.1 + SETTINGS.recovery.replace_s + 5.0)
+    assert proposed(life) is None
+    loaded = life.now
+    life.told(loaded, record("n01", work=Work.JOINING, generation=2, born=2, phase=MEETING))
+    until(life, loaded + SETTINGS.recovery.replace_s - 2.0)
+    assert proposed(life) is None, "the rung's time begins when it has loaded"
+    until(life, loaded + SETTINGS.recovery.replace_s + 2.0)
+    assert proposed(life).phase is Phase.PROBE, "and then the gang does not form"
