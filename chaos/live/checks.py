@@ -63,6 +63,7 @@ def back_within_budget(case: Case) -> Iterator[Complaint]:
             continue
         begin = eased.get(fact.number, fact.at) if fact.kind in BLOCKING else fact.at
         budget = _hang_s(case) if fact.kind == "hang_worker" else BUDGETS.get(fact.kind, AFTER_S)
+        budget += case.scenario.shape.load_s  # of a fresh process's program
         # Another fault may stand in the way at the same time, and one more as that ends: the clock begins when all are over.
         while others := [end for start, end in busy if start != fact.at and start <= begin + budget and end > begin]:
             begin = max(others)
