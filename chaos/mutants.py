@@ -123,7 +123,7 @@ MUTANTS: Final = (
     _m("a gang that breaks up twice is probed", "losses", "if lead.formed < plan.generation - 1:", "if False:", "the-gang-breaks-up-twice-while-it-forms"),
     _m("a gang that breaks waits for nobody to load", "losses", " if s.member not in scene.left_behind]", "]", "a-node-dies-as-another-loads"),
     _m("a program may take its time to load", "scene", "        if self.loading:\n", "        if False:\n", "a-model-that-loads-for-long"),
-    _m("a gang that is to grow saves as it is", "intents", "scene.trained or scene.grows or", "scene.trained or", "stopped-as-a-node-loads"),
+    _m("a gang that is to grow saves as it is", "intents", "scene.trained or scene.still_trains or", "scene.trained or", "stopped-as-a-node-loads"),
     _m("a gang that does not grow goes on without who does not come", "losses", "    if plan.grows:\n        return _ungrown(scene)\n", "    if plan.grows:\n        return Move()\n", "a-node-that-never-loads"),
     _m("who has loaded has the rung's time from then on", "scene", "max(self.lead.planned_at, self.lead.loaded_at)", "self.lead.planned_at", "a-model-that-loads-for-long"),
     _m("who comes and fails is no failure of the job", "losses", "if record.member not in scene.on_their_way)\n    own", "if True)\n    own", "a-newcomer-that-fails-again-and-again"),

@@ -59,7 +59,7 @@ def status(
 
         with explained() if store else nullcontext():  # outside of the screen: what is said there goes with it
             screen.watch(look, every_s=1.0)
-    raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "FINISHED"} else Exit.FAILED)
+    raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "GROWING", "FINISHED"} else Exit.FAILED)
 
 
 def drain(

@@ -33,7 +33,7 @@ def _forms_to_save(scene: Scene) -> Move | None:
     commit when it was started again.
     """
     plan = scene.plan
-    if plan is None or scene.trained or scene.grows or (plan.phase is Phase.HOLD and plan.saves):
+    if plan is None or scene.trained or scene.still_trains or (plan.phase is Phase.HOLD and plan.saves):
         return None  # (one that is to grow trains on, and can save as it is)
     enough = max(len(plan.seats), scene.settings.membership.min_nodes)
     if len(scene.kept) < enough or any(fate.fresh for fate in scene.fates):

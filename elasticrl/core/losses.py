@@ -96,7 +96,7 @@ def _leaves_too_few(scene: Scene) -> Move | None:
     if (said := stranding(scene)) is None:
         return None
     assert scene.plan is not None
-    forms = scene.behind and not scene.trained and not scene.grows  # one that is to grow trains on, and can save
+    forms = scene.behind and not scene.trained and not scene.still_trains  # one that is to grow trains on, and can save
     if forms and scene.now < scene.deadline and not any(f.fresh for f in scene.fates):
         return Move(wake_at=scene.deadline, why=f"{said}; its gang forms, to save")
     why = f"{said}: holding to save"
@@ -181,7 +181,7 @@ def _ungrown(scene: Scene) -> Move:
         seats = tuple(seat for seat in scene.kept if seat.member not in overdue | left)
         why = with_cap(why, scene, unwanted, confine)
         return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike), confine=confine)
-    if scene.grows and (lead.there is None or scene.newest < lead.there + PASSED_BY):
+    if scene.still_trains and (lead.there is None or scene.newest < lead.there + PASSED_BY):
         return Move(why=plan.reason)
     why = "the gang did not part to grow"
     return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))

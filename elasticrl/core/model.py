@@ -259,6 +259,11 @@ LOADING: Final = "warm"
 MEETING: Final = "reform"
 
 
+def meanwhile(work: Work, phase: str) -> bool:
+    """Of workers that were told of a plan which adds to their gang: do they train on in that one?"""
+    return work is Work.JOINING and phase not in {"", LOADING, MEETING, "parked"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a member says of itself, under its own lease. Rewritten when it changes, not every step.

@@ -295,7 +295,7 @@ class Scene:
         return frozenset(seat.member for seat in plan.seats if seat.born == plan.generation) - there
 
     @property
-    def grows(self) -> bool:
+    def still_trains(self) -> bool:
         """Does the gang to which the plan adds train on still, as far as is known?"""
         plan = self.plan
         if plan is None or not plan.grows or self.trained:
@@ -313,15 +313,15 @@ class Scene:
     @property
     def stalled_before_it_grew(self) -> tuple[Record, ...]:
         """Who waits for others in the gang that is to grow, and trains on."""
-        return tuple(r for r in self.trains_on if r.stall and r.stall.waiting and r.stall.phase != MEETING)
+        return tuple(r for r in self.gang_before if r.stall and r.stall.waiting and r.stall.phase != MEETING)
 
     @property
     def broken_before_it_grew(self) -> bool:
         """Has somebody of it left it, though those are not there yet for whom it would part?"""
-        return bool(self.on_their_way) and any(record.phase == MEETING for record in self.trains_on)
+        return bool(self.on_their_way) and any(record.phase == MEETING for record in self.gang_before)
 
     @property
-    def trains_on(self) -> tuple[Record, ...]:
+    def gang_before(self) -> tuple[Record, ...]:
         """Those of the gang to which the plan adds."""
         plan = self.plan
         if plan is None or not plan.grows:
@@ -333,7 +333,7 @@ class Scene:
         """Do those who wait in a collective wait for one who waits outside of the gang? That one has a deadline of its own. Who
         has left a broken group is excused by nobody.
         """
-        inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED], *self.trains_on)
+        inside = (*self.doing[Work.TRAINING], *self.doing[Work.STALLED], *self.gang_before)
         return not self.doing[Work.PARKED] and any(record.phase == OUTSIDE for record in inside)
 
     @property

@@ -21,7 +21,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, Commit, Member, Verb, Work
+from elasticrl.core.model import LOADING, MEETING, Commit, Member, Verb, Work, meanwhile
 from elasticrl.core.pauses import pause
 from elasticrl.diagnose.process import started_at
 
@@ -56,6 +56,7 @@ class Crew:
         self._link = Link(folder / "agent.sock", self._heard, self._lost)
         self._child: subprocess.Popen[bytes] | None = None
         self._told = Workers(now=0.0)
+        self._shown = Work.NONE, 0, 0  # what the log says of them: what they do, in which generation, born when
         self._vault = ""  # this node's
         self._vaultless = ""  # why it has none
         self._bits = self._versions = ""
@@ -183,7 +184,9 @@ class Crew:
 
     def _log_change(self, workers: Workers) -> None:
         told, stall = self._told, workers.stall
-        if (workers.work, workers.generation, workers.born) != (told.work, told.generation, told.born):
+        state = workers.work, workers.generation, workers.born
+        if state != self._shown and not meanwhile(workers.work, workers.phase):
+            self._shown = state
             self.log.info(
                 "workers.changed", work=workers.work.value, generation=workers.generation, born=workers.born, step=workers.step
             )  # fmt: skip
@@ -224,6 +227,7 @@ class Crew:
         self.report, self._logged = None, 0
         self.reported(None)
         told = self._told
+        self._shown = Work.NONE, told.generation, 0
         self._told = Workers(
             now=time.monotonic(),
             generation=told.generation,

@@ -7,7 +7,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Iterator, Mapping
 
 from elasticrl.core import versions
-from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work
+from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Past
 
@@ -184,12 +184,13 @@ def row(
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=record.problem)
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
+    trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
     return Row(
         node=node,
         member=member,
-        state="no worker" if record.work is Work.NONE else str(record.work),
+        state="no worker" if record.work is Work.NONE else "training" if trains_on else str(record.work),
         leader=leader,
         rank=rank,
         slots=slots,

@@ -98,11 +98,11 @@ def test_a_newcomer_that_dies_as_it_loads_is_not_waited_for(tmp_path: Path, undi
 
 def test_who_replaces_another_is_waited_for_until_it_has_loaded(tmp_path: Path, undisturbed):
     # Found by reading: a gang connected to whom its plan named, for recovery.reform; a model takes longer than that to load.
-    with Nodes(tmp_path, steps=STEPS, step_ms=STEP_MS, conf={"recovery": {"reform": "1s"}}) as nodes:
+    with Nodes(tmp_path, steps=STEPS, step_ms=STEP_MS, conf={"recovery": {"reform": "2s"}}) as nodes:
         nodes.plan("n0", "n1")
         nodes.until_new(2)
         nodes.kill_worker("n1")
-        nodes.env, nodes.rung = {"LOAD_S": "3"}, 2
+        nodes.env, nodes.rung = {"LOAD_S": "4"}, 2
         nodes.plan("n0", "n1")
         nodes.until_new(1)
         assert "was not formed" not in nodes.workers["n0"].text
@@ -110,7 +110,7 @@ def test_who_replaces_another_is_waited_for_until_it_has_loaded(tmp_path: Path, 
 
 
 def test_a_job_that_shall_end_before_it_has_grown_ends_with_a_save(tmp_path: Path):
-    with Nodes(tmp_path, steps=STEPS, args=("--long", str(LONG), "4.0")) as nodes:
+    with Nodes(tmp_path, steps=STEPS, args=("--long", str(LONG), "6.0")) as nodes:
         nodes.plan("n0", "n1")
         nodes.until_sealed(LONG - 1)
         nodes.plan("n0", "n1", "n2", grows=True)

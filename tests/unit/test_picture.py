@@ -1,10 +1,10 @@
 """What `elasticrl status` shows of each node and of the newest commit, and how old that is."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import terminal_size
 
 from elasticrl.cli import render, screen
-from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.model import LOADING, MEETING, Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
 from elasticrl.daemon.picture import picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
@@ -25,6 +25,18 @@ def test_a_row_has_the_phase_of_its_workers_and_the_age_of_their_beat():
     one, two = seen().rows
     assert (one.phase, one.beat_s) == ("rollout", 0.4)
     assert (two.phase, two.beat_s) == ("rollout", None)  # an older daemon does not say
+
+
+def test_a_job_that_is_to_grow_trains_on():
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=3)), reason="so")
+    said = {"work": Work.JOINING, "generation": 3}
+    records = {"n0": Record(member=N0, born=1, step=41, phase="rollout", **said)}
+    records["n1"] = Record(member=N1, born=3, phase=LOADING, **said)
+    shown = picture("ppo", View(plan=plan, leader=N0), records, {}, needs=1, now=1000.0)
+    assert shown.state == "GROWING"
+    assert [(row.state, row.phase) for row in shown.rows] == [("training", "rollout"), ("joining", "warm")]
+    parted = {**records, "n0": replace(records["n0"], phase=MEETING)}
+    assert picture("ppo", View(plan=plan, leader=N0), parted, {}, needs=1, now=1000.0).rows[0].state == "joining"
 
 
 def test_the_age_of_the_commit_is_shown():
