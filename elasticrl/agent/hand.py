@@ -35,7 +35,7 @@ from elasticrl.agent.stores import Stores
 from elasticrl.agent.wire import Ended, Gang, Report
 from elasticrl.core.address import split
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Work
+from elasticrl.core.model import MEETING, OUTSIDE, Exit, Work
 from elasticrl.core.suspect import Budgets
 from elasticrl.diagnose.process import life
 from elasticrl.shell.notify import Notify
@@ -678,5 +678,5 @@ def news(report: Report | None, begun: int) -> Report | None:
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    phase = report.phase if report.phase in (OUTSIDE, LOADING, MEETING) else ""
+    phase = report.phase if report.phase in (OUTSIDE, MEETING) else ""
     return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, since=0.0)

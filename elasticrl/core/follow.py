@@ -31,6 +31,7 @@ from elasticrl.core.suspect import neighbours, probe_turns
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
+LOADS_S = 1.0  # a program that loads for less is no news
 PROBLEM = 200  # characters of why a node gets no worker ready, or keeps no log
 REPORTS_PER_S = (
     200  # that all nodes together may cost the store: each is a write, and read by the leader and its deputies
@@ -111,8 +112,11 @@ def record_of(state: State, now: float) -> Record:
     own = state.view.own
     told = workers if own is None or now >= state.reported + report_every(state) else own
     # That a worker waits outside of the gang, or has come back, is told at once: who waits for it must not pass for stalled.
-    # So is that a program loads, and that a gang that is to grow has parted, or is there: it is decided by that who waits.
-    marked = {OUTSIDE, LOADING, *([MEETING] if plan and plan.grows else [])}
+    # So is that a gang that is to grow has parted, or is there, and that a program loads, once that takes a while: who waits is
+    # decided by that.
+    marked = {OUTSIDE, *([MEETING] if plan and plan.grows else [])}
+    if now >= state.adopted + LOADS_S:
+        marked.add(LOADING)
     turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
     ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
