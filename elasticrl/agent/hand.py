@@ -596,7 +596,9 @@ class Hand(LocalElasticAgent):
         begun = self._began[1]
         if report.work is Work.TRAINING and report.step > begun:
             self._spare()
-        if self._server and (news(report, begun) != news(self._sent, begun) or now >= self._sent_at + REPORT_S):
+        grows = self._gang is not None and self._gang.grows
+        changed = news(report, begun, grows=grows) != news(self._sent, begun, grows=grows)
+        if self._server and (changed or now >= self._sent_at + REPORT_S):
             self._sent, self._sent_at = report, now
             self._server.send(report)
 
@@ -671,12 +673,12 @@ class Hand(LocalElasticAgent):
         )
 
 
-def news(report: Report | None, begun: int) -> Report | None:
+def news(report: Report | None, begun: int, *, grows: bool = False) -> Report | None:
     """A report without what changes all the time. Of steps only the first that a generation seals, beyond that with which it
-    has `begun`, is news: it says that a recovery is over.
+    has `begun`, is news: it says that a recovery is over. Where a gang `grows`, so is that it has parted.
     """
     if report is None:
         return None
     stall = replace(report.stall, for_s=0.0, budget_s=0.0) if report.stall else None
-    phase = report.phase if report.phase in (OUTSIDE, MEETING) else ""
+    phase = report.phase if report.phase in (OUTSIDE, *([MEETING] if grows else [])) else ""
     return replace(report, step=int(report.step > begun), stall=stall, pace=(), lap=None, phase=phase, since=0.0)

@@ -21,7 +21,7 @@ from elasticrl.agent.spec import Spec
 from elasticrl.agent.wire import Acknowledge, Quit, Report, order_of
 from elasticrl.core.events import Action, Asked, Event, Workers
 from elasticrl.core.grid import until_next
-from elasticrl.core.model import LOADING, MEETING, Commit, Member, Verb, Work, meanwhile
+from elasticrl.core.model import Commit, Member, Verb, Work, meanwhile
 from elasticrl.core.pauses import pause
 from elasticrl.diagnose.process import started_at
 
@@ -140,11 +140,8 @@ class Crew:
             self._tell_commit()
         workers = self._event(report)
         self._log_change(workers)
-        parted = workers.phase == MEETING != self._told.phase and workers.generation == self._told.generation
         if workers.work is Work.PARKED and self._told.work in (Work.TRAINING, Work.JOINING):
             self.broken()
-        elif workers.work is Work.JOINING and parted and self._told.phase != LOADING:
-            self.broken()  # or it grows: asking neighbours costs nothing
         self._told = workers
         self.first.set()
         self.post(workers)

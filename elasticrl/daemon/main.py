@@ -117,6 +117,7 @@ class Daemon:
         self.neighbours: Neighbours | None = None
         self._stages = Stages()
         self._plan: Plan | None = None
+        self._trained_on = -1  # the newest plan that only added to the gang in which this node's workers trained on
         self._ring_plan: Plan | None = None  # whose ring the vault was last told
         self._doubted = 0  # the generation that somebody left
         self._commit: Commit | None = None
@@ -633,9 +634,13 @@ class Daemon:
         if view.plan is not self._plan:
             self._plan = view.plan
             self.neighbours.follow(view.plan)
-        if view.plan is not self._ring_plan and not trains_on(decision.state):
+        if trains_on(decision.state):
+            self._trained_on = view.generation
+        elif view.plan is not self._ring_plan:
             self._ring_plan = view.plan
             self.vault.follow(ring_of(view.plan, self.tree.vault.copies))
+            if self._trained_on == view.generation:
+                self.neighbours.doubt()  # it has parted to grow, or because somebody died
         if isinstance(event, Seen) and somebody_left(view) and view.generation != self._doubted:
             self._doubted = view.generation
             self.neighbours.doubt()  # our own workers may not have noticed yet
