@@ -198,7 +198,7 @@ def main() -> None:
     options.add_argument("--load-s", type=float, default=0.0, help="as if there were a large model to load")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
-        time.sleep(args.load_s)
+        time.sleep(args.load_s)  # it stands for a large model
         cursor = Cursor(
             Walk(name="points", size=1000, lanes=run.tree.lanes.count, per_lane=ROWS, seed=run.tree.job.seed)
         )

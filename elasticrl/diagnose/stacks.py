@@ -115,7 +115,7 @@ WEAK: Final = tuple(
     (what, re.compile(file), re.compile(name), words)
     for what, file, name, words in (
         # The runtime's own wait, and a plain Work's: its file has no frame, its line says it.
-        ("collective", r"elasticrl/runtime/group\.py$", r"(wait|_run|_bounded|synchronize)$", "in a collective"),
+        ("collective", r"elasticrl/runtime/group\.py$", r"(wait|_run|bounded|synchronize)$", "in a collective"),
         ("gpu", r"elasticrl/runtime/group\.py$", r"settle$", "waiting for its GPU"),
         ("child", r"/subprocess\.py$", _ANY, "waiting for a child process"),
         ("lock", r"/(threading|queue|multiprocessing/\w+|concurrent/futures/\w+)\.py$",

@@ -201,7 +201,7 @@ def reach(host: str, port: int, flag: Interrupt, timeout_s: float) -> Store:
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
     try:
-        return _bounded(connect, f"reaching the store at {host}:{port}", flag)
+        return bounded(connect, f"reaching the store at {host}:{port}", flag)
     except GangError:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:
@@ -293,7 +293,7 @@ class Wait(dist.Work):
         while True:
             try:
                 self._over = (
-                    self._inner.wait(SLICE) if self._sliced else _bounded(self._inner.wait, self._doing, self._flag)
+                    self._inner.wait(SLICE) if self._sliced else bounded(self._inner.wait, self._doing, self._flag)
                 )
             except RuntimeError as error:
                 # When we leave, the others' connections break: then our decision is the cause, not what gloo says of it.
@@ -430,7 +430,7 @@ class ElasticGroup(dist.ProcessGroup):
         self._inner: dist.ProcessGroup | None = None if self._lazy and size == 1 else self._later()
 
     def _connect(self, store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-        return _bounded(lambda: _gloo(store, rank, size, timeout, self._at), "connecting", self._flag)
+        return bounded(lambda: _gloo(store, rank, size, timeout, self._at), "connecting", self._flag)
 
     @property
     def collective(self) -> Collective:
@@ -539,7 +539,7 @@ class StreamGroup(ElasticGroup):
 
         try:
             # NCCL's own meeting has no deadline, and only the store that it begins with knows of the flag.
-            return _bounded(connect, "connecting", self._flag, limit_s=timeout.total_seconds())
+            return bounded(connect, "connecting", self._flag, limit_s=timeout.total_seconds())
         except (GangError, TimeoutError):
             self.abort()
             raise
@@ -751,8 +751,17 @@ def _rest(limit_s: float) -> None:
         )
 
 
-def _bounded(make: Callable[[], T], doing: str, flag: Interrupt, *, limit_s: float = math.inf) -> T:
-    """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done."""
+def bounded(
+    make: Callable[[], T],
+    doing: str,
+    flag: Interrupt,
+    *,
+    limit_s: float = math.inf,
+    turn: Callable[[], None] | None = None,
+) -> T:
+    """Runs what may block in C++ in a thread of its own, which is forgotten if we are told to leave before it is done, or it
+    takes too long. Meanwhile the caller has a `turn` now and then.
+    """
     deadline = time.monotonic() + limit_s
     made: list[T] = []
     failed: list[Exception] = []
@@ -770,6 +779,8 @@ def _bounded(make: Callable[[], T], doing: str, flag: Interrupt, *, limit_s: flo
         flag.check(doing)
         if time.monotonic() > deadline:
             raise TimeoutError(f"{doing} was not done within {limit_s:g} s")
+        if turn is not None:
+            turn()
     if failed:
         raise failed[0]
     return made[0]

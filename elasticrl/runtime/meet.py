@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
-from elasticrl.runtime.group import SLICE, Broken, Interrupt
+from elasticrl.runtime.group import Broken, GangError, Interrupt, bounded
 
 BRIEF_S, LONG_S = 0.0005, 0.05  # between two looks: a twentieth of what has been waited, within these
 EACH_S = 1e-4  # for each rank: all of them ask one store
@@ -63,31 +63,22 @@ class Meeting:
         within_s: float,
         turn: Callable[[], None],
     ) -> None:
-        begun = time.monotonic()
-        over, done = threading.Event(), threading.Event()
-        failed: list[Exception] = []
+        begun, over = time.monotonic(), threading.Event()
 
         def ask() -> None:
-            try:
-                there = first()
-                while not (there or over.is_set()):
-                    waited_s = time.monotonic() - begun
-                    time.sleep(min(max(waited_s / 20, BRIEF_S), max(LONG_S, EACH_S * self._world)))
-                    there = look()
-            except Exception as error:  # noqa: BLE001 - raised again, in the thread that waits
-                failed.append(error)
-            done.set()
+            there = first()
+            while not (there or over.is_set()):
+                waited_s = time.monotonic() - begun
+                time.sleep(min(max(waited_s / 20, BRIEF_S), max(LONG_S, EACH_S * self._world)))  # a store tells nobody
+                there = look()
 
-        threading.Thread(target=ask, name="elasticrl-meet", daemon=True).start()
         doing = f"waiting for the {self._world} ranks of generation {self._generation}"
         try:
-            while not done.wait(SLICE.total_seconds()):
-                flag.check(doing)
-                if time.monotonic() - begun > within_s:
-                    raise Broken(f"{doing}: not all came within {within_s:g} s")
-                turn()
+            bounded(ask, doing, flag, limit_s=within_s, turn=turn)
+        except GangError:
+            raise
+        except (RuntimeError, TimeoutError) as error:  # what torch's store raises are RuntimeErrors
+            raise Broken(f"{doing} failed: {error}") from error
         finally:
             over.set()
-        if failed:
-            raise Broken(f"{doing}: its store does not answer ({failed[0]})") from failed[0]
         flag.check(doing)

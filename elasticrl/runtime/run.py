@@ -533,7 +533,7 @@ class Run:
                 if flag.reason is not None:
                     return
                 self._say(f"who is to come in generation {order.generation} is not seen to come: {error}")
-                time.sleep(SLICE_S)
+                time.sleep(SLICE_S)  # before it is reached anew; the loop has its deadline
             else:
                 self._joined = flag
                 return

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,33 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
         job.until_steps(4, after=at, within_s=60.0)
         newest = max(line.step for line in job.sealed() if line.at < at)
         assert min(line.step for line in job.sealed() if line.at > at) >= newest, "no sealed step is lost"
+        job.ask("n0", "stop")
+        ends_as_if_undisturbed(job, tmp_path)
+
+
+def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path: Path):
+    load_s = 5.0
+    conf = {"job": {"program": str(PROGRAM), "seed": 7}, "checkpoint": {"every": 40}, "lanes": {"digest": "full"}}
+    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", "--load", str(load_s))) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, within_s=90.0, count=3)
+        job.start("n2")
+        job.until(lambda: job.ask("n0", "status")["state"] == "GROWING", 60.0, "the plan that adds n2")
+        at = time.monotonic()
+        rows = {row["node"]: row["state"] for row in job.ask("n0", "status")["rows"]}
+        assert (rows["n0"], rows["n1"]) == ("training", "training")
+        job.until_steps(2, after=at, within_s=load_s - 1.0, count=5)
+        assert job.ask_vault("n0", "status")["generation"] == 1, (
+            "its shards lie where the gang that trains looks for them"
+        )
+        job.until_steps(3, after=at, within_s=60.0, count=3)
+        assert job.ask_vault("n0", "status")["generation"] == 2
+        made = sorted(line.at for line in job.sealed() if line.node == "n0" and line.at > at)
+        assert max(after - before for before, after in pairwise(made)) < load_s / 2, "nobody waited for it"
+        told = [(e["generation"], e["work"]) for e in job.events("n0", "workers.changed")]
+        assert told[-2:] == [(2, "joining"), (2, "training")]
+        steps = [e["step"] for e in job.events("n0", "workers.changed") if e["generation"] == 2]
+        assert steps[1] - steps[0] <= 1, "the log says that it joins when it does"
         job.ask("n0", "stop")
         ends_as_if_undisturbed(job, tmp_path)
 

@@ -33,6 +33,7 @@ from elasticrl.config.tree import Tree
 from elasticrl.core.model import deal
 from elasticrl.runtime.checkpoint import ahead
 from elasticrl.runtime.chronicle import read
+from elasticrl.runtime.data.audit import audit
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all workers on one GPU
 PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "elasticrl.runtime.checkpoint.ahead", "run_job",
@@ -293,6 +294,16 @@ class Nodes:
         self.workers[node] = Worker(self._context, self.folder, f"{node}-{self._started}", env, self.program, self.args)
         if self.committed is not None:
             self.workers[node].channel.sendall(news(self.committed))
+
+
+def undisturbed_digests(folder: Path, steps: int) -> dict[int, str]:
+    """Of a gang of one that nothing happens to, with each sample used once."""
+    with Nodes(folder, steps=steps, copies=0) as nodes:
+        nodes.plan("n0")
+        nodes.until_done()
+        found = audit(nodes.run_dir)
+        assert found.ok, found.sentence
+        return digests(nodes.run_dir)
 
 
 def digests(run_dir: Path) -> dict[int, str]:

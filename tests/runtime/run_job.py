@@ -57,9 +57,11 @@ def main() -> None:
     )
     options.add_argument("--unlike", choices=("model", "data", "buffer", "lone"), help="each process has another one")
     options.add_argument("--long", type=float, nargs=2, metavar=("STEP", "SECONDS"), help="rank 0 takes so long there")
+    load_s = float(os.environ.get("LOAD_S", "0"))  # of this process alone
+    options.add_argument("--load", type=float, default=load_s, help="seconds until it asks for its rank")
     args = options.parse_args()
     with elasticrl.runtime.join() as run:
-        time.sleep(float(os.environ.get("LOAD_S", "0")))  # as long as another's model takes
+        time.sleep(args.load)  # it stands for a large model
         lanes = run.tree.lanes.count
         content = str(os.getpid()) if args.unlike == "data" else ""
         seed, turns = run.tree.job.seed, args.updates

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from elasticrl.runtime import group
-from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt, Interrupted, StreamGroup, _bounded
+from elasticrl.runtime.group import Broken, ElasticGroup, Interrupt, Interrupted, StreamGroup, bounded
 
 
 def test_a_collective_that_a_rank_never_enters_ends_with_the_timeout_that_was_set_after_forming() -> None:
@@ -30,7 +30,7 @@ def test_what_may_block_for_ever_is_given_up_after_its_limit() -> None:
     """As NCCL's meeting does, whose own wait has no end."""
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match=r"meeting was not done within 0\.1 s"):
-        _bounded(Event().wait, "meeting", Interrupt(), limit_s=0.1)
+        bounded(Event().wait, "meeting", Interrupt(), limit_s=0.1)
     assert time.monotonic() - begin < 5.0
 
 

@@ -1,11 +1,13 @@
 """A gang that grows trains on until the newcomers are there, and loses nothing; nobody connects to who is not there yet."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes, digests
+from gang_kit import Nodes, digests, undisturbed_digests
 
+from elasticrl.agent.beats import State
 from elasticrl.core.model import LOADING, MEETING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing
@@ -19,10 +21,7 @@ LONG = 5  # the step that takes long
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    with Nodes(tmp_path_factory.mktemp("alone"), steps=STEPS, copies=0) as nodes:
-        nodes.plan("n0")
-        nodes.until_done()
-        return digests(nodes.run_dir)
+    return undisturbed_digests(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 def start(nodes: Nodes, generation: int) -> tuple[int, int]:
@@ -81,6 +80,18 @@ def test_it_parts_inside_of_a_step_where_a_state_is_kept(tmp_path: Path):
         nodes.plan("n0")
         nodes.until_done()
         assert digests(nodes.run_dir) == again
+
+
+def test_a_job_that_is_done_before_it_has_grown_is_done(tmp_path: Path):
+    with Nodes(tmp_path, steps=20, step_ms=STEP_MS) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_new(2)
+        nodes.env = {"LOAD_S": "60"}
+        nodes.plan("n0", "n1", "n2", grows=True)
+        old = [nodes.workers[node] for node in ("n0", "n1")]
+        nodes.until(lambda: all(worker.beat.state is State.DONE for worker in old), "the end of the job", 30)
+        time.sleep(0.5)  # in which they must not go to where the next gang is to meet
+        assert [worker.beat.state for worker in old] == [State.DONE] * 2
 
 
 def test_a_newcomer_that_dies_as_it_loads_is_not_waited_for(tmp_path: Path, undisturbed):

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes, digests, writer, writers
+from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 
 from elasticrl.agent.beats import State
 from elasticrl.runtime.checkpoint.place import place
@@ -22,10 +22,7 @@ TRIO = ("n0", "n1", "n2")
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The digests of a gang of one with a disk that all see, to which nothing happens."""
-    with Nodes(tmp_path_factory.mktemp("alone"), steps=STEPS, copies=0) as nodes:
-        nodes.plan("n0")
-        nodes.until_done()
-        return digests(nodes.run_dir)
+    return undisturbed_digests(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 def gang(folder: Path, *, wait: str = "60s", step_ms: float = 500.0, every: int = 10, **more: object) -> Nodes:

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from gang_kit import Nodes, digests, writer, writers
+from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 from vault_nodes import holdings
 
 from elasticrl.agent.beats import State
@@ -37,11 +37,7 @@ def proof(run_dir: Path, steps: int) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The digests of a gang of one that nothing happens to."""
-    with Nodes(tmp_path_factory.mktemp("alone"), steps=STEPS, copies=0) as nodes:
-        nodes.plan("n0")
-        nodes.until_done()
-        proof(nodes.run_dir, STEPS)
-        return digests(nodes.run_dir)
+    return undisturbed_digests(tmp_path_factory.mktemp("alone"), STEPS)
 
 
 OFTEN = [

@@ -11,7 +11,7 @@ from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in,
 from elasticrl.agent.gather import Beating, Pace, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
-from elasticrl.core.model import OUTSIDE, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.core.suspect import Budgets
 
@@ -140,6 +140,12 @@ def test_who_waits_outside_of_the_gang_is_what_a_node_shows_and_is_no_stall_as_l
     silent = look([victim, beating(1, since=1.0, phase=OUTSIDE)], 14, BUDGETS, 1000.0).stall
     assert silent is not None
     assert (silent.slot, silent.waiting) == (1, False)
+
+
+def test_a_node_loads_as_long_as_one_of_its_programs_has_not_asked_for_its_rank() -> None:
+    loads = beating(1, since=50.0, state=State.WARM, phase=OUTSIDE)  # whatever it calls what it does
+    assert look([beating(phase=MEETING, since=40.0), loads], 14, BUDGETS, 95.0).phase == LOADING
+    assert look([beating(phase=MEETING, since=40.0)], 14, BUDGETS, 95.0).phase == MEETING
 
 
 def test_of_several_stalls_the_stopped_one_is_named_then_the_one_that_waits_for_nobody() -> None:
