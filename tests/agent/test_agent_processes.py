@@ -17,7 +17,9 @@ import pytest
 from agent_nodes import Lab, Node, gang, lab, launch, stepping, training
 
 from elasticrl.agent import warm, wire
-from elasticrl.core.model import Work
+from elasticrl.agent.hand import news
+from elasticrl.agent.wire import Report
+from elasticrl.core.model import MEETING, Work
 from elasticrl.core.settings import Timeouts
 from elasticrl.diagnose.process import life
 
@@ -496,3 +498,9 @@ def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon
 
     with lab(tmp_path, 1, preload=("no_such_module",), orphan_s=1.0) as made:
         made.run(scenario)
+
+
+def test_that_a_gang_has_parted_to_grow_is_told_at_once_as_vaults_follow_it():
+    trains, parted = (Report(work=Work.JOINING, generation=14, step=9, phase=phase) for phase in ("update", MEETING))
+    assert news(trains, 0, grows=True) != news(parted, 0, grows=True)
+    assert news(trains, 0) == news(parted, 0), "another reform has no more reports for it"

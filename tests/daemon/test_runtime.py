@@ -127,11 +127,14 @@ def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path
         rows = {row["node"]: row["state"] for row in job.ask("n0", "status")["rows"]}
         assert (rows["n0"], rows["n1"]) == ("training", "training")
         job.until_steps(2, after=at, within_s=load_s - 1.0, count=5)
+        (newest,) = (link for link in job.folder.rglob("latest") if link.parent.name == "n0")
+        assert newest.readlink() == Path("attempt_1"), "it writes there"
         assert job.ask_vault("n0", "status")["generation"] == 1, (
             "its shards lie where the gang that trains looks for them"
         )
         job.until_steps(3, after=at, within_s=60.0, count=3)
         assert job.ask_vault("n0", "status")["generation"] == 2
+        assert newest.readlink() == Path("attempt_2")
         made = sorted(line.at for line in job.sealed() if line.node == "n0" and line.at > at)
         assert max(after - before for before, after in pairwise(made)) < load_s / 2, "nobody waited for it"
         told = [(e["generation"], e["work"]) for e in job.events("n0", "workers.changed")]

@@ -132,3 +132,21 @@ def test_a_job_that_shall_end_before_it_has_grown_ends_with_a_save(tmp_path: Pat
             assert nodes.workers[node].process.exitcode == 0, nodes.workers[node].text[-2000:]
         assert max(entry.version.step for entry in listing(place(nodes.run_dir))) == LONG + 1
         assert "without a last save" not in nodes.workers["n0"].text
+
+
+def test_an_order_to_end_that_comes_after_the_vote_to_part_is_heeded(tmp_path: Path):
+    # A step's body ends with the time that it sleeps, behind its last vote.
+    with Nodes(tmp_path, steps=STEPS, step_ms=2000.0) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_sealed(1)
+        nodes.plan("n0", "n1", "n2", grows=True)
+        nodes.until(lambda: nodes.workers["n2"].beat.phase == MEETING, "n2 is there", 20)
+        votes = nodes.workers["n0"].text.count("update 0\n")
+        nodes.until(lambda: nodes.workers["n0"].text.count("update 0\n") > votes, "the vote to part", 20)
+        time.sleep(0.5)  # of the two seconds: the vote is over
+        nodes.drain("n0", "n1", "n2")
+        for node in ("n0", "n1", "n2"):
+            nodes.workers[node].process.join(30)
+            assert nodes.workers[node].process.exitcode == 0, nodes.workers[node].text[-2000:]
+        assert "without a last save" not in nodes.workers["n0"].text
+        assert max(entry.version.step for entry in listing(place(nodes.run_dir))) >= 2
