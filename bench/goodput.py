@@ -191,10 +191,10 @@ class Ours:
             self.job.until_steps(3, within_s=180.0, count=5)
             self.job.start(SPARE)
             self.job.until(lambda: all(spares(self.job, n) for n in (*NODES, SPARE)), 180.0, "a spare on every node")
+            time.sleep(2.0)  # budgets are learned from what is usual
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
-        time.sleep(2.0)  # budgets are learned from what is usual
         return self
 
     def __exit__(self, *exc: object) -> None:

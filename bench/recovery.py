@@ -91,8 +91,12 @@ class Elastic:
 
     def __enter__(self) -> Self:
         self.job.__enter__()
-        self.job.start(*NODES)
-        self.ready()
+        try:
+            self.job.start(*NODES)
+            self.ready()
+        except BaseException:  # also one that ends the bench: nothing of it may go on
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -243,9 +247,13 @@ class Torchrun:
 
     def __enter__(self) -> Self:
         (self.folder / "history").touch()
-        for node in NODES:
-            self.start(node)
-        self.ready()
+        try:
+            for node in NODES:
+                self.start(node)
+            self.ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:

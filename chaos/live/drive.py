@@ -112,10 +112,10 @@ class Drive:
 
     def __enter__(self) -> Self:
         self.eye.__enter__()
-        for node in self.lab.boxes:
-            if node not in self.hands.off:
-                self.job.start(node)
         try:
+            for node in self.lab.boxes:
+                if node not in self.hands.off:
+                    self.job.start(node)
             self.until(lambda: self.over or self.well(0.0), START_S, "all nodes train for the first time")
             if self.over:
                 raise Late(f"the job ended before it trained; {self.lacks()}")
