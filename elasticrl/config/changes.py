@@ -14,7 +14,8 @@ When = Literal["live", "restart", "never"]
 _S = TypeVar("_S", bound=Section)
 
 #: A running daemon takes these up on SIGHUP: it decides by them. A section stands for all of its keys. Agents and workers never
-#: hear of a reload, so what they go by is not here: job.steps, a phase's budget, when a checkpoint is due.
+#: hear of a reload, so what they go by is not here: job.steps, a phase's budget, when a checkpoint is due, how long
+#: they wait for each other (recovery.start and the rungs' own).
 LIVE = (
     "membership.min_nodes",
     "membership.max_nodes",
@@ -23,10 +24,6 @@ LIVE = (
     "membership.grow",
     "membership.report",
     "membership.rejoin",
-    "recovery.start",
-    "recovery.replace",
-    "recovery.restart",
-    "recovery.reload",
     "recovery.probe",
     "recovery.drain",
     "recovery.no_progress_limit",

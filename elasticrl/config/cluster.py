@@ -140,7 +140,8 @@ class Membership(Section):
     """Nodes. Never more than this are seated; further ones wait as spares. The job needs a lane for each of their
     workers."""
     spares: Whole = 0
-    """Nodes kept warm and unseated, to take a dead one's place. Each costs a node's work and saves the gang from shrinking."""
+    """Nodes kept warm and unseated, to take a dead one's place. Each costs a node's work and saves the gang from shrinking,
+    which waits until the spare's program has loaded its model."""
     settle_s: Span = 1.0
     """Seconds that the first plan waits for more nodes to arrive, and growth for those who are there and get ready. More
     starts later and reforms less often."""
@@ -290,8 +291,9 @@ class Vault(Section):
     """The TCP port that copies are received on. 0: any free one, published in the node's record. Fix it to open a
     firewall."""
     timeout_s: Seconds = 20.0
-    """Seconds for one copy to arrive, before the buddy counts as lost and the next one gets it. The next update waits for
-    the copy, while it comes nearer, so less stalls shorter; more rides out a congested network."""
+    """Seconds that an update waits for a copy of the state before, while it comes nearer (else three quarters of
+    timeouts.floor). Training then goes on without it, the worker's log says so, and the same buddy is tried again; until
+    it arrives a lost node may cost steps. Less stalls shorter; more rides out a congested network."""
     linger_s: Seconds = 120.0
     """Seconds that a node's vault stays after the node has left the job, for those who may still fetch from it. Less gives
     its memory back sooner; too little ends it before the others have formed anew."""

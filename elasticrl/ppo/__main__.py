@@ -98,15 +98,11 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
     ppo, lanes = tree.ppo, tree.lanes.count
-    makers: dict[str, Callable[[], nn.Module]] = {"actor": lambda: models.actor(tree.model, path, seed=tree.job.seed)}
-    if ppo.algorithm == "ppo" and tree.model.value_head == "separate":
-        makers["critic"] = lambda: models.critic(tree.model, tree.model.critic_path or path)
     run = ElasticRun(base, parts=parts_of(ppo, lanes))
     device = base.context.device
     frozen = Frozen(tree, device)
-    built = {
-        name: given_as(strategy_of(tree, name), frozen.within(name, make), device) for name, make in makers.items()
-    }
+    apart = ppo.algorithm == "ppo" and tree.model.value_head == "separate"
+    built = to_train(base, frozen, ["actor", *["critic"] * apart])
     base.train(**{name: (model, rule_of(tree, name)) for name, model in built.items()})
     sampling = sampling_of(tree, tokenizer)
     frozen.ends(sampling.eos)
@@ -190,13 +186,10 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
     tokenizer = models.tokenizer(path)
     beside(tree, tokenizer)
 
-    def make() -> nn.Module:
-        return models.actor(tree.model, path, seed=tree.job.seed)
-
     run = ElasticRun(base, parts=parts_of(ppo, lanes), last="update")
     device = base.context.device
     frozen = Frozen(tree, device)
-    built = given_as(strategy_of(tree, "actor"), frozen.within("actor", make), device)
+    built = to_train(base, frozen, ["actor"])["actor"]
     base.train(actor=(built, rule_of(tree, "actor")))
     answer_tokens, ends = tree.rollout.max_tokens, models.ends(path, tokenizer)
     frozen.ends(ends)
@@ -231,6 +224,33 @@ def preferring(base: Run) -> tuple[Trainer, Callable[[], None]]:
 
     base.on_let_go(lambda: hold(at_first(built), frozen.whole("ref")))
     return trainer, refresh
+
+
+def to_train(base: Run, frozen: Frozen, roles: Sequence[str]) -> dict[str, nn.Module | Build]:
+    """What the runtime is given of each model that is trained."""
+    tree, device = base.tree, base.context.device
+    path = str(tree.model.path)
+    paths = {"actor": path, "critic": tree.model.critic_path or path}
+
+    def given(role: str) -> nn.Module | Build:
+        strategy = strategy_of(tree, role)
+
+        def make() -> nn.Module:
+            weights: models.Weights = "filled" if base.fills else "later" if strategy == "fsdp" else "read"
+            if role == "critic":
+                return models.critic(tree.model, paths[role], weights=weights)
+            return models.actor(tree.model, paths[role], seed=tree.job.seed, weights=weights)
+
+        def fill(model: nn.Module) -> None:
+            if not base.fills and any(param.is_meta for param in model.parameters()):
+                from elasticrl.runtime.fsdp import give_memory  # half a second of imports, for this alone
+
+                give_memory(model, device)
+                models.fill(model, paths[role])
+
+        return given_as(strategy, frozen.within(role, make), device, fill)
+
+    return {role: given(role) for role in roles}
 
 
 def reference_of(tree: Tree) -> nn.Module | None:
@@ -291,8 +311,10 @@ def rule_of(tree: Tree, role: str) -> Callable[[str], Rule]:
     return lambda _name: rule
 
 
-def shards(make: Callable[[], nn.Module]) -> Callable[[DeviceMesh], nn.Module]:
-    """The model with every layer a unit of FSDP2's."""
+def shards(
+    make: Callable[[], nn.Module], fill: Callable[[nn.Module], None] = lambda _model: None
+) -> Callable[[DeviceMesh], nn.Module]:
+    """The model with every layer a unit of FSDP2's, and then filled."""
 
     def build(mesh: DeviceMesh) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
@@ -302,18 +324,21 @@ def shards(make: Callable[[], nn.Module]) -> Callable[[DeviceMesh], nn.Module]:
             for layer in layers:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        fill(model)
         return model
 
     return build
 
 
-def given_as(strategy: str, make: Callable[[], nn.Module], device: str) -> nn.Module | Build:
+def given_as(
+    strategy: str, make: Callable[[], nn.Module], device: str, fill: Callable[[nn.Module], None]
+) -> nn.Module | Build:
     """What the runtime is given of a trained model: itself, on its device, or how to build it for a gang: what shards it puts
     each layer there by itself, so that no GPU holds all of it.
     """
     if strategy == "replicated":
         return make().to(device)
-    return shards(make) if strategy == "fsdp" else lambda _mesh: make()
+    return shards(make, fill) if strategy == "fsdp" else lambda _mesh: make()
 
 
 def at_first(given: nn.Module | Build) -> nn.Module:

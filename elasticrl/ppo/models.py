@@ -6,26 +6,32 @@ reward model its sequence-classification model, so `from_pretrained`, `save_pret
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import transformers
 from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from elasticrl.config.training import Lora, Model
@@ -33,6 +39,11 @@ if TYPE_CHECKING:
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
 FEW = 100  # special tokens that one tokenizer may have and another not
+
+
+Weights = Literal["read", "later", "filled"]
+"""Of a model that is made: read from its files at once; by `fill`, when it is sharded; or filled by somebody with other ones.
+The latter two leave them out, where nothing but their values comes from the files."""
 
 
 class ModelError(ValueError):
@@ -129,9 +140,12 @@ def still(config: Any) -> Any:
     return config
 
 
-def actor(model: Model, path: str, *, seed: int) -> nn.Module:
-    """The model that is trained, float32; with adapters if the configuration has them; tied to a value head if it says so."""
-    found = _load(transformers.AutoModelForCausalLM, path, model, trained=True)
+def actor(model: Model, path: str, *, seed: int, weights: Weights = "read") -> nn.Module:
+    """The model that is trained, float32; with adapters if the configuration has them, whose base is always read; tied to a
+    value head if it says so.
+    """
+    weights = "read" if model.lora.rank else weights
+    found = _load(transformers.AutoModelForCausalLM, path, model, trained=True, weights=weights)
     if model.lora.rank:
         found = with_adapters(found, model.lora, seed)
     if model.value_head == "separate":
@@ -143,11 +157,12 @@ def actor(model: Model, path: str, *, seed: int) -> nn.Module:
     return tied
 
 
-def critic(model: Model, path: str) -> nn.Module:
+def critic(model: Model, path: str, *, weights: Weights = "read") -> nn.Module:
     """A separate critic, float32. A fresh head starts at 0, so that the first values are 0 and not noise."""
     config = transformers.AutoConfig.from_pretrained(path, num_labels=1)
     config.classifier_dropout = 0.0
-    return _load(transformers.AutoModelForTokenClassification, path, model, trained=True, config=config)
+    kind = transformers.AutoModelForTokenClassification
+    return _load(kind, path, model, trained=True, weights=weights, config=config)
 
 
 def reference(model: Model, path: str) -> nn.Module:
@@ -294,18 +309,23 @@ def _inputs(rows: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {"input_ids": rows["tokens"], "attention_mask": attention, "position_ids": position, "use_cache": False}
 
 
-def _load(kind: Any, path: str, model: Model, *, trained: bool, narrow: bool = False, **more: Any) -> nn.Module:
+def _load(
+    kind: Any, path: str, model: Model, *, trained: bool, narrow: bool = False, weights: Weights = "read", **more: Any
+) -> nn.Module:
     dtype = torch.bfloat16 if narrow else torch.float32
+    info: Any = {"missing_keys": ()}
     try:
         with quietly():
             if trained:
                 more["config"] = still(more.get("config") or transformers.AutoConfig.from_pretrained(path))
-            found, info = kind.from_pretrained(
-                path, dtype=dtype, attn_implementation=model.attention, output_loading_info=True, **more
-            )
+            found = _outline(kind, path, model, more["config"], weights) if weights != "read" else None
+            if found is None:
+                found, info = kind.from_pretrained(
+                    path, dtype=dtype, attn_implementation=model.attention, output_loading_info=True, **more
+                )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"{path} cannot be loaded as {kind.__name__}: {error}") from error
-    missing = sorted(name for name in info["missing_keys"] if not name.startswith("score."))
+    missing = sorted(name for name in info["missing_keys"] if not _is_head(name))
     if missing:
         raise ModelError(f"{path} lacks {len(missing)} weights of a {type(found).__name__} ({missing[0]}, ...)")
     if (
@@ -320,6 +340,65 @@ def _load(kind: Any, path: str, model: Model, *, trained: bool, narrow: bool = F
         found.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     found.requires_grad_(trained)
     return cast("nn.Module", found.eval())
+
+
+def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) -> Any:
+    """The model without its weights; None where it would not be the one that is read, or cannot be filled as `weights` says."""
+    with outlined():
+        found = kind.from_config(deepcopy(config), dtype=torch.float32, attn_implementation=model.attention)
+    if found.state_dict().keys() - {name for name, _ in found.named_parameters(remove_duplicate=False)}:
+        return None  # buffers that are saved with the weights
+    if weights == "later" or found.all_tied_weights_keys:
+        stored = _stored(path)
+        for pair in found.all_tied_weights_keys.items():
+            if sum(any(name.endswith(end) for name in stored) for end in pair) != 1:
+                return None  # files with both may hold different ones, and these are not tied then
+        as_stored = not get_model_conversion_mapping(found, add_legacy=False)
+        shapes = {name: tuple(param.shape) for name, param in found.named_parameters() if not _is_head(name)}
+        if weights == "later" and not (as_stored and all(stored.get(name) == shape for name, shape in shapes.items())):
+            return None
+    if found.can_generate() and has(path, GENERATION_FILE):
+        found.generation_config = transformers.GenerationConfig.from_pretrained(path)  # which `export` writes
+    return found
+
+
+def fill(model: nn.Module, path: str) -> None:
+    """The weights of a sharded model that was made for "later": each rank reads its own rows of each, and nothing else."""
+    body: Any = model.actor if isinstance(model, Tied) else model
+    params = dict(body.named_parameters())
+    with torch.no_grad():
+        for file in _files(path):
+            with safe_open(file, "pt") as opened:
+                for name in params.keys() & set(opened.keys()):
+                    param = params[name]
+                    local, world, rank = param.to_local(), param.device_mesh.size(), param.device_mesh.get_local_rank()
+                    start = min(rank * -(-param.shape[0] // world), param.shape[0])  # as FSDP2 cuts them
+                    local.copy_(opened.get_slice(name)[start : start + local.shape[0]])
+
+
+def _files(path: str) -> Sequence[Path]:
+    """Those of a model's weights in safetensors, as far as they are here, as transformers picks them."""
+    folder = Path(path) if Path(path).is_dir() else Path(hf_hub_download(path, "config.json")).parent
+    if (folder / SAFE_WEIGHTS_NAME).is_file():
+        return [folder / SAFE_WEIGHTS_NAME]
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
+    files = [folder / name for name in sorted(set(names))]
+    return files if all(file.is_file() for file in files) else ()
+
+
+def _stored(path: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights in a model's files, by name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in _files(path):
+        with safe_open(file, "pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 - no mapping
+    return found
+
+
+def _is_head(name: str) -> bool:
+    """A head that a folder may lack: a fresh one begins at 0."""
+    return name.startswith("score.")
 
 
 def _export_merged(body: Any, folder: str | Path) -> None:

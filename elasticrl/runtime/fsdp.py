@@ -7,7 +7,7 @@ than the logarithm of their number. All ranks must issue the same collectives: w
 nothing for them.
 
 FSDP2 binds a model to one group for good. A new generation therefore builds the model anew, by the same function, and loads
-its shard: what is lost is the object, not the state.
+its shard: what is lost is the object, not the state. What is to be loaded need not be there before (`runtime.outline`).
 """
 
 # ruff: noqa: SLF001 - FSDP2 tells nobody which parameters it reduces together
@@ -26,6 +26,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import Layout, Piece, up
+from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
 
@@ -74,13 +75,17 @@ class Fsdp(Strategy):
         point: Point = lambda _name: None,
         shard: Shard | None = None,
         offload: bool = False,
+        fills: bool = False,
     ) -> None:
         """`shard` is that of an earlier generation, if it is cut as this one's will be: its versions are kept.
 
-        With `offload` the optimizer's state is in the host's memory, and computed there.
+        With `offload` the optimizer's state is in the host's memory, and computed there. `fills`: the caller fills the shard
+        and publishes it before anything is computed, so what trains may come without memory.
         """
         super().__init__(deal, rank, group, point)
         self.model = build(DeviceMesh.from_group(group, device))
+        _check_memory(self.model, fills=fills)
+        give_memory(self.model, device)
         self._units, layout = _units(self.model, deal.world)
         kinds = {param.dtype for unit in self._units for _, param in unit.params}
         if len(kinds) != 1:
@@ -265,6 +270,35 @@ def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[torc
                 if id(group) not in seen:
                     seen.add(id(group))
                     yield name, module, [param.sharded_param for param in group.fsdp_params]
+
+
+def give_memory(model: torch.nn.Module, device: str) -> None:
+    """Zeros for this rank's slices of what was built without memory (`runtime.outline`), once `fully_shard` was applied."""
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = (group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups)
+    for held in [param for group in groups for param in group.fsdp_params if param.sharded_param.is_meta]:
+        zeros = torch.zeros_like(held.sharded_param, device="cpu" if held.offload_to_cpu else device)
+        trains = held.sharded_param.requires_grad
+        held._setattr_on_modules(torch.nn.Parameter(zeros, requires_grad=trains))  # in all modules that share it
+        held.reset_sharded_param()  # type: ignore[no-untyped-call] # torch has not annotated it
+    if left := [name for name, param in model.named_parameters() if param.is_meta]:
+        raise Misuse(
+            f"{left[0]} has no memory and is no part of what fully_shard put together: apply it to the whole model too."
+        )
+
+
+def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
+    """Misuse where something was built without memory that nobody fills afterwards."""
+    lost = [name for name, param in model.named_parameters() if param.is_meta and not (fills and param.requires_grad)]
+    if lost and fills:
+        raise Misuse(
+            f"{len(lost)} parameters have no memory ({lost[0]}, ...) and do not train: nobody fills them, so build them whole."
+        )
+    if lost:
+        raise Misuse(
+            f"{len(lost)} parameters have no memory ({lost[0]}, ...), and there is nothing yet that they are filled with: "
+            "build them whole unless run.fills says otherwise."
+        )
 
 
 def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:

@@ -139,6 +139,7 @@ class Run:
         self._parting = False  # all ranks know it, and part at the next state that is kept
         self._parted = False  # they have: those who come now are all there
         self._guarded = False
+        self._fills = False
         self._lane: Lane | None = None
         self._used: list[tuple[int, int, tuple[SampleId, ...]]] = []
         self._changed = False  # an update since the newest state that was kept, after which the step could be taken up
@@ -272,6 +273,13 @@ class Run:
         scale = 1.0 / self.tree.lanes.count if scale is None else scale
         found = self.update_all(scale=scale, max_norm=max_norm, lr_factor=lr_factor)
         return None if found is None else found[next(iter(self._roles))]
+
+    @property
+    def fills(self) -> bool:
+        """While a sharded model is built: are its trained weights overwritten at once by what was kept? A builder need not read
+        them then (`runtime.outline`).
+        """
+        return self._fills
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
@@ -627,7 +635,15 @@ class Run:
         held = self._let_go(count)
         for name, role in self._roles.items():
             shard = held.pop(name, None)
-            role.strategy = strategy_for(name, role, self.context, self._gang_now, deal=leaves, shard=shard)
+            # With something allowed to be amiss in a checkpoint, a role of its own may not be in it.
+            on_disk = agreed.checkpoint is not None and not self.tree.checkpoint.allow
+            self._fills = strategy_of(self.tree, name) == "fsdp" and (agreed.remembered or on_disk)
+            try:
+                role.strategy = strategy_for(
+                    name, role, self.context, self._gang_now, deal=leaves, shard=shard, fills=self._fills
+                )
+            finally:
+                self._fills = False
             if shard is not None and role.strategy.shard is shard and count is not None:
                 shard.go_to(count)
                 kept.add(name)

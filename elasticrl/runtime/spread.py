@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def strategy_for(
-    name: str, role: Trained, context: Context, gang: Gang, *, deal: Deal, shard: Shard | None
+    name: str, role: Trained, context: Context, gang: Gang, *, deal: Deal, shard: Shard | None, fills: bool
 ) -> Strategy:
     """This role's strategy for the gang as it is now; Misuse if what was registered does not suit its kind. `shard` is that of
-    an earlier generation, whose versions are kept if it is cut as this one's will be.
+    an earlier generation, whose versions are kept if it is cut as this one's will be. `fills`: it is filled with what was kept.
     """
     tree: Tree = context.tree
     kind, given, host = strategy_of(tree, name), role.given, offloaded(tree, name)
@@ -70,4 +70,14 @@ def strategy_for(
         )  # fmt: skip
     from elasticrl.runtime.fsdp import Fsdp  # half a second of imports, which only this strategy needs
 
-    return Fsdp(build, role.rule_of, deal=deal, rank=gang.rank, group=group, device=device, shard=shard, offload=host)
+    return Fsdp(
+        build,
+        role.rule_of,
+        deal=deal,
+        rank=gang.rank,
+        group=group,
+        device=device,
+        shard=shard,
+        offload=host,
+        fills=fills,
+    )

@@ -5,7 +5,8 @@ that phase, by a signal that nothing catches. With {"stay": true} it does nothin
 
 What its worker generates is a line in the file `$PPO_GENERATED`: {"generation": 3, "version": 4, "ids": ["0:17", ...]}.
 
-As a sharded model is built, it says how many of those before, or a layer of theirs, are still in memory: "ref built beside 0".
+As a sharded model is built, it says how many of those before, or a layer of theirs, were still in memory,
+and whether its weights were read: "ref built beside 0 whole".
 """
 
 import json
@@ -61,16 +62,18 @@ def counted(role: str, build: Callable[..., nn.Module | None]) -> Callable[..., 
     built: list[weakref.WeakSet[nn.Module]] = []
 
     def counting(*args: Any) -> nn.Module | None:
-        print(f"{role} built beside", sum(len(modules) > 0 for modules in built), flush=True)
+        beside = sum(len(modules) > 0 for modules in built)
         if (model := build(*args)) is not None:
             built.append(weakref.WeakSet(model.modules()))
+        outlined = model is not None and any(param.is_meta for param in model.parameters())
+        print(f"{role} built beside", beside, "outlined" if outlined else "whole", flush=True)
         return model
 
     return counting
 
 
-def given(strategy: str, make: Callable[[], nn.Module], device: str) -> nn.Module | Build:
-    found = given_as(strategy, make, device)
+def given(strategy: str, make: Callable[[], nn.Module], *more: Any) -> nn.Module | Build:
+    found = given_as(strategy, make, *more)
     return found if isinstance(found, nn.Module) else cast("Build", counted("a role", found))
 
 

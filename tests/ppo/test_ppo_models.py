@@ -2,22 +2,41 @@
 
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from elasticrl.config.training import Lora, Model
 from elasticrl.ppo import models, tiny
+from elasticrl.ppo.__main__ import shards
 from elasticrl.ppo.rollout.inline import left_padded
 from elasticrl.runtime.buffers import Buffers
+from elasticrl.runtime.fsdp import Fsdp, give_memory
+from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.optim import AdamW
 
 
 def test_a_model_with_another_tokenizer_than_the_actor_s_is_refused(tmp_path):
@@ -248,3 +267,168 @@ def test_rope_with_other_frequencies_for_long_texts_is_let_be_and_one_that_remem
     asked(LlamaRotaryEmbedding(LlamaConfig(**size, rope_parameters=dynamic)), 4, 16)
     with pytest.raises(Misuse, match="The buffer inv_freq of actor has changed"):
         asked(LlamaRotaryEmbedding(LlamaConfig(**size, rope_parameters=dynamic)), 4, 17)
+
+
+def tied(tmp_path, *, own_head: bool):
+    """The folder of a model whose configuration ties its head; with its `own_head` its files hold another one all the same."""
+    config = LlamaConfig(
+        vocab_size=14, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        tie_word_embeddings=not own_head,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config)
+    made.config.tie_word_embeddings = True
+    weights = {name: value.clone() for name, value in made.state_dict().items() if own_head or "lm_head" not in name}
+    made.config.save_pretrained(tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    return str(tmp_path)
+
+
+def filled(outlined, whole):
+    """An outline with the weights of a whole model."""
+    assert all(param.is_meta for param in outlined.parameters())
+    named = dict(whole.named_parameters())
+    assert [*named] == [name for name, _ in outlined.named_parameters()], "what is tied is tied"
+    for name, param in outlined.named_parameters():
+        assert (param.shape, param.dtype, param.requires_grad) == (named[name].shape, named[name].dtype, True)
+    for module, like in zip(outlined.modules(), whole.modules(), strict=True):
+        for name in module._parameters:
+            module._parameters[name] = like._parameters[name]
+    return outlined
+
+
+@pytest.mark.parametrize(
+    ("arch", "role"),
+    [("gpt2", "actor"), ("gpt2", "tied"), *product(["qwen2", "llama", "tied"], ["actor", "tied", "critic"])],
+)
+def test_a_model_without_its_weights_is_otherwise_the_one_that_is_read(folders, rows, tmp_path, arch, role):
+    if arch == "gpt2":
+        config = GPT2Config(vocab_size=14, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.1)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / arch)
+        path = str(tmp_path / arch)
+    else:
+        path = tied(tmp_path / arch, own_head=False) if arch == "tied" else folders[arch]
+    GenerationConfig(eos_token_id=[3, 4], max_length=77).save_pretrained(path)
+    model = Model(value_head="separate" if role != "tied" else "tied", gradient_checkpointing=True)
+
+    def made(weights: models.Weights):
+        if role == "critic":
+            return models.critic(model, path, weights=weights)
+        return models.actor(model, path, seed=0, weights=weights)
+
+    whole, outlined = made("read"), made("filled")
+    if role == "tied":
+        whole_body, body = whole.actor, filled(outlined.actor, whole.actor)
+        assert torch.equal(whole.value_head.weight, outlined.value_head.weight)
+    else:
+        whole_body, body = whole, filled(outlined, whole)
+    assert body.config.to_dict() == whole_body.config.to_dict()
+    assert body.training is whole_body.training is False
+    assert body.is_gradient_checkpointing is whole_body.is_gradient_checkpointing is True
+    buffers = dict(whole_body.named_buffers())
+    assert [name for name, _ in body.named_buffers()] == [*buffers]
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in body.named_buffers())
+    ask = models.response_values if role == "critic" else models.response_logits
+    with torch.no_grad():
+        said, expected = ask(outlined, rows), ask(whole, rows)
+    if role == "critic":
+        said, expected = (said, None), (expected, None)
+    assert torch.equal(said[0], expected[0])
+    assert (said[1] is None) == (expected[1] is None) == (role != "tied")
+    for name, found in (("whole", whole), ("outlined", outlined)):
+        models.export(found, tmp_path / name)
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("whole", "outlined")]
+    assert files[0].keys() == files[1].keys()
+    assert files[0] == files[1]
+
+
+def test_what_is_more_than_weights_is_read(tmp_path, folders):
+    path = tied(tmp_path / "untied", own_head=True)
+    actor = models.actor(Model(), path, seed=0, weights="filled")
+    assert not any(param.is_meta for param in actor.parameters()), "both are in its files, so they are not tied"
+    assert not torch.equal(actor.lm_head.weight, actor.model.embed_tokens.weight)
+    adapted = models.actor(Model(lora=Lora(rank=2)), folders["qwen2"], seed=0, weights="filled")
+    assert not any(param.is_meta for param in adapted.parameters()), "nobody fills what is not trained"
+    config = DeepseekV3Config(
+        vocab_size=14, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=2, n_routed_experts=4,
+        num_attention_heads=2, num_key_value_heads=2, first_k_dense_replace=1, n_group=2, topk_group=1, num_experts_per_tok=2,
+        kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, v_head_dim=8, qk_nope_head_dim=4,
+    )  # fmt: skip
+    DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / "moe")
+    routed = models.actor(Model(), str(tmp_path / "moe"), seed=0, weights="filled")
+    assert not any(param.is_meta for param in routed.parameters()), "a buffer of its is in its files"
+
+
+@contextmanager
+def mesh_of(rank, world):
+    """A mesh of so many ranks, of which only one is there: enough for cutting a model up."""
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (world,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("arch", "role", "value_head"),
+    [
+        ("gpt2", "actor", "separate"), ("gpt2", "actor", "tied"), ("narrow", "actor", "separate"),
+        *product(["qwen2", "llama", "tied"], ["actor"], ["separate", "tied"]),
+        ("llama", "critic", "separate"), ("tied", "critic", "separate"),
+    ],
+)  # fmt: skip
+def test_each_rank_reads_its_own_rows_and_they_are_those_of_the_model_that_is_read(
+    folders, tmp_path, arch, role, value_head
+):
+    if arch == "gpt2":
+        config = GPT2Config(vocab_size=14, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path)
+        path = str(tmp_path)
+    elif arch == "narrow":  # its files are of bfloat16, and several
+        made = LlamaForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
+        made.save_pretrained(tmp_path, max_shard_size="20KB")
+        assert len([*tmp_path.glob("*.safetensors")]) > 1
+        path = str(tmp_path)
+    else:
+        path = tied(tmp_path, own_head=False) if arch == "tied" else folders[arch]
+    model = Model(value_head=value_head)
+
+    def cut(rank, weights):
+        def make():
+            if role == "critic":
+                return models.critic(model, path, weights=weights)
+            return models.actor(model, path, seed=0, weights=weights)
+
+        def fill(made):
+            assert any(param.is_meta for param in made.parameters()) == (weights == "later")
+            if weights == "later":
+                give_memory(made, "cpu")
+                models.fill(made, path)
+
+        with mesh_of(rank, 3) as mesh:
+            return {name: param.to_local() for name, param in shards(make, fill)(mesh).named_parameters()}
+
+    for rank in range(3):
+        whole, rows = cut(rank, "read"), cut(rank, "later")
+        assert [*whole] == [*rows]
+        assert all(torch.equal(rows[name], local) for name, local in whole.items())
+
+
+def test_a_builder_that_leaves_out_what_nobody_fills_is_told(folders):
+    def build(fills, trains):
+        def made(mesh):
+            found = models.actor(Model(), folders["qwen2"], seed=0, weights="filled")
+            found.get_output_embeddings().requires_grad_(trains)
+            return shards(lambda: found)(mesh)
+
+        with mesh_of(0, 2) as mesh:
+            return Fsdp(
+                made, lambda _name: AdamW(lr=0.1), deal=Deal.interleaved(2, 2), rank=0, group=mesh.get_group(), fills=fills
+            )  # fmt: skip
+
+    assert not build(fills=True, trains=True).shard.state.any()
+    with pytest.raises(Misuse, match=r"1 parameters have no memory \(lm_head.weight, .*\) and do not train"):
+        build(fills=True, trains=False)
+    with pytest.raises(
+        Misuse, match=r"there is nothing yet that they are filled with: build them whole unless run\.fills"
+    ):
+        build(fills=False, trains=True)

@@ -13,6 +13,8 @@ import signal
 import sys
 import time
 import weakref
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,19 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # it is a program of its own
 import elasticrl
 from chaos.live.job import ROWS, Warmup, data, fresh, rule
 from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.run import Run
 
 built: list[weakref.ref[nn.Module]] = []
 slow_s = 0.0  # in each lane, from the fault "slow" on
 
 
-def sharded(mesh: DeviceMesh) -> nn.Module:
+def sharded(run: Run, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    print("built beside", sum(model() is not None for model in built), flush=True)
-    model = fresh().to(mesh.device_type)
+    print("built beside", sum(model() is not None for model in built), "outlined" if run.fills else "whole", flush=True)
+    with outlined() if run.fills else nullcontext():
+        model = fresh()
     built.append(weakref.ref(model))
     fully_shard(model[0], mesh=mesh)
     fully_shard(model[3], mesh=mesh)
@@ -70,7 +74,7 @@ def main() -> None:
         )
         schedule = Warmup()
         device = run.context.device
-        model = sharded if run.tree.model.strategy == "fsdp" else fresh().to(device)
+        model = partial(sharded, run) if run.tree.model.strategy == "fsdp" else fresh().to(device)
         if args.unlike == "model":
             next(model.parameters()).data += os.getpid()
         if args.unlike == "buffer":

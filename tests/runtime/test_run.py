@@ -385,7 +385,8 @@ def test_a_sharded_model_is_gone_before_the_next_generation_builds_its_own(tmp_p
         nodes.kill_worker("n1")
         nodes.plan("n0", "n1")
         nodes.until_new(1)
-        assert re.findall(r"built beside (\d)", nodes.workers["n0"].text) == ["0", "0"]
+        built = re.findall(r"built beside (\d) (\w+)", nodes.workers["n0"].text)
+        assert built == [("0", "whole"), ("0", "outlined")], "what is filled is not read once more"
 
 
 def test_a_held_gang_keeps_its_state_and_goes_on(tmp_path: Path, undisturbed):

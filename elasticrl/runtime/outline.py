@@ -1,0 +1,46 @@
+"""Models without their weights, for where those are overwritten at once by what was kept: nobody reads them from a disk then.
+
+The one idea: a sharded model is built anew for each gang, and its weights come from memory or a vault anyway. So a builder may
+leave its parameters on torch's device `meta` where `run.fills` says so, and the strategy gives each rank the memory of its own
+slices alone. Buffers come from nobody's memory: they are computed as ever.
+
+    def build(mesh):
+        with outlined() if run.fills else nullcontext():
+            model = Network(config)
+        if not run.fills:
+            model.load_state_dict(torch.load("model.pt"))
+        return fully_shard(model, mesh=mesh)
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def outlined() -> Iterator[None]:
+    """Inside, modules that are built in this process get their parameters' shapes, and no memory for them.
+
+    >>> with outlined():
+    ...     made = nn.Linear(1 << 20, 1 << 20)
+    >>> made.weight.device.type, tuple(made.weight.shape)
+    ('meta', (1048576, 1048576))
+    """
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # one that is tied to another stays the very same
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        plain(module, name, param)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
