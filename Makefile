@@ -38,13 +38,20 @@ system:
 COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
+# Files that are mostly waiting, the longest first: a short one then ends the stage, and not a long one.
+LONG := $(patsubst %,tests/%.py,runtime/test_zero runtime/test_run systemd/test_units runtime/test_growing runtime/test_own_disks \
+  agent/test_agent_torchrun agent/test_agent_processes store/test_kill runtime/test_exact)
+WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent)) \
+  $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
+  $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
+
 # What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
 # is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/runtime tests/store tests/agent
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) tests/runtime tests/store tests/agent)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS))
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit

@@ -41,6 +41,7 @@ from chaos.sim.gang import chain_whole
 from elasticrl.core.model import Phase, Plan, Rung
 
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
+KNOWN_S = 0.5  # until a life that began is known
 
 
 # ---- the plan
@@ -311,13 +312,21 @@ def quarantines_are_few(case: Case) -> Iterator[Complaint]:
 def quarantines_name_the_living(case: Case) -> Iterator[Complaint]:
     """A quarantine is of the life that is to blame: not of one that was over, known to all, before it."""
     newest: dict[str, tuple[str, float]] = {}
+    before: dict[str, tuple[str, float]] = {}
     for fact in case.history:
         if isinstance(fact, Started):
-            if newest.get(node_of(fact.member), ("", 0.0))[0] != fact.member:
-                newest[node_of(fact.member)] = fact.member, fact.at
+            node = node_of(fact.member)
+            if newest.get(node, ("", 0.0))[0] != fact.member:
+                before[node] = newest.get(node, (fact.member, fact.at))
+                newest[node] = fact.member, fact.at
+        elif isinstance(fact, Struck) and fact.kind in {"power_cut", "kill_node"}:
+            # Found by seed 315: a life that was over after a tenth of a second, and of which nobody had heard.
+            newest |= {
+                node: before[node] for node in fact.nodes if node in newest and fact.at < newest[node][1] + KNOWN_S
+            }
         elif isinstance(fact, Confined) and fact.held:
             member, since = newest.get(fact.node, (fact.member, 0.0))
-            known = since + 0.5 + _store_trouble(case, fact.at)
+            known = since + KNOWN_S + _store_trouble(case, fact.at)
             if member != fact.member and fact.at > known:
                 yield fact.at, f"{fact.member} was quarantined, and {member} runs since {since:.1f} s: {fact.reason}"
 

@@ -156,8 +156,8 @@ class Play:
             self.score.steps += drive.eye.newest
             self.score.struck.update(fact.kind for fact in drive.eye.facts if isinstance(fact, Struck))
             left = list(scenarios) if bad and not again else []
-            found = drive.finish()
-            if found and not bad:
+            found = [] if bad else drive.finish()
+            if found:
                 self._failed(drive, played, str(found[0]), again)
         if left:
             self.job(lab, shape, iter(left), again)

@@ -129,8 +129,9 @@ def moved(scene: Scene) -> Move | None:
     if not found:
         return None
     why = f"the vault of {', '.join(map(str, found))} answers at another port"
-    if scene.on_their_way.issuperset(found):
-        return None  # the gang trains without them, and hears it when it has grown
+    newcomers = {seat.member for seat in plan.seats if seat.born == plan.generation}
+    if newcomers.issuperset(found) and (scene.still_trains or scene.on_their_way.issuperset(found)):
+        return None  # the gang trains without them: once it has grown, all hear it
     if scene.trained or plan.grows:
         seats = tuple(seat for seat in scene.kept if seat.member not in scene.left_behind)
         return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))

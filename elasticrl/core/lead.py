@@ -115,12 +115,14 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
     for node in scene.conviction.guilty:
         if node in scene.records:
             doubted[scene.records[node].member] = now
-    failures = dict(lead.failures)
+    trains = {record.member.node: record.step for record in scene.doing[Work.TRAINING]} if lead.failures else {}
+    failures = {node: failed for node, failed in lead.failures.items() if trains.get(node, -1) <= failed.step}
     for record in scene.doing[Work.FAILED]:
         node, left, last = record.member.node, record.exit, failures.get(record.member.node)
         if left is None or left.generation != record.generation:
             continue
-        if last is None or left.step > last.step:
+        # Who is to join has made no step itself: the gang's own, which grows meanwhile, is no progress of its.
+        if last is None or (left.step > last.step and record.member not in scene.on_their_way):
             failures[node] = Failures(generation=left.generation, step=left.step, count=1)
         elif last.generation < left.generation:
             failures[node] = replace(last, generation=left.generation, count=last.count + 1)
@@ -128,12 +130,15 @@ def remember(scene: Scene, *, deaf: bool) -> Lead:
     formed = lead.formed if lead.generation else scene.view.generation - 1  # of those before, a new leader thinks well
     results = results_of(scene) if scene.plan and scene.plan.phase is Phase.PROBE else ()
     begins = stalled and (lead.stalled_at is None or new_plan or deaf)
+    parted = not (scene.still_trains or scene.on_their_way)
     put_out = tuple(at for at in lead.put_out if now < at + HOUR_S) if lead.put_out else ()
     return Lead(
         since=lead.since,
         generation=scene.view.generation,
         planned_at=now if new_plan or deaf else lead.planned_at,
         loaded_at=now if scene.loading else -inf if new_plan else lead.loaded_at,
+        grown=scene.view.generation if scene.grown else lead.grown,
+        parted_at=-inf if new_plan or not parted else now if lead.parted_at == -inf else lead.parted_at,
         there=None if new_plan or scene.on_their_way else scene.newest if lead.there is None else lead.there,
         lapsed=scene.lapsed,
         ready=ready,

@@ -47,7 +47,8 @@ def losses(scene: Scene) -> Move | None:
         rung = Rung.RELOAD  # the state itself may be what fails: go back to what is on disk
     why, verdict = _why_lost(scene, condemned)
     why = with_cap(why, scene, unwanted, confine)
-    if stop := hopeless(scene):
+    lost = (s.member for f, s in zip(scene.fates, plan.seats, strict=True) if f.seat is None or f.fresh)
+    if not scene.on_their_way.issuperset(lost) and (stop := hopeless(scene)):
         return stop
     seats = scene.arrange(fates, grow=False)
     unfit = {member.node for member in confined if member.node not in scene.conviction.guilty}
@@ -155,9 +156,10 @@ def _silent(scene: Scene) -> tuple[Seat, ...]:
     return tuple(s for s in seats if not ((r := scene.record_of(s)) and r.generation >= scene.view.generation))
 
 
-def _ungrown(scene: Scene) -> Move:
+def _ungrown(scene: Scene) -> Move | None:
     """A gang that is to grow trains on meanwhile. Where that stalls, it parts at once, and goes on with who is there. Who does
     not come in time is kept out for a while. When all are there it parts at its next state that is kept, however far that is.
+    Nothing where it has parted, and has had the time to form.
     """
     plan = scene.plan
     assert plan is not None
@@ -181,7 +183,9 @@ def _ungrown(scene: Scene) -> Move:
         seats = tuple(seat for seat in scene.kept if seat.member not in overdue | left)
         why = with_cap(why, scene, unwanted, confine)
         return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike), confine=confine)
-    if scene.still_trains and (lead.there is None or scene.newest < lead.there + PASSED_BY):
+    if not scene.still_trains:
+        return None
+    if lead.there is None or scene.newest < lead.there + PASSED_BY:
         return Move(why=plan.reason)
     why = "the gang did not part to grow"
     return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike))
@@ -195,8 +199,8 @@ def late(scene: Scene) -> Move | None:
     parked = scene.doing[Work.PARKED]
     if any(record.member not in scene.on_their_way for record in parked):
         return _broken_up(scene)
-    if plan.grows:
-        return _ungrown(scene)
+    if not scene.grown and (move := _ungrown(scene)):
+        return move
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline)
     silent = _silent(scene)

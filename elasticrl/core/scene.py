@@ -124,7 +124,7 @@ class Scene:
         """The nodes of the newest gang that sealed a step, in rank order: what is newer than the commit is in their vaults."""
         if self.plan is None:
             return ()
-        if self.plan.grows and not self.trained:
+        if not self.grown:
             # The gang to which it adds trains on, and what it seals lies with its own.
             before = self.plan.generation - 1
             old = [seat for seat in self.plan.seats if seat.born < self.plan.generation]
@@ -144,12 +144,16 @@ class Scene:
 
         Found live by seed 99: a node died, and before the others had made a step the one fell silent that had its shard.
         """
-        if self.plan is None or not self.trained:
-            return False
-        if not any(record.step for seat in self.plan.seats if (record := self.record_of(seat))):
-            return True  # nothing that could be lost has been made; torchrun's workers tell of no steps
-        laps = (record.lap for seat in self.plan.seats if (record := self.record_of(seat)))
-        generation = self.plan.generation
+        if self.plan is None or self.sealed_here:
+            return self.plan is not None
+        made = any(record.step for seat in self.plan.seats if (record := self.record_of(seat)))
+        return self.trained and not made  # nothing that could be lost; torchrun's workers tell of no steps
+
+    @cached_property
+    def sealed_here(self) -> bool:
+        """Has a step been sealed in this generation, as its members tell? That stays true whoever is lost afterwards."""
+        seats, generation = (self.plan.seats, self.plan.generation) if self.plan else ((), 0)
+        laps = (record.lap for seat in seats if (record := self.record_of(seat)))
         return self.made >= generation or any(lap is not None and lap.generation >= generation for lap in laps)
 
     @cached_property
@@ -286,10 +290,19 @@ class Scene:
         return any(record.phase == LOADING for record in self.doing[Work.JOINING])
 
     @cached_property
+    def grown(self) -> bool:
+        """Is there nobody whom the plan adds to a gang, or have all of those been there? Who trains in the present gang has
+        been through a collective with everybody; that stays true whoever is lost afterwards.
+        """
+        if self.plan is None or not self.plan.grows or self.lead.grown == self.plan.generation:
+            return True
+        return bool(self.doing[Work.TRAINING] or self.doing[Work.STALLED]) or self.sealed_here
+
+    @cached_property
     def on_their_way(self) -> frozenset[Member]:
         """Those whom the plan adds to a gang, and who are not there yet, as far as is known: the gang trains without them."""
         plan = self.plan
-        if plan is None or not plan.grows or self.trained:
+        if plan is None or self.grown:
             return frozenset()
         there = {record.member for record in self.doing[Work.JOINING] if record.phase == MEETING}
         return frozenset(seat.member for seat in plan.seats if seat.born == plan.generation) - there
@@ -298,7 +311,7 @@ class Scene:
     def still_trains(self) -> bool:
         """Does the gang to which the plan adds train on still, as far as is known?"""
         plan = self.plan
-        if plan is None or not plan.grows or self.trained:
+        if plan is None or self.grown:
             return False
         old = (*self.doing[Work.JOINING], *self.doing[Work.PARKED])
         parted = (record for record in old if record.phase == MEETING or record.work is Work.PARKED)
@@ -467,7 +480,9 @@ class Scene:
 
     @cached_property
     def deadline(self) -> float:
-        """When the present rung has had its time, once its programs have loaded: that may take as long as at a first start."""
+        """When the present rung has had its time, once its programs have loaded: that may take as long as at a first start. A
+        gang that was to grow begins to form when it has parted.
+        """
         recovery = self.settings.recovery
         limit = {
             Rung.START: recovery.start_s,
@@ -479,7 +494,7 @@ class Scene:
         rung_s = limit[self.plan.rung if self.plan else Rung.START]
         if self.loading:
             return self.lead.planned_at + max(rung_s, recovery.start_s)
-        return max(self.lead.planned_at, self.lead.loaded_at) + rung_s
+        return max(self.lead.planned_at, self.lead.loaded_at, self.lead.parted_at) + rung_s
 
     @cached_property
     def settled_at(self) -> float:

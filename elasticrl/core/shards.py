@@ -32,7 +32,7 @@ def lost(
 
 
 def _lost(scene: Scene, here: Collection[str]) -> tuple[frozenset[str], ...]:
-    return lost(scene.gang, here, scene.settings.copies, scene.seated if scene.trained else ())
+    return lost(scene.gang, here, scene.settings.copies, scene.seated if scene.trained or scene.settled else ())
 
 
 def awaited(scene: Scene, seats: tuple[Seat, ...], but: Collection[str] = ()) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.rng import Streams
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 HEAD_FILE = "value_head.safetensors"
 GENERATION_FILE = "generation_config.json"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 FEW = 100  # special tokens that one tokenizer may have and another not
 
 
@@ -344,18 +346,22 @@ def _load(
 
 def _outline(kind: Any, path: str, model: Model, config: Any, weights: Weights) -> Any:
     """The model without its weights; None where it would not be the one that is read, or cannot be filled as `weights` says."""
+    if any(_more(part) for part in (config, config.get_text_config())) or find_adapter_config_file(path):
+        return None  # quantized, other files, an adapter beside them
     with outlined():
         found = kind.from_config(deepcopy(config), dtype=torch.float32, attn_implementation=model.attention)
     if found.state_dict().keys() - {name for name, _ in found.named_parameters(remove_duplicate=False)}:
         return None  # buffers that are saved with the weights
     if weights == "later" or found.all_tied_weights_keys:
+        if get_model_conversion_mapping(found, add_legacy=False):
+            return None  # what its files call otherwise
         stored = _stored(path)
         for pair in found.all_tied_weights_keys.items():
             if sum(any(name.endswith(end) for name in stored) for end in pair) != 1:
                 return None  # files with both may hold different ones, and these are not tied then
-        as_stored = not get_model_conversion_mapping(found, add_legacy=False)
-        shapes = {name: tuple(param.shape) for name, param in found.named_parameters() if not _is_head(name)}
-        if weights == "later" and not (as_stored and all(stored.get(name) == shape for name, shape in shapes.items())):
+        shapes = {name: tuple(param.shape) for name, param in found.named_parameters()}
+        fresh = {name: shape for name, shape in shapes.items() if _is_head(name)}
+        if weights == "later" and any((fresh | stored).get(name) != shape for name, shape in shapes.items()):
             return None
     if found.can_generate() and has(path, GENERATION_FILE):
         found.generation_config = transformers.GenerationConfig.from_pretrained(path)  # which `export` writes
@@ -366,14 +372,28 @@ def fill(model: nn.Module, path: str) -> None:
     """The weights of a sharded model that was made for "later": each rank reads its own rows of each, and nothing else."""
     body: Any = model.actor if isinstance(model, Tied) else model
     params = dict(body.named_parameters())
+    lacks = {name for name in params if not _is_head(name)}
     with torch.no_grad():
         for file in _files(path):
             with safe_open(file, "pt") as opened:
                 for name in params.keys() & set(opened.keys()):
-                    param = params[name]
+                    param, whole = params[name], opened.get_slice(name)
+                    if tuple(whole.get_shape()) != tuple(param.shape) or whole.get_dtype() not in FLOATS:
+                        raise ModelError(
+                            f"{name} in {file} is another one than as the model was made: give it a folder of its own"
+                        )
+                    lacks.discard(name)
                     local, world, rank = param.to_local(), param.device_mesh.size(), param.device_mesh.get_local_rank()
                     start = min(rank * -(-param.shape[0] // world), param.shape[0])  # as FSDP2 cuts them
-                    local.copy_(opened.get_slice(name)[start : start + local.shape[0]])
+                    local.copy_(whole[start : start + local.shape[0]])
+
+    if lacks:
+        raise ModelError(f"{path} lacks {len(lacks)} weights that it had as the model was made ({min(lacks)}, ...)")
+
+
+def _more(config: Any) -> bool:
+    """Whether weights are not just read from a model's files: they are quantized, or it names files of its own choice."""
+    return any(getattr(config, name, None) is not None for name in ("quantization_config", "transformers_weights"))
 
 
 def _files(path: str) -> Sequence[Path]:

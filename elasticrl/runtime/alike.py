@@ -15,10 +15,10 @@ from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.digest import outliers
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.replicated import Replicated
-from elasticrl.runtime.vault.errors import DataError
+from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from elasticrl.runtime.agree import Agreed
     from elasticrl.runtime.checkpoint.parts import Part
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.progress import Progress
     from elasticrl.runtime.strategy import Reduced
     from elasticrl.runtime.trained import Trained
+    from elasticrl.runtime.vault.source import Source
     from elasticrl.runtime.vault.version import Version
 
 
@@ -52,6 +53,18 @@ def check_beginning(agreed: Agreed, gang: Gang, cursor: Cursor | None, roles: Ma
             raise Misuse(
                 f"The ranks built different models ({name} of rank {', '.join(map(str, odd))}). Build models after join(), "
                 "which seeds the generators from job.seed, and from nothing that differs between ranks."
+            )
+
+
+def check_kept(source: Source, models: Mapping[str, Collection[str]]) -> None:
+    """What was kept has no weight that the models here do not have, by role: nobody would miss it, and it would be gone."""
+    known = source.wholes("")
+    for name, mine in models.items():
+        lost = sorted(key for key in known if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in mine)
+        if lost:
+            raise CheckpointRefused(
+                f"{source.name} has {len(lost)} weights of {name} that the model of this run has not ({lost[0]}, ...): it is "
+                "another model than the job has trained until now. Go on with the files and the script that it was made with."
             )
 
 

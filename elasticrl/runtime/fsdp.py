@@ -290,6 +290,10 @@ def give_memory(model: torch.nn.Module, device: str) -> None:
 def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
     """Misuse where something was built without memory that nobody fills afterwards."""
     lost = [name for name, param in model.named_parameters() if param.is_meta and not (fills and param.requires_grad)]
+    if made := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise Misuse(
+            f"The buffer {made[0]} has no memory: nobody fills buffers. Compute it from no weight, or build the model whole."
+        )
     if lost and fills:
         raise Misuse(
             f"{len(lost)} parameters have no memory ({lost[0]}, ...) and do not train: nobody fills them, so build them whole."

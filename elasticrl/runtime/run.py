@@ -30,6 +30,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from elasticrl.runtime.shard import Shard
+    from elasticrl.runtime.vault.piece import Piece
+    from elasticrl.runtime.vault.source import Source
 
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
 
@@ -518,9 +521,10 @@ class Run:
         if isinstance(order, Assignment) and place is not None:
             if order.generation <= place.generation:
                 return  # the one that was just taken
-            if order.grows and self._inside and order.generation == place.generation + 1:
-                self._added = flag
-                if place.rank == 0:  # one is enough: the others hear of it in a vote
+            if order.grows and order.generation == place.generation + 1 and (self._inside or self._search.waits):
+                self._added = self._search.coming = flag
+                # Of those that train one is enough: the others hear of it in a vote. Who waits for disks takes none.
+                if place.rank == 0 or not self._inside:
                     more = order.world - place.world
                     threading.Thread(target=self._await_newcomers, args=(order, more, flag), daemon=True).start()
                 return
@@ -530,20 +534,22 @@ class Run:
             gang.interrupt(order.reason or "the plan changed")
 
     def _await_newcomers(self, order: Assignment, more: int, flag: Interrupt) -> None:
-        """In a thread of its own, while the gang trains. Where they do not come, a later plan says so."""
-        limits = self.tree.recovery
-        until = time.monotonic() + limits.start_s
-        while flag is self._flag and (left_s := until - time.monotonic()) > 0:
+        """In a thread of its own, while the gang trains, or waits for disks, which ends then. Where they do not come, a later
+        plan says so, which sets the flag.
+        """
+        while flag is self._flag:
             try:
-                store = reach(order.host, order.port, flag, limits.reform_s)
-                Meeting(store, generation=order.generation, world=order.world).wait_for(more, flag, left_s)
+                store = reach(order.host, order.port, flag, self.tree.recovery.reform_s)
+                Meeting(store, generation=order.generation, world=order.world).wait_for(more, flag, inf)
             except GangError as error:
                 if flag.reason is not None:
                     return
                 self._say(f"who is to come in generation {order.generation} is not seen to come: {error}")
-                time.sleep(SLICE_S)  # before it is reached anew; the loop has its deadline
+                time.sleep(SLICE_S)  # before it is reached anew
             else:
                 self._joined = flag
+                if self._search.waits:
+                    flag.set(order.reason or "the plan changed")
                 return
 
     def _form(self, place: Assignment) -> None:
@@ -569,9 +575,10 @@ class Run:
         self.timeline.mark("form")
 
     def _meet(self, store: Store, place: Assignment) -> None:
-        """Until all are there. Where some may still load, waiting is no hang; the plan's own deadline ends it."""
+        """Until all are there. Where some may still load, or the gang that grows trains on, waiting is no hang, and the plan's
+        own deadline ends it: the next plan sets the flag.
+        """
         limits = self.tree.recovery
-        longest_s = max(limits.start_s, limits.replace_s, limits.restart_s, limits.reload_s)
         last = place.grows and self._parted  # those of the gang that there was come when all others are there
         newcomer = place.grows and place.born == place.generation
         halted = 0.0
@@ -586,7 +593,7 @@ class Run:
                     raise GangError("it is time to end, and the gang that this worker was to join has not come")
 
         meeting = Meeting(store, generation=place.generation, world=place.world)
-        meeting.wait_for_all(self._flag, limits.reform_s if last else longest_s, turn)
+        meeting.wait_for_all(self._flag, limits.reform_s if last else inf, turn)
 
     def _restore(self, place: Assignment) -> None:
         """Everything registered as it was after the newest version that is whole everywhere."""
@@ -715,11 +722,17 @@ class Run:
         keeper, parts, allow = self._hold(), self._parts, self.tree.checkpoint.allow
         values: Mapping[str, Any] = {}
         lived = self._note_first(agreed, parts)
+        models = {name: role.live.shard.layout.shapes for name, role in self._roles.items()}
         if agreed.whole is not None:
             timeout_s = self.tree.vault.timeout_s
+
+            def choose(source: Source) -> Sequence[Piece]:
+                alike.check_kept(source, models)
+                return parts.needs(source, but=kept)
+
             with keeper.vault.gather(
                 agreed.whole,
-                choose=lambda source: parts.needs(source, but=kept),
+                choose=choose,
                 timeout_s=timeout_s,
                 check=lambda: self._flag.check("getting shards"),
             ) as source:
@@ -729,6 +742,7 @@ class Run:
             keeper.void_after(agreed.whole.version, agreed.whole.generation)
         elif agreed.checkpoint is not None:
             with open_checkpoint(keeper.place, agreed.checkpoint, check=False) as source:
+                alike.check_kept(source, models)
                 parts.restore(source, allow=allow, but={"ledger"})
                 values = source.values
         elif not (self.progress.count or place.resume or self._begun):

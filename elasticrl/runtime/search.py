@@ -36,6 +36,8 @@ class Search:
         self._context, self._seat, self._beat, self._say = context, seat, beat, say
         self._tree: Tree = context.tree
         self._lacking_since: float | None = None  # when disks that are not here were first missed
+        self.waits = False  # for disks, in a gang that has formed: a plan that only adds to it need not end that
+        self.coming: Interrupt | None = None  # the flag of a gang to which one adds: it is set when those are there
 
     def agree(self, place: Assignment, keeper: Keeper, gang: Gang) -> Agreed:
         """What all go on from. Collective."""
@@ -91,9 +93,13 @@ class Search:
             return
         self._say(f"{why}: waiting up to {limit_s - waited_s:.0f} s for nodes that may have it (checkpoint.wait)")
         self._beat.training()
-        with self._beat.within("disks"):
-            while time.monotonic() < now + limit_s - waited_s:
-                self._pause(flag, "disks", "parts of the newest checkpoint are still missing")
+        self.waits = True
+        try:
+            with self._beat.within("disks"):
+                while time.monotonic() < now + limit_s - waited_s or self.coming is flag:
+                    self._pause(flag, "disks", "parts of the newest checkpoint are still missing")
+        finally:
+            self.waits = False
 
     def _pause(self, flag: Interrupt, what: str, lack: str) -> None:
         """Between two looks of a wait that `checkpoint.wait` bounds, and another plan or the order to end cuts short."""

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,7 +79,7 @@ def until(look: Callable[[], T | None], what: str) -> T:
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.5)
+        time.sleep(0.1)
     return found
 
 
@@ -194,13 +195,20 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
         until(lambda: phrase in said(clone, f"elasticrl {command}")[1] or None, f"{phrase!r} of elasticrl {command}")
         return runs(command, phrase, code)
 
+    def all_run(*commands: tuple[str, str] | tuple[str, str, int]) -> None:
+        """Commands that have nothing to do with each other: two at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda command: runs(*command), commands))
+
     model(clone / "run" / "demo")
-    runs("config check configs/one-machine.yaml", "ok: configs/one-machine.yaml")
-    runs("config show configs/one-machine.yaml ppo.lr=1e-2", "# command line")
-    runs("config diff configs/one-machine.yaml configs/cluster.yaml", "job.name")
-    runs("config schema", '"properties"')
-    runs("plan configs/one-machine.yaml model.path=run/demo/model", "activations")
-    runs("version --verbose", "torch")
+    all_run(
+        ("config check configs/one-machine.yaml", "ok: configs/one-machine.yaml"),
+        ("config show configs/one-machine.yaml ppo.lr=1e-2", "# command line"),
+        ("config diff configs/one-machine.yaml configs/cluster.yaml", "job.name"),
+        ("config schema", '"properties"'),
+        ("plan configs/one-machine.yaml model.path=run/demo/model", "activations"),
+        ("version --verbose", "torch"),
+    )
     runs("doctor --config configs/one-machine.yaml", "versions: ")
 
     ppo = next(line for block in BLOCKS for line in block if "model.path=" in line)
@@ -230,17 +238,19 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
             run.wait()
 
     home = "run/checkpoints/one-ppo"
-    runs("support-bundle run --config configs/one-machine.yaml -o all.tar", "all.tar")
-    runs("report run --text", "INCIDENTS")
-    runs(f"verify {home}", "same bits")
-    runs(f"audit {home}", "exactly once")
-    runs(f"checkpoint list {home}", "step-")
-    runs(f"checkpoint verify {home}", "good")
+    trace = next((clone / "run" / "state").glob("one-ppo/*/trace/*.jsonl")).relative_to(clone)
+    all_run(
+        ("support-bundle run --config configs/one-machine.yaml -o all.tar", "all.tar"),
+        ("report run --text", "INCIDENTS"),
+        (f"verify {home}", "same bits"),
+        (f"audit {home}", "exactly once"),
+        (f"checkpoint list {home}", "step-"),
+        (f"checkpoint verify {home}", "good"),
+        (f"checkpoint assemble {home} whole", "put those of all nodes there", 2),
+        (f"replay {trace}", ""),
+    )
     runs(f"checkpoint prune {home} --keep-last 1 --yes")
     runs(f"checkpoint export {home} hf", "in hf")
-    runs(f"checkpoint assemble {home} whole", "put those of all nodes there", 2)
-    trace = next((clone / "run" / "state").glob("one-ppo/*/trace/*.jsonl")).relative_to(clone)
-    runs(f"replay {trace}")
     assert done == VERBS - STARTED, "the table has others"
 
 

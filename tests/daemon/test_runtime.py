@@ -117,8 +117,15 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
 
 def test_a_node_whose_program_loads_for_long_is_let_in_when_it_is_there(tmp_path: Path):
     load_s = 5.0
+
+    class Slowly(Job):
+        """The node that joins has the large model."""
+
+        def overrides(self, node: str) -> list[str]:
+            return [*super().overrides(node), *[f"agent.env.LOAD_S='{load_s}'"] * (node == "n2")]
+
     conf = {"job": {"program": str(PROGRAM), "seed": 7}, "checkpoint": {"every": 40}, "lanes": {"digest": "full"}}
-    with Job(etcd=1, conf=conf, script_args=("--step-ms", "60", "--load", str(load_s))) as job:
+    with Slowly(etcd=1, conf=conf, script_args=("--step-ms", "60")) as job:
         job.start("n0", "n1")
         job.until_steps(2, within_s=90.0, count=3)
         job.start("n2")

@@ -79,7 +79,19 @@ def nodes(tmp_path_factory, folders):
 class Trainer:
     """One worker's end, and the list that its daemon would keep."""
 
-    def __init__(self, folder, nodes, actor, *, writes=True, wait_s=60.0, limits=LIMITS, judges=(), transport="tcp"):
+    def __init__(
+        self,
+        folder,
+        nodes,
+        actor,
+        *,
+        life="1 here",
+        writes=True,
+        wait_s=60.0,
+        limits=LIMITS,
+        judges=(),
+        transport="tcp",
+    ):
         self.folder, self.said, self.on_turn = folder, [], lambda: None
         self.list = folder / "rollouts.json"
         self.know(*nodes)
@@ -97,7 +109,7 @@ class Trainer:
             check=self.turn,
         )
         self.actor = actor
-        self.enter(writes=writes)
+        self.enter(life, writes=writes)
 
     def turn(self):
         self.on_turn()

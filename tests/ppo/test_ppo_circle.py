@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from elasticrl.ppo.rollout.intake import Intake
 from elasticrl.ppo.rollout.wire import Frame
 from elasticrl.runtime.group import Interrupt
 
+LIVES = count(1)
 SHORT = replace(LIMITS, sync_s=24.0)  # a quarter of it for a circle to form, on a busy machine
 
 
@@ -32,23 +34,32 @@ def actor(folders):
     return models.actor(Model(), folders["qwen2"], seed=0)
 
 
-@pytest.fixture
-def nodes(tmp_path, folders):
-    both = [Node(tmp_path, name, folders["qwen2"]) for name in ("r0", "r1")]
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory, folders):
+    """Two engines for all tests, each of which leaves them alive."""
+    folder = tmp_path_factory.mktemp("nodes")
+    both = [Node(folder, name, folders["qwen2"]) for name in ("r0", "r1")]
     yield both
     for node in both:
-        with contextlib.suppress(OSError, ValueError):
-            os.killpg(pid_of(node.home), signal.SIGCONT)
         node.hello()
         node.attendant.close()
         end(node.home)
 
 
 @pytest.fixture
-def trainer(tmp_path, nodes, actor):
-    found = Trainer(tmp_path, nodes, actor, transport="gloo", limits=SHORT)
+def life():
+    """Of a gang that no engine has weights of."""
+    return f"{next(LIVES)} here"
+
+
+@pytest.fixture
+def trainer(tmp_path, nodes, actor, life):
+    found = Trainer(tmp_path, nodes, actor, life=life, transport="gloo", limits=SHORT)
     connected(found, 2)
     yield found
+    for node in nodes:
+        with contextlib.suppress(OSError, ValueError):
+            os.killpg(pid_of(node.home), signal.SIGCONT)
     found.engine.end()
 
 
@@ -70,10 +81,10 @@ def casting(trainer, version):
     return cast is not None and cast.tag.version == version and any(order["op"] == "cast" for order in cast.orders)
 
 
-def test_both_engines_get_them_at_once_and_the_circle_is_kept_for_the_next(trainer, nodes, actor):
+def test_both_engines_get_them_at_once_and_the_circle_is_kept_for_the_next(trainer, nodes, actor, life):
     for version in (1, 2, 3):
         trainer.engine.publish(version)
-        assert [has(node) for node in nodes] == 2 * [{"life": "1 here", "version": version}]
+        assert [has(node) for node in nodes] == 2 * [{"life": life, "version": version}]
     assert len(told(trainer, "over gloo, to 2 engines at once")) == 6
     assert len(told(trainer, "weights go through a circle over gloo")) == 1, "it was formed once"
     assert all("by a probe of gloo" in one and "by those of TCP" in one for one in told(trainer, "through a circle"))
@@ -81,7 +92,7 @@ def test_both_engines_get_them_at_once_and_the_circle_is_kept_for_the_next(train
     assert same(trainer.engine.generate(requests(40), version=3), inline(actor, requests(40)))
 
 
-def test_an_engine_that_dies_in_the_middle_costs_the_other_nothing_but_time(trainer, nodes, actor):
+def test_an_engine_that_dies_in_the_middle_costs_the_other_nothing_but_time(trainer, nodes, actor, life):
     trainer.engine.publish(1)
     os.killpg(pid_of(nodes[1].home), signal.SIGSTOP)  # so that it is in the middle, and stays there
     publishing = threading.Thread(target=trainer.engine.publish, args=(2,))
@@ -90,7 +101,7 @@ def test_an_engine_that_dies_in_the_middle_costs_the_other_nothing_but_time(trai
     os.killpg(pid_of(nodes[1].home), signal.SIGKILL)
     nodes[1].attendant.lost("killed by the test")
     publishing.join()
-    assert has(nodes[0]) == {"life": "1 here", "version": 2}
+    assert has(nodes[0]) == {"life": life, "version": 2}
     assert told(trainer, "weights of version 2 go to each engine by itself")
     assert told(trainer, "weights of version 2 to r0") == told(trainer, "MB over TCP in")[:1]
     trainer.know(*nodes)  # it is back, at another address
@@ -101,18 +112,18 @@ def test_an_engine_that_dies_in_the_middle_costs_the_other_nothing_but_time(trai
     assert same(trainer.engine.generate(requests(40), version=3), inline(actor, requests(40)))
 
 
-def test_one_that_stands_still_does_not_keep_the_others_from_theirs_and_gets_its_own_later(trainer, nodes):
+def test_one_that_stands_still_does_not_keep_the_others_from_theirs_and_gets_its_own_later(trainer, nodes, life):
     trainer.engine.publish(1)
     os.killpg(pid_of(nodes[1].home), signal.SIGSTOP)
     publishing = threading.Thread(target=trainer.engine.publish, args=(2,))
     publishing.start()
-    until(lambda: has(nodes[0]) == {"life": "1 here", "version": 2}, 60.0)
+    until(lambda: has(nodes[0]) == {"life": life, "version": 2}, 60.0)
     os.killpg(pid_of(nodes[1].home), signal.SIGCONT)
     publishing.join()
-    until(lambda: has(nodes[1]) == {"life": "1 here", "version": 2}, 60.0)
+    until(lambda: has(nodes[1]) == {"life": life, "version": 2}, 60.0)
 
 
-def test_a_gang_that_breaks_in_the_middle_is_let_go_and_the_next_one_sends_its_own(trainer, nodes, actor):
+def test_a_gang_that_breaks_in_the_middle_is_let_go_and_the_next_one_sends_its_own(trainer, nodes, actor, life):
     class Broke(RuntimeError):
         pass
 
@@ -127,24 +138,24 @@ def test_a_gang_that_breaks_in_the_middle_is_let_go_and_the_next_one_sends_its_o
         trainer.engine.publish(2)
     trainer.on_turn = lambda: None
     os.killpg(pid_of(nodes[1].home), signal.SIGCONT)
-    trainer.enter("2 after a reform")
+    trainer.enter(f"{life}, after a reform")
     connected(trainer, 2)
     trainer.engine.publish(2)
-    assert [has(node) for node in nodes] == 2 * [{"life": "2 after a reform", "version": 2}]
+    assert [has(node) for node in nodes] == 2 * [{"life": f"{life}, after a reform", "version": 2}]
     assert same(trainer.engine.generate(requests(8), version=2), inline(actor, requests(8)))
 
 
-def test_what_does_not_form_is_followed_by_what_does(trainer, nodes, monkeypatch):
+def test_what_does_not_form_is_followed_by_what_does(trainer, nodes, life, monkeypatch):
     """As on a machine whose cards cannot reach each other: NCCL forms nothing here."""
     monkeypatch.setattr(feeder, "transports", lambda *_, **__: ("nccl", "gloo"))
     trainer.engine.publish(4)
-    assert [has(node) for node in nodes] == 2 * [{"life": "1 here", "version": 4}]
+    assert [has(node) for node in nodes] == 2 * [{"life": life, "version": 4}]
     assert len(told(trainer, "no circle over nccl with 2 engines")) == 1
     assert len(told(trainer, "over gloo, to 2 engines at once")) == 2
 
 
-def test_left_to_choose_it_takes_what_the_probe_found_quicker(tmp_path, nodes, actor):
-    trainer = Trainer(tmp_path, nodes, actor, transport="auto")
+def test_left_to_choose_it_takes_what_the_probe_found_quicker(tmp_path, nodes, actor, life):
+    trainer = Trainer(tmp_path, nodes, actor, life=life, transport="auto")
     connected(trainer, 2)
     trainer.engine.publish(1)
     trainer.engine.publish(2)

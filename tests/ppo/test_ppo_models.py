@@ -1,5 +1,8 @@
 """Roles through transformers: what is loaded, what is trained, what is written."""
 
+import json
+import resource
+import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -8,21 +11,27 @@ from itertools import product
 from types import SimpleNamespace
 
 import huggingface_hub
+import peft
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForTokenClassification,
     Phi3Config,
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -37,6 +46,7 @@ from elasticrl.runtime.fsdp import Fsdp, give_memory
 from elasticrl.runtime.lanes import Deal
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.optim import AdamW
+from elasticrl.runtime.outline import outlined
 
 
 def test_a_model_with_another_tokenizer_than_the_actor_s_is_refused(tmp_path):
@@ -414,9 +424,11 @@ def test_each_rank_reads_its_own_rows_and_they_are_those_of_the_model_that_is_re
 
 
 def test_a_builder_that_leaves_out_what_nobody_fills_is_told(folders):
-    def build(fills, trains):
+    def build(fills, trains, anchored=False):
         def made(mesh):
             found = models.actor(Model(), folders["qwen2"], seed=0, weights="filled")
+            if anchored:
+                found.register_buffer("anchor", found.lm_head.weight.detach().clone())
             found.get_output_embeddings().requires_grad_(trains)
             return shards(lambda: found)(mesh)
 
@@ -432,3 +444,95 @@ def test_a_builder_that_leaves_out_what_nobody_fills_is_told(folders):
         Misuse, match=r"there is nothing yet that they are filled with: build them whole unless run\.fills"
     ):
         build(fills=False, trains=True)
+
+
+def rewritten(folder, **config):
+    """Its configuration, with some values of others'."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("weights", ["later", "filled"])
+def test_what_is_read_otherwise_than_by_name_is_read_whole(tmp_path, folders, weights):
+    def outlined(path):
+        return any(param.is_meta for param in models.actor(Model(), path, seed=0, weights=weights).parameters())
+
+    plain = shutil.copytree(folders["llama"], tmp_path / "plain")
+    assert outlined(str(plain))
+    named = shutil.copytree(plain, tmp_path / "named")
+    other = {name: tensor + 1 for name, tensor in load_file(plain / "model.safetensors").items()}
+    save_file(other, named / "other.safetensors", {"format": "pt"})
+    assert not outlined(rewritten(named, transformers_weights="other.safetensors"))
+    quantized = rewritten(shutil.copytree(plain, tmp_path / "quantized"), quantization_config={"quant_method": "fp8"})
+    config = AutoConfig.from_pretrained(quantized)
+    assert models._outline(AutoModelForCausalLM, quantized, Model(), config, weights) is None, "codes, and no weights"
+    adapted = shutil.copytree(plain, tmp_path / "adapted")
+    peft.get_peft_model(LlamaForCausalLM.from_pretrained(plain), peft.LoraConfig(r=2)).save_pretrained(adapted)
+    assert not outlined(str(adapted)), "an adapter lies beside it"
+    neox = GPTNeoXConfig(
+        vocab_size=14,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    GPTNeoXForCausalLM(neox).save_pretrained(tmp_path / "neox")
+    stored = {
+        name.replace("lm_head", "embed_out"): value
+        for name, value in load_file(tmp_path / "neox/model.safetensors").items()
+    }
+    stored["embed_out.weight"] = stored["gpt_neox.embed_in.weight"] + 1
+    save_file(stored, tmp_path / "neox/model.safetensors", {"format": "pt"})
+    assert not outlined(str(tmp_path / "neox")), "its files have a head by another name, which is not tied then"
+
+
+def test_rows_that_are_no_longer_there_are_missed(tmp_path, folders):
+    path = shutil.copytree(folders["llama"], tmp_path / "model")
+
+    def cut(spoil):
+        def fill(made):
+            give_memory(made, "cpu")
+            spoil()
+            models.fill(made, str(path))
+
+        with mesh_of(0, 2) as mesh:
+            shards(lambda: models.actor(Model(), str(path), seed=0, weights="later"), fill)(mesh)
+
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    narrow = {name: value.to(torch.float8_e4m3fn) for name, value in weights.items()}
+    with pytest.raises(models.ModelError, match="is another one than as the model was made"):
+        cut(lambda: save_file(narrow, file, {"format": "pt"}))
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(models.ModelError, match=r"lacks \d+ weights that it had as the model was made"):
+        cut(file.unlink)
+
+
+def test_a_head_for_more_than_one_value_is_no_critic_s(tmp_path, folders):
+    two = LlamaForTokenClassification.from_pretrained(folders["llama"], num_labels=2)
+    two.save_pretrained(tmp_path)
+    for weights in ("read", "later"):
+        with pytest.raises((models.ModelError, RuntimeError)):
+            models.critic(Model(), str(tmp_path), weights=weights)
+
+
+def test_a_parameter_of_two_names_stays_one_and_nothing_is_written_in_its_place():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            table = nn.Parameter(torch.ones(3, 2))
+            self.inp, self.out, self.big = table, table, nn.Linear(1 << 14, 1 << 15)
+
+    torch.use_deterministic_algorithms(mode=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        with outlined():
+            made = Shared()
+        assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert made.inp is made.out
+    assert made.inp.shape == (3, 2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "of 2 GiB"

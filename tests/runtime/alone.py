@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gang_kit import PRELOAD
+from forked_workers import PRELOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

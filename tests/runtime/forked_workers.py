@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+# One list for all tests: whoever is the first in a process starts the server. Of the programs it has what they import, as the
+# server does not look below tests/.
 PRELOAD = [
     "torch",
     "torch._dynamo",  # which FSDP2 imports at its first use
@@ -22,6 +24,13 @@ PRELOAD = [
     "elasticrl.runtime.group",
     "elasticrl.runtime.replicated",
     "elasticrl.runtime.fsdp",
+    "elasticrl.runtime.run",
+    "elasticrl.runtime.checkpoint.ahead",
+    "chaos.live.job",
+    "elasticrl.ppo.__main__",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.llama.modeling_llama",
 ]
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch.distributed as dist
+from forked_workers import PRELOAD
 from vault_nodes import Node
 
 from elasticrl.agent.beats import Beat, Page, Snapshot, State
@@ -36,8 +37,6 @@ from elasticrl.runtime.chronicle import read
 from elasticrl.runtime.data.audit import audit
 
 DEVICE = os.environ.get("ELASTICRL_TEST_DEVICE", "cpu")  # cuda: the same over NCCL, all workers on one GPU
-PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "elasticrl.runtime.run", "elasticrl.runtime.checkpoint.ahead", "run_job",
-           "elasticrl.ppo.__main__"]  # fmt: skip
 
 
 def _work(channel: socket.socket, page: str, log: str, env: dict[str, str], program: str, args: list[str]) -> None:

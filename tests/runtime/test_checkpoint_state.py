@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from state_jobs import FACTS, LANES, Job, Rollout, pinned, resume, same, snapshots, write
 
+from elasticrl.runtime import alike
 from elasticrl.runtime.checkpoint import tree
 from elasticrl.runtime.checkpoint.export import export
 from elasticrl.runtime.checkpoint.flat import FlatShard
@@ -284,6 +285,9 @@ def test_a_strategys_shards_are_cut_anew_for_another_world(tmp_path: Path, old: 
                 expected = torch.arange(piece.start, piece.stop) + 1000.0 * row
                 assert torch.equal(shard.state[row, piece.there], expected)
     if old == 3 and new == 1:
+        alike.check_kept(source, {"model": set("abcde")})
+        with pytest.raises(CheckpointRefused, match=r"2 weights of model that .* has not \(model\.b, "):
+            alike.check_kept(source, {"model": set("acd")})
         where = place(tmp_path / "ck")
         manifest = write(where, paths)
         state = {"model": {"a": torch.zeros(33, 7)}, "optimizer": {"state": {"c": {"exp_avg": torch.zeros(3, 4, 11)}}}}

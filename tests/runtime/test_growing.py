@@ -150,3 +150,20 @@ def test_an_order_to_end_that_comes_after_the_vote_to_part_is_heeded(tmp_path: P
             assert nodes.workers[node].process.exitcode == 0, nodes.workers[node].text[-2000:]
         assert "without a last save" not in nodes.workers["n0"].text
         assert max(entry.version.step for entry in listing(place(nodes.run_dir))) >= 2
+
+
+def test_a_newcomer_waits_for_as_long_as_the_gang_s_step_takes_and_the_gang_for_as_long_as_it_loads(
+    tmp_path: Path, undisturbed
+):
+    # Found by reading: both gave up after what `recovery` says, though the plan's leader waits on.
+    short = dict.fromkeys(("start", "replace", "restart", "reload"), "1500ms")
+    with Nodes(tmp_path, steps=STEPS, step_ms=STEP_MS, args=("--long", "40", "6.0"), conf={"recovery": short}) as nodes:
+        nodes.plan("n0", "n1")
+        nodes.until_new(2)
+        nodes.env = {"LOAD_S": "3"}
+        nodes.plan("n0", "n1", "n2", grows=True)
+        nodes.until(lambda: nodes.workers["n2"].beat.phase == MEETING, "n2 has loaded", 20)
+        nodes.parted()
+        nodes.until_new(1)
+        finished(nodes, undisturbed)
+        assert "was not formed" not in nodes.workers["n2"].text

@@ -5,12 +5,14 @@ bring the job back, bit for bit; what they cannot bring is said.
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from gang_kit import Nodes, digests, undisturbed_digests, writer, writers
 
 from elasticrl.agent.beats import State
+from elasticrl.core.model import LOADING
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
 from elasticrl.runtime.data.audit import audit
@@ -197,3 +199,27 @@ def test_who_comes_late_is_waited_for(tmp_path, undisturbed):
         said(nodes, "n1", f"from step {committed}.0")
         nodes.until_done()
         assert digests(nodes.run_dir) == undisturbed
+
+
+def test_who_comes_late_and_loads_for_long_ends_the_wait_when_it_is_there(tmp_path, undisturbed):
+    # Found by reading: those who waited went to meet it at once, were taken for a gang that had broken up, and began anew.
+    with gang(tmp_path, wait="4s") as nodes:  # which is over before it has loaded
+        nodes.plan(*TRIO)
+        committed = until_committed(nodes, 10)
+        power_loss(nodes)
+        nodes.rung = 4
+        nodes.plan("n0", "n1")
+        for node in ("n0", "n1"):
+            nodes.until(lambda node=node: nodes.workers[node].beat.phase == "disks", f"{node} waits for disks", 60.0)
+        nodes.env = {"LOAD_S": "6"}
+        first = nodes.generation
+        nodes.plan("n0", "n1", "n2", grows=True)
+        nodes.until(lambda: nodes.workers["n2"].beat.phase == LOADING, "n2 loads", 60.0)
+        time.sleep(4.5)  # of the six; the time to wait for disks is over by then
+        assert nodes.workers["n2"].beat.phase == LOADING, "this machine is too slow for what is to be seen here"
+        assert [nodes.workers[node].beat.phase for node in ("n0", "n1")] == ["disks", "disks"]
+        assert [nodes.workers[node].beat.generation for node in ("n0", "n1")] == [first, first]
+        nodes.parted(30.0)
+        said(nodes, "n0", f"from step {committed}.0")
+        nodes.until_done()
+        assert undisturbed.items() == digests(nodes.run_dir).items()

@@ -137,6 +137,7 @@ def test_a_job_that_loses_all_memory_goes_on_from_its_newest_commit(tmp_path: Pa
         nodes.until_sealed(committed + 3)
         for node in ("n0", "n1", "n2"):
             nodes.lose(node)
+        nodes.args[nodes.args.index("--step-ms") + 1] = "0"
         nodes.rung = 4
         nodes.plan("n3", "n4")
         nodes.until(lambda: f"from step {committed}.0" in nodes.workers["n3"].text, "word of where it goes on", 60.0)
@@ -153,6 +154,7 @@ def test_a_file_server_that_does_not_answer_yet_is_waited_for(tmp_path: Path, un
         committed = nodes.resume
         for node in ("n0", "n1"):
             nodes.lose(node)
+        nodes.args[nodes.args.index("--step-ms") + 1] = "0"
         (tmp_path / "stale").touch()
         nodes.rung = 4
         nodes.plan("n2", "n3")

@@ -8,8 +8,9 @@ from test_core_step import SETTINGS, Life, leads, member, plan, record, seat, tr
 from elasticrl.core import events
 from elasticrl.core.events import Tick, Workers
 from elasticrl.core.follow import trains_on
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Phase, Rung, Stall, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Commit, Exit, Intent, Lap, Phase, Rung, Stall, Work
 from elasticrl.core.settings import Membership
+from elasticrl.core.state import Lead
 
 WAITS = Stall(slot=0, step=9, phase="update", for_s=5.0, budget_s=4.0, waiting=True)
 GROWN = replace(
@@ -199,3 +200,129 @@ def test_a_program_that_loads_has_as_long_as_at_a_first_start():
     assert proposed(life) is None, "the rung's time begins when it has loaded"
     until(life, loaded + SETTINGS.recovery.replace_s + 2.0)
     assert proposed(life).phase is Phase.PROBE, "and then the gang does not form"
+
+
+def grown(life):
+    """All have parted, and train in the new gang."""
+    life.at(5.0, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=9, phase="update"))
+    new = record("n02", work=Work.TRAINING, generation=2, born=2, phase="update", step=9)
+    life.told(5.1, life.view.own, old("n01", work=Work.TRAINING, step=9), new)
+
+
+@pytest.mark.parametrize("then", [Work.TRAINING, Work.PARKED])
+def test_who_has_joined_once_is_never_again_taken_for_one_that_loads(then):
+    # Found by reading: hours later the loss of another's record put the newcomer out as well.
+    life = growing(MEETING, least=1)
+    grown(life)
+    if then is Work.PARKED:  # nobody trains at that moment: all have left a broken group
+        life.at(7.0, Workers(now=0, work=then, generation=2, born=1, warm=True, step=9, phase="update"))
+        life.told(7.05, life.view.own)
+    new = record("n02", work=then, generation=2, born=2, phase="update", step=9)
+    life.seen(7.1, "n01 has left the store", records={"n00": life.view.own, "n02": new})
+    until(life, 7.1 + 3 * SETTINGS.membership.lease_ttl_s)
+    assert seated(proposed(life)) == ["n00", "n02"], proposed(life).reason
+
+
+def test_a_gang_that_has_parted_has_the_time_of_a_first_start_to_form():
+    # Found by reading: after a step of minutes it was formed anew in the very moment in which it parted.
+    life = growing(MEETING)
+    until(life, 4.1 + 3 * SETTINGS.recovery.start_s)
+    life.told(life.now, old("n01", phase=MEETING))
+    parted = life.now
+    until(life, parted + SETTINGS.recovery.start_s - 2.0)
+    assert proposed(life) is None
+    until(life, parted + SETTINGS.recovery.start_s + 2.0)
+    assert proposed(life).phase is Phase.PROBE
+    assert "did not form within recovery.start" in proposed(life).reason
+
+
+def test_a_newcomer_that_fails_each_time_is_kept_out_however_far_the_job_gets_meanwhile():
+    # Found by reading: a step further each time, it was each time the first failure.
+    life = growing(least=1)
+    for number, step in enumerate((8, 12, 16)):
+        generation = 2 + 2 * number
+        if number:
+            life.at(
+                life.now + 1.0,
+                Workers(now=0, work=Work.TRAINING, generation=generation - 1, born=1, warm=True, step=step),
+            )
+            life.told(
+                life.now + 0.1, life.view.own, old("n01", work=Work.TRAINING, generation=generation - 1, step=step)
+            )
+            again = replace(
+                GROWN, generation=generation, seats=(seat("n00"), seat("n01"), seat("n02", born=generation))
+            )
+            life.seen(life.now + 0.1, "it grows again", plan=again, plan_revision=20 + generation)
+            life.at(
+                life.now + 0.1, Workers(now=0, work=Work.JOINING, generation=generation, born=1, warm=True, step=step)
+            )
+            life.told(life.now + 0.1, life.view.own, old("n01", generation=generation, step=step))
+        died = Exit(
+            generation=generation, slot=0, step=step, cause="exit code 1: RuntimeError: out of memory", own=True
+        )
+        life.told(life.now + 1.0, record("n02", work=Work.FAILED, generation=generation, exit=died))
+        found = proposed(life)
+        assert seated(found) == ["n00", "n01"]
+        confined = [action.quarantine for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]
+        assert [str(each.member) for each in confined] == ["n02/1"] * (number == 2)
+        life.seen(life.now + 0.1, "they go on", plan=found, plan_revision=21 + generation)
+    assert "failed 3 times" in confined[0].reason
+
+
+def test_a_newcomer_that_is_killed_as_it_loads_stops_no_job_even_where_a_death_shall():
+    life = growing()
+    settings = replace(life.state.settings, policy={"dead_rank": "stop", "dead_node": "stop"})
+    life.at(5.5, events.Configured(now=0, settings=settings))
+    died = Exit(generation=2, slot=0, step=0, cause="signal 9 (SIGKILL)", own=False)
+    life.told(6.0, record("n02", work=Work.FAILED, generation=2, exit=died, warm=False))
+    until(life, 8.0)
+    assert (proposed(life).phase, seated(proposed(life))) == (Phase.TRAIN, ["n00", "n01"])
+
+
+def test_a_stop_after_the_gang_has_broken_up_saves_without_who_loads():
+    life = growing()
+    life.told(6.0, old("n01", phase=MEETING))
+    life.seen(6.1, "stop", intent=Intent.STOP, intent_generation=2)
+    found = proposed(life)
+    assert (found.phase, found.rung, found.saves, seated(found)) == (Phase.TRAIN, Rung.REFORM, True, ["n00", "n01"])
+
+
+def test_a_newcomer_s_vault_that_has_moved_costs_the_gang_that_trains_no_step():
+    life = growing(MEETING)
+    there = record("n02", work=Work.JOINING, generation=2, born=2, phase=MEETING)
+    life.told(6.0, replace(there, vault="10.0.0.3:4711"))
+    until(life, 8.0)
+    assert proposed(life) is None
+
+
+def test_a_newcomer_that_fails_as_the_gang_forms_is_no_failure_of_the_job_either():
+    # Found by reading: the others had left the broken group by then, which counted as a gang that had trained.
+    life = growing(MEETING)
+    life.told(6.0, old("n01", phase=MEETING))
+    life.at(6.2, Workers(now=0, work=Work.PARKED, generation=2, born=1, warm=True, step=8, phase="parked"))
+    life.told(6.3, life.view.own, old("n01", work=Work.PARKED, phase="parked"))
+    died = Exit(generation=2, slot=0, step=8, cause="exit code 1: RuntimeError: out of memory", own=True)
+    life.told(6.6, record("n02", work=Work.FAILED, generation=2, exit=died))
+    found = proposed(life)
+    assert (found.rung, seated(found), found.strike) == (Rung.REFORM, ["n00", "n01"], None), found.reason
+
+
+def test_a_newcomer_that_fails_while_one_is_done_is_no_failure_of_the_job():
+    life = growing()
+    life.told(6.0, old("n01", work=Work.DONE, step=9))
+    died = Exit(generation=2, slot=0, step=0, cause="exit code 1: RuntimeError: no such model", own=True)
+    life.told(6.1, record("n02", work=Work.FAILED, generation=2, exit=died))
+    found = proposed(life)
+    assert (seated(found), found.strike) == (["n00", "n01"], None), found.reason
+
+
+def test_a_new_leader_knows_who_has_joined_by_the_steps_that_were_sealed_with_it():
+    life = growing(MEETING, least=1)
+    lap = Lap(generation=2, seconds=1.0, bytes=1)
+    parked = {"work": Work.PARKED, "generation": 2, "step": 9, "phase": "parked", "lap": lap}
+    life.at(7.0, Workers(now=0, work=Work.PARKED, generation=2, born=1, warm=True, step=9, phase="parked", lap=lap))
+    new = record("n02", born=2, **parked)
+    life.state = life.state.but(lead=Lead(since=life.now))
+    life.seen(7.1, "n01 is gone with its lease", records={"n00": life.view.own, "n02": new})
+    until(life, 7.1 + 3 * SETTINGS.membership.lease_ttl_s)
+    assert seated(proposed(life)) == ["n00", "n02"], proposed(life).reason
