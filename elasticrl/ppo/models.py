@@ -386,7 +386,6 @@ def fill(model: nn.Module, path: str) -> None:
                     local, world, rank = param.to_local(), param.device_mesh.size(), param.device_mesh.get_local_rank()
                     start = min(rank * -(-param.shape[0] // world), param.shape[0])  # as FSDP2 cuts them
                     local.copy_(whole[start : start + local.shape[0]])
-
     if lacks:
         raise ModelError(f"{path} lacks {len(lacks)} weights that it had as the model was made ({min(lacks)}, ...)")
 
@@ -408,11 +407,12 @@ def _files(path: str) -> Sequence[Path]:
 
 
 def _stored(path: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights in a model's files, by name."""
+    """The shapes of the weights in a model's files, by name, as far as they are numbers and no codes."""
     found: dict[str, tuple[int, ...]] = {}
     for file in _files(path):
         with safe_open(file, "pt") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 - no mapping
+            held = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+            found |= {name: tuple(one.get_shape()) for name, one in held.items() if one.get_dtype() in FLOATS}
     return found
 
 

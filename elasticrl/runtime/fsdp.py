@@ -86,6 +86,7 @@ class Fsdp(Strategy):
         self.model = build(DeviceMesh.from_group(group, device))
         _check_memory(self.model, fills=fills)
         give_memory(self.model, device)
+        _check_cut(self.model, deal.world)
         self._units, layout = _units(self.model, deal.world)
         kinds = {param.dtype for unit in self._units for _, param in unit.params}
         if len(kinds) != 1:
@@ -153,7 +154,9 @@ class Fsdp(Strategy):
         if arrival.work is not None:
             arrival.work.wait()
         fold = self._folds[arrival.unit]
-        for rank, leaf in zip(self._owners(), arrival.leaves, strict=True):
+        # Added up in the type of what is trained: a policy may compute gradients in a narrower one.
+        leaves = arrival.leaves.to(self._shard.grad.dtype)
+        for rank, leaf in zip(self._owners(), leaves, strict=True):
             lane = self.deal.carried[rank][len(self._done)]
             fold.put(Node(lane, lane + 1), leaf)
         if list(fold.parts) == [(0, self.deal.lanes)]:
@@ -162,8 +165,8 @@ class Fsdp(Strategy):
             fold.parts.clear()
         elif self.deal.world > 1:
             # A sum that lives on in one of many leaves' rows would keep them all in memory.
-            mine = {node for node, part in fold.parts.items() if _within(part, arrival.leaves)}
-            if 2 * len(mine) <= len(arrival.leaves):
+            mine = {node for node, part in fold.parts.items() if _within(part, leaves)}
+            if 2 * len(mine) <= len(leaves):
                 fold.parts.update({node: fold.parts[node].clone() for node in mine})
 
     def _owners(self) -> list[int]:
@@ -303,6 +306,29 @@ def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
             f"{len(lost)} parameters have no memory ({lost[0]}, ...), and there is nothing yet that they are filled with: "
             "build them whole unless run.fills says otherwise."
         )
+
+
+def _check_cut(model: torch.nn.Module, world: int) -> None:
+    """Misuse where FSDP2 does not cut all that trains, along the first dimension, over the whole gang."""
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups]
+    cut = {id(held.sharded_param): held for group in groups for held in group.fsdp_params}
+    trains = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    if left := [name for name, param in trains if id(param) not in cut]:
+        raise Misuse(
+            f"{len(left)} parameters that train are no part of what fully_shard put together ({left[0]}, ...): nobody would "
+            "reduce or keep them. Apply it to the whole model at last, and ignore none that trains."
+        )
+    for name, param in trains:
+        held = cut[id(param)]
+        if held.fsdp_placement.dim != 0:
+            raise Misuse(
+                f"{name} is cut along dimension {held.fsdp_placement.dim}: shards are rows here; leave shard_placement_fn out."
+            )
+        if held.mesh_info.mesh.ndim != 1 or held.mesh_info.mesh.size() != world:
+            raise Misuse(
+                f"{name} is not cut over all {world} ranks of the gang: give fully_shard the mesh that the function was given."
+            )
 
 
 def _within(part: torch.Tensor, whole: torch.Tensor) -> bool:

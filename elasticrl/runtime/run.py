@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from torch._C._distributed_c10d import HashStore, Store
+from torch.torch_version import TorchVersion
 
 from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from elasticrl.runtime.vault.piece import Piece
     from elasticrl.runtime.vault.source import Source
 
+TORCH = "2.13.0"  # it calls on groups by the names of that one
 PATIENCE = 2  # generations in a row in which the vaults refuse; then it is not somebody else's death
 
 
@@ -90,6 +92,10 @@ def join(config: Path | str | Tree | None = None) -> Run:
 
     Generators are seeded from the job's seed here, so models built after this are alike on all ranks.
     """
+    if TorchVersion(torch.__version__) < TORCH:
+        raise Misuse(
+            f"torch {torch.__version__} is installed here, and this wants {TORCH} or later: pip install torch=={TORCH}"
+        )
     try:
         seat: Seat | None = Seat.here()
     except NoSeat:
@@ -307,12 +313,16 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """In this generation. For names and logs; nothing that is computed may depend on it."""
+        """In this generation; before the first, in that. For names and logs; nothing that is computed may depend on it."""
+        if self._place is None and self._seat is not None:
+            return int(os.environ.get("RANK", "0"))
         return self._place.rank if self._place else 0
 
     @property
     def world(self) -> int:
-        """Ranks of this generation."""
+        """Ranks of this generation; before the first, of that."""
+        if self._place is None and self._seat is not None:
+            return int(os.environ.get("WORLD_SIZE", "1"))
         return self._place.world if self._place else 1
 
     @property

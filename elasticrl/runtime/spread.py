@@ -55,7 +55,10 @@ def strategy_for(
         )
 
     if kind == "replicated":
-        raise Misuse(f"The strategy of {name} is replicated: register the model itself, not a function that builds it.")
+        raise Misuse(
+            f"The strategy of {name} is replicated: register the model itself, not a function that builds it. For one that "
+            "fully_shard cuts up set model.strategy: fsdp."
+        )
 
     def build(mesh: DeviceMesh) -> torch.nn.Module:
         with Streams(seed=tree.job.seed).ambient("init"):  # built anew, it begins with the same numbers each time

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
     AutoConfig,
@@ -444,6 +446,32 @@ def test_a_builder_that_leaves_out_what_nobody_fills_is_told(folders):
         Misuse, match=r"there is nothing yet that they are filled with: build them whole unless run\.fills"
     ):
         build(fills=False, trains=True)
+
+
+def test_what_trains_and_is_not_cut_over_the_gang_is_told():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def outside(mesh):
+        model = Two()
+        fully_shard(model.body, mesh=mesh)
+        return model
+
+    def columns(mesh):
+        return fully_shard(Two(), mesh=mesh, shard_placement_fn=lambda param: Shard(param.ndim - 1))
+
+    def another(_mesh):
+        return fully_shard(Two(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+
+    for build, said in (
+        (outside, r"2 parameters that train are no part of what fully_shard put together \(head\.weight, "),
+        (columns, r"body\.weight is cut along dimension 1"),
+        (another, r"body\.weight is not cut over all 2 ranks of the gang"),
+    ):
+        with mesh_of(0, 2) as mesh, pytest.raises(Misuse, match=said):
+            Fsdp(build, lambda _name: AdamW(lr=0.1), deal=Deal.interleaved(2, 2), rank=0, group=mesh.get_group())
 
 
 def rewritten(folder, **config):

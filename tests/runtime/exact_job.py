@@ -8,13 +8,14 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from elasticrl.runtime.fsdp import Fsdp
 from elasticrl.runtime.group import Gang, GangError, form
@@ -48,11 +49,11 @@ def fresh() -> Model:
     return Model()
 
 
-def sharded(mesh: DeviceMesh) -> nn.Module:
+def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> nn.Module:
     model = fresh()
-    fully_shard(model.first, mesh=mesh)
-    fully_shard(model.second, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model.first, mesh=mesh, mp_policy=policy)
+    fully_shard(model.second, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def adamw(name: str) -> Rule:
@@ -66,10 +67,14 @@ def sgd(_name: str) -> Rule:
 def none(_point: str) -> None: ...
 
 
+def policy_of(kind: str) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16 if kind == "fsdp-narrow" else None)
+
+
 def make(
     kind: str, lanes: int, gang: Gang | None, rule: Callable[[str], Rule] = adamw, point: Callable[[str], None] = none
 ) -> tuple[Strategy, nn.Module]:
-    """`kind` is replicated, fsdp (lanes dealt round by round) or fsdp-contiguous."""
+    """`kind` is replicated, fsdp (lanes dealt round by round), fsdp-contiguous or fsdp-narrow, which computes in bfloat16."""
     rank, world, group = (gang.rank, gang.world, gang.group) if gang else (0, 1, None)
     if kind == "replicated":
         model = fresh()
@@ -77,7 +82,7 @@ def make(
         return Replicated(model, rule, deal=deal, rank=rank, group=group, bucket_bytes=6000, point=point), model
     deal = Deal.contiguous(lanes, world) if kind == "fsdp-contiguous" else Deal.interleaved(lanes, world)
     assert group is not None
-    strategy = Fsdp(sharded, rule, deal=deal, rank=rank, group=group, point=point)
+    strategy = Fsdp(partial(sharded, policy=policy_of(kind)), rule, deal=deal, rank=rank, group=group, point=point)
     return strategy, strategy.model
 
 
@@ -267,11 +272,11 @@ class Counting(nn.Module):
         return (self.weight * numbers).sum()
 
 
-def counting(mesh: DeviceMesh | None = None) -> nn.ModuleDict:
+def counting(mesh: DeviceMesh | None = None, policy: MixedPrecisionPolicy | None = None) -> nn.ModuleDict:
     model = nn.ModuleDict({"a": Counting(7, 3), "b": Counting(129, 5), "c": Counting(1), "d": Counting(64, 64)})
     if mesh is not None:
         for part in model.values():
-            fully_shard(part, mesh=mesh)
+            fully_shard(part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     return model
 
 
@@ -286,13 +291,15 @@ def count_lanes(
         deal = Deal.contiguous(lanes, world)
         strategy = Replicated(model, sgd, deal=deal, rank=rank, group=gang.group, bucket_bytes=bucket_bytes)
     else:
-        deal = Deal.interleaved(lanes, world) if kind == "fsdp" else Deal.contiguous(lanes, world)
-        strategy = Fsdp(counting, sgd, deal=deal, rank=rank, group=gang.group)
+        deal = Deal.contiguous(lanes, world) if kind == "fsdp-contiguous" else Deal.interleaved(lanes, world)
+        strategy = Fsdp(partial(counting, policy=policy_of(kind)), sgd, deal=deal, rank=rank, group=gang.group)
         model = strategy.model
     shapes = {name: strategy.shard.layout.shapes[f"{name}.weight"] for name in "abcd"}
 
     def numbers(lane: int, name: str) -> torch.Tensor:
-        return torch.randint(-9999, 9999, shapes[name], generator=Streams(seed=5, lane=lane).torch(name))
+        # Of those a lane's are exact in bfloat16, and sums of lanes are not.
+        most = 127 if kind == "fsdp-narrow" else 9999
+        return torch.randint(-most, most, shapes[name], generator=Streams(seed=5, lane=lane).torch(name))
 
     for turn in strategy.turns:
         strategy.begin(turn)

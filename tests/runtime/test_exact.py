@@ -46,6 +46,11 @@ def test_any_number_of_workers_computes_the_same_bits(workers: Workers, alone, l
         assert result == alone[lanes], f"{world} workers"
 
 
+def test_gradients_that_are_computed_narrow_give_the_same_bits_too(workers: Workers):
+    results = [run(workers, world, kind="fsdp-narrow", lanes=8, until=2) for world in (1, 2, 3)]
+    assert all(result == results[0] for result in results)
+
+
 def test_another_number_of_lanes_is_another_job(alone):
     assert len({result["sha256"] for result in alone.values()}) == 3
 
@@ -84,7 +89,8 @@ def test_a_flipped_bit_in_one_replica_is_found_and_the_rank_named(workers: Worke
     assert workers.run(exact_job.corrupt, 3, generation=next(GENERATION), victim=1) == [((), (1,))] * 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Found by reading: what a policy has computed in bfloat16 was added up in it, too.
+@pytest.mark.parametrize("kind", [*KINDS, "fsdp-narrow"])
 def test_every_lane_counts_exactly_once_in_integers(workers: Workers, kind: str):
     for world, lanes in ((1, 3), (2, 5), (3, 8), (4, 4), (4, 7)):
         results = workers.run(exact_job.count_lanes, world, generation=next(GENERATION), kind=kind, lanes=lanes)
