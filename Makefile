@@ -38,19 +38,20 @@ system:
 COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)
 
-WAITS := $(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent systemd)) \
+# Files that are mostly waiting, the longest first: a short one then ends the stage, and not a long one.
+LONG := $(patsubst %,tests/%.py,runtime/test_zero runtime/test_run systemd/test_units runtime/test_growing runtime/test_own_disks \
+  agent/test_agent_torchrun agent/test_agent_processes store/test_kill runtime/test_exact)
+WAITS := $(LONG) $(filter-out $(LONG),$(wildcard $(patsubst %,tests/%/test_*.py,runtime store agent)) \
   $(patsubst %,tests/ppo/test_ppo_%.py,circle away resumed export prompts) \
-  $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start)
+  $(patsubst %,tests/daemon/test_%.py,asked end foreground store_start))
 
-# What decides and what computes is tested on all cores at once. What runs real processes is mostly waiting: whole jobs one test
-# after the other, and beside them the rest, whose words are shown when both are through.
+# What decides and what computes is tested on all cores at once; what runs real processes, two files at a time where much of it
+# is waiting, and whole jobs under daemons one test after the other.
 test: setup system lint types
 	$(BIN)/python -m pytest -n auto $(COMPUTES)
 	$(BIN)/python -m chaos.run sim --seeds $(SEEDS)
-	@said=$$(mktemp); $(BIN)/python -m pytest $(WAITS) > $$said 2>&1 & waits=$$!; \
-	trap 'kill $$waits; rm -f '$$said INT TERM; \
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS)); jobs=$$?; \
-	wait $$waits; code=$$?; cat $$said; rm -f $$said; exit $$((jobs | code))
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(WAITS)
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTES) $(WAITS))
 
 check: setup lint types
 	$(BIN)/python -m pytest tests/unit
