@@ -133,8 +133,7 @@ def moved(scene: Scene) -> Move | None:
     if newcomers.issuperset(found) and (scene.still_trains or scene.on_their_way.issuperset(found)):
         return None  # the gang trains without them: once it has grown, all hear it
     if scene.trained or plan.grows:
-        seats = tuple(seat for seat in scene.kept if seat.member not in scene.left_behind)
-        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
+        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike))
     if len(scene.kept) < len(plan.seats):
         return None
     return Move(plan=scene.write(Phase.TRAIN, plan.seats, why, plan.rung, strike=plan.strike, saves=plan.saves))

@@ -44,9 +44,8 @@ def _forms_to_save(scene: Scene) -> Move | None:
         why = "stopped by an operator; its gang forms once more, to save"
         return Move(plan=scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike, saves=True))
     if scene.left_behind:  # it has broken up before it had grown
-        seats = tuple(seat for seat in scene.kept if seat.member not in scene.left_behind)
         why = "stopped by an operator; its gang forms without those who load, to save"
-        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike, saves=True))
+        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike, saves=True))
     if scene.now >= scene.deadline or scene.doing[Work.PARKED]:
         return None
     return Move(wake_at=scene.deadline, why="stopped by an operator; its gang forms, to save")

@@ -171,8 +171,7 @@ def _ungrown(scene: Scene) -> Move | None:
             return Move(wake_at=due, why="members have stalled; waiting for the one that is to blame")
         what = f"{stalled[0].member} {stalled[0].stall}" if stalled else "the gang broke up"
         why = f"{what} before it had grown"
-        seats = tuple(seat for seat in scene.kept if seat.member not in left)
-        return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike))
+        return Move(plan=scene.train(scene.staying, why, Rung.REFORM, strike=plan.strike))
     if scene.now < scene.deadline:
         return Move(wake_at=scene.deadline, why=plan.reason)
     if overdue := frozenset(seat.member for seat in _silent(scene)) or left:
@@ -180,7 +179,7 @@ def _ungrown(scene: Scene) -> Move | None:
         why = f"{names} did not join within recovery.start"
         unwanted = dict.fromkeys(overdue, why)
         confine = confinements(scene, unwanted)
-        seats = tuple(seat for seat in scene.kept if seat.member not in overdue | left)
+        seats = tuple(seat for seat in scene.staying if seat.member not in overdue)
         why = with_cap(why, scene, unwanted, confine)
         return Move(plan=scene.train(seats, why, Rung.REFORM, strike=plan.strike), confine=confine)
     if not scene.still_trains:

@@ -324,6 +324,11 @@ class Scene:
         return self.on_their_way if others >= self.settings.membership.min_nodes else frozenset()
 
     @property
+    def staying(self) -> tuple[Seat, ...]:
+        """The seats that go on where the gang parts now, in their order."""
+        return tuple(seat for seat in self.kept if seat.member not in self.left_behind)
+
+    @property
     def stalled_before_it_grew(self) -> tuple[Record, ...]:
         """Who waits for others in the gang that is to grow, and trains on."""
         return tuple(r for r in self.gang_before if r.stall and r.stall.waiting and r.stall.phase != MEETING)

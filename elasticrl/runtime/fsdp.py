@@ -33,6 +33,7 @@ from elasticrl.runtime.strategy import Point, Strategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.tensor import DTensor
 
     from elasticrl.runtime.optim import Rule
@@ -246,7 +247,8 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
     units: list[_Unit] = []
     ranks: list[list[Piece]] = [[] for _ in range(world)]
     at = 0
-    for name, module, sharded in _groups(model):
+    for name, module, params in _groups(model):
+        sharded = (held.sharded_param for held in params)
         mine = tuple((names[id(param)], param) for param in sharded if param.requires_grad)
         if not mine:
             continue
@@ -264,7 +266,12 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
     return units, Layout(size=at, pieces=tuple(tuple(mine) for mine in ranks))
 
 
-def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[torch.nn.Parameter]]]:
+def _held(model: torch.nn.Module) -> list[FSDPParam]:
+    """All that FSDP2 has cut up."""
+    return [held for _, _, params in _groups(model) for held in params]
+
+
+def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[FSDPParam]]]:
     """What FSDP2 keeps to itself: (name, module, parameters) of each unit. Modules sharded together are one unit."""
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -272,22 +279,16 @@ def _groups(model: torch.nn.Module) -> Iterator[tuple[str, FSDPModule, list[torc
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 if id(group) not in seen:
                     seen.add(id(group))
-                    yield name, module, [param.sharded_param for param in group.fsdp_params]
+                    yield name, module, group.fsdp_params
 
 
 def give_memory(model: torch.nn.Module, device: str) -> None:
     """Zeros for this rank's slices of what was built without memory (`runtime.outline`), once `fully_shard` was applied."""
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = (group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups)
-    for held in [param for group in groups for param in group.fsdp_params if param.sharded_param.is_meta]:
+    for held in [held for held in _held(model) if held.sharded_param.is_meta]:
         zeros = torch.zeros_like(held.sharded_param, device="cpu" if held.offload_to_cpu else device)
         trains = held.sharded_param.requires_grad
         held._setattr_on_modules(torch.nn.Parameter(zeros, requires_grad=trains))  # in all modules that share it
         held.reset_sharded_param()  # type: ignore[no-untyped-call] # torch has not annotated it
-    if left := [name for name, param in model.named_parameters() if param.is_meta]:
-        raise Misuse(
-            f"{left[0]} has no memory and is no part of what fully_shard put together: apply it to the whole model too."
-        )
 
 
 def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
@@ -310,9 +311,7 @@ def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
 
 def _check_cut(model: torch.nn.Module, world: int) -> None:
     """Misuse where FSDP2 does not cut all that trains, along the first dimension, over the whole gang."""
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups]
-    cut = {id(held.sharded_param): held for group in groups for held in group.fsdp_params}
+    cut = {id(held.sharded_param): held for held in _held(model)}
     trains = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if left := [name for name, param in trains if id(param) not in cut]:
         raise Misuse(

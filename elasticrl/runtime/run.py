@@ -650,11 +650,11 @@ class Run:
         self._counts = {}  # until all is restored: a shard that was only begun must not pass for one that is whole
         kept: set[str] = set()
         held = self._let_go(count)
+        # With something allowed to be amiss in a checkpoint, a role of its own may not be in it.
+        filled = agreed.remembered or (agreed.checkpoint is not None and not self.tree.checkpoint.allow)
         for name, role in self._roles.items():
             shard = held.pop(name, None)
-            # With something allowed to be amiss in a checkpoint, a role of its own may not be in it.
-            on_disk = agreed.checkpoint is not None and not self.tree.checkpoint.allow
-            self._fills = strategy_of(self.tree, name) == "fsdp" and (agreed.remembered or on_disk)
+            self._fills = filled and strategy_of(self.tree, name) == "fsdp"
             try:
                 role.strategy = strategy_for(
                     name, role, self.context, self._gang_now, deal=leaves, shard=shard, fills=self._fills
