@@ -1,6 +1,7 @@
 """The whole thing: daemons, agents, vaults, and a real trainer under `runtime.join`; killed, and the same bits at the end."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -99,6 +100,8 @@ def test_two_workers_on_each_node_lose_one_and_a_whole_node_and_end_with_the_sam
         job.start("n0", "n1")
         job.until_steps(4, within_s=90.0, count=3)
         before = {line.rank: line.pid for line in job.sealed()}
+        logs = "".join(log.read_text() for log in job.folder.rglob("rank_*.log"))
+        assert set(re.findall(r"at first rank (\d of \d)", logs)) == {f"{rank} of 4" for rank in range(4)}
         at = time.monotonic()
         os.kill(before[2], signal.SIGKILL)
         job.until_steps(4, after=at + 0.05, within_s=30.0)

@@ -534,6 +534,12 @@ def test_rows_that_are_no_longer_there_are_missed(tmp_path, folders):
     with pytest.raises(models.ModelError, match="is another one than as the model was made"):
         cut(lambda: save_file(narrow, file, {"format": "pt"}))
     save_file(weights, file, {"format": "pt"})
+    fewer = {name: value for name, value in weights.items() if name != "lm_head.weight"}
+    with pytest.raises(
+        models.ModelError, match=r"lacks 1 weights that it had as the model was made \(lm_head.weight, "
+    ):
+        cut(lambda: save_file(fewer, file, {"format": "pt"}))
+    save_file(weights, file, {"format": "pt"})
     with pytest.raises(models.ModelError, match=r"lacks \d+ weights that it had as the model was made"):
         cut(file.unlink)
 

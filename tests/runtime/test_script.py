@@ -1,13 +1,17 @@
 """What a script may do inside of its steps, and what is said where it cannot be meant: real scripts, alone."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from alone import Life, live
 
 from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.run import join
 from elasticrl.runtime.vault.errors import DataError
 
 HEAD = """
@@ -363,3 +367,43 @@ def test_a_buffer_that_changes_is_refused_by_its_name(tmp_path: Path, kind: str)
 def test_a_buffer_that_stays_or_is_registered_or_is_a_cache_that_grows_is_not(tmp_path: Path, how: Sequence[str]):
     life = start(tmp_path, BUFFERS, *how)
     assert life.returncode == 0, life.stderr
+
+
+SMALLER = """
+import sys
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(2, 2)
+        if sys.argv[1] == "whole":
+            self.head = torch.nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.head(self.body(rows)) if hasattr(self, "head") else self.body(rows)
+
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=Model(), optimizer=SGD(lr=0.1))
+    for step in run.steps(int(sys.argv[2])):
+        for lane in run.lanes():
+            run.model(torch.ones(1, 2)).sum().backward()
+            lane.done()
+        run.update()
+        if step == 2:
+            raise RuntimeError("and its memory stays")
+"""
+
+
+@pytest.mark.parametrize(("steps", "memory"), [(2, "checkpoint"), (4, "vault")])
+def test_weights_that_the_model_has_no_longer_are_missed(tmp_path: Path, steps: int, memory: str):
+    assert start(tmp_path, SMALLER, "whole", str(steps)).returncode == (0 if memory == "checkpoint" else 1)
+    life = start(tmp_path, SMALLER, "smaller", "4")
+    assert life.returncode != 0
+    said = "has 2 weights of model that the model of this run has not (model.head.bias, ...)"
+    assert re.search(rf"{memory}.* {re.escape(said)}", life.stderr), life.stderr
+
+
+def test_an_older_torch_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
+    with pytest.raises(Misuse, match=r"torch 2\.11\.0\+cu128 is installed here, and this wants 2\.13\.0 or later"):
+        join()

@@ -6,8 +6,8 @@ import pytest
 from test_core_step import Life, leads, member, plan, record, trains
 
 from elasticrl.core import events
-from elasticrl.core.events import Tick
-from elasticrl.core.model import Commit, Phase, Work
+from elasticrl.core.events import Tick, Workers
+from elasticrl.core.model import Commit, Lap, Phase, Work
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.shards import lost
 
@@ -117,3 +117,21 @@ def test_it_does_not_hold_in_vain(case):
     made = proposed(cut_off(life, 5.0, *nodes))
     assert made.phase is Phase.TRAIN
     assert member("n03/1") not in made.seat_of
+
+
+def test_who_keeps_what_goes_by_the_gang_that_has_sealed_a_step_also_where_a_record_is_missing():
+    # Found by reading: n03 had joined, and kept n02's shard; it was looked for where the gang before had kept it.
+    life = four_train()
+    lap = Lap(generation=2, seconds=1.0, bytes=1)
+    grown = plan(2, *FOUR, gang=("n00", "n01", "n02"))
+    life.seen(4.2, "n03 has joined", plan=grown, plan_revision=20)
+    life.at(4.3, Workers(now=0, work=Work.TRAINING, generation=2, born=1, warm=True, step=9, lap=lap))
+    rows = [record(n, work=Work.TRAINING, generation=2, born=1, step=9, lap=lap) for n in FOUR[1:]]
+    life.told(4.4, life.view.own, *rows)
+    life.at(5.0, events.Suspected(now=0, node="n03"))
+    mine = replace(rows[0], suspects=("n03",))
+    records = {"n00": life.view.own, "n01": mine, "n03": rows[2]}
+    life.view = replace(life.view, records=records, revision=life.view.revision + 1)
+    made = proposed(life.at(5.1, events.Seen(now=0, view=life.view)))
+    assert made.phase is Phase.HOLD, made.reason
+    assert "n03 alone keeps what was made since step 0" in made.reason
