@@ -1,9 +1,6 @@
 import pytest
-import torch
 
 from elasticrl.ppo import tiny
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

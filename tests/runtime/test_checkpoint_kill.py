@@ -112,7 +112,6 @@ def killed(action: Callable[[], None], fault: str) -> None:
 @pytest.fixture
 def ground() -> Iterator[tuple[Path, list[Path]]]:
     """Step 10 saved and committed, step 20 in the vault. In memory: a kill loses the same there, and a flush costs nothing."""
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         root = Path(directory)
         save(place(root / "good"), snapshot(root, 10))

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 from state_jobs import FACTS, Job, pinned, same, snapshots
 from typer.testing import CliRunner
@@ -26,11 +25,6 @@ from elasticrl.runtime.vault.holdings import Whole
 from elasticrl.runtime.vault.version import Cut, Version, mark
 
 NODES = ("n0", "n1", "n2")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def disk(root: Path, node: str) -> Place:

@@ -4,7 +4,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 from state_jobs import FACTS, Job
 from vault_nodes import in_own_mounts, until
 
@@ -15,7 +14,6 @@ from elasticrl.runtime.vault.version import Version
 
 
 def test_a_shard_that_met_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    torch.set_num_threads(1)
     job = Job(seed=1).train(2)
     vaults = [Vault(tmp_path / f"n{rank}", job="job", node=f"n{rank}") for rank in range(2)]
     well = Saver(str(tmp_path / "ck"), facts=FACTS)
@@ -52,7 +50,6 @@ def test_a_shard_that_met_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypa
 
 def test_a_shard_of_which_its_disk_cannot_even_say_that_it_fails_is_not_waited_for(tmp_path: Path):
     """Found live: one node's disk had turned read-only, and nothing was saved until `checkpoint.timeout`."""
-    torch.set_num_threads(1)
     vault = Vault(tmp_path / "n0", job="job", node="n0")
     job = Job(seed=1).train(2)
     saver = Saver(str(tmp_path / "ck"), facts=FACTS)
@@ -78,7 +75,6 @@ def test_a_shard_of_which_its_disk_cannot_even_say_that_it_fails_is_not_waited_f
 
 
 def test_what_the_others_wrote_of_a_failed_save_goes_when_the_next_one_begins(tmp_path: Path):
-    torch.set_num_threads(1)
     job = Job(seed=1).train(2)
     vaults = [Vault(tmp_path / f"n{rank}", job="job", node=f"n{rank}") for rank in range(2)]
     env = {"ELASTICRL_FAULT": "checkpoint.tensor@2:full"}  # for the one that publishes, once

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from state_jobs import FACTS, Job, same
 from vault_nodes import until
 
@@ -29,7 +28,6 @@ from elasticrl.runtime.vault.version import Version
 
 @pytest.fixture
 def vault(tmp_path: Path) -> Iterator[Vault]:
-    torch.set_num_threads(1)
     made = Vault(tmp_path / "vault", job="job", node="n0")
     yield made
     made.close()
@@ -71,7 +69,6 @@ def test_a_save_is_written_in_the_background_from_the_version_it_was_asked_for(v
 
 
 def test_two_workers_write_one_checkpoint_and_one_of_them_publishes_it(tmp_path: Path):
-    torch.set_num_threads(1)
     job = Job(seed=1).train(2)
     vaults = [Vault(tmp_path / f"n{rank}", job="job", node=f"n{rank}") for rank in range(2)]
     savers = [Saver(str(tmp_path / "ck"), facts=FACTS) for _ in range(2)]

@@ -35,11 +35,6 @@ from elasticrl.runtime.vault.version import Version
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("medium", ["vault", "disk"])
 @pytest.mark.parametrize("old", [1, 2, 3, 4])
 def test_any_world_restores_what_any_other_kept_bit_for_bit(tmp_path: Path, medium: str, old: int):

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 @pytest.fixture(params=[1, 3])
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Job, Path]:
-    torch.set_num_threads(1)
     job = Job(seed=1).train(3)
     where = place(tmp_path / "ck")
     return job, tmp_path / "ck" / write(where, snapshots(tmp_path, job, request.param)).name

@@ -24,11 +24,6 @@ from elasticrl.runtime.strategy import POINTS, clip
 RULES = [AdamW(weight_decay=0.1), SGD(), SGD(momentum=0.9, weight_decay=0.1), SGD(momentum=0.9, nesterov=True)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_rule_does_not_care_where_an_element_lies_nor_how_many_threads_there_are(rule):
     size = CHUNK + 193 * UNIT

@@ -30,11 +30,6 @@ from elasticrl.runtime.vault.source import Source, shard_of
 from elasticrl.runtime.vault.version import Version
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def content(*tensors: torch.Tensor) -> Content:
     pieces = (whole_piece(f"t{i}", str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(tensors))
     return Content(table=Table(tuple(pieces)), tensors=tensors, values={"part": {"n": 1}})

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ppo"))
 
@@ -23,7 +22,6 @@ elif (spec is None or spec.origin is None) and not REQUIRED:  # this very folder
 else:
     collect_ignore_glob = ["test_vllm_daemon.py"]
 
-torch.set_num_threads(1)
 skipped: list[str] = []
 
 
