@@ -51,7 +51,7 @@ def main() -> None:
                 with lane.rng("dropout"):  # (*) random streams belong to lanes, not to workers
                     loss = nn.functional.cross_entropy(model(torch.stack(points)), torch.stack(labels))
                     loss.backward()
-                lane.tally.add(loss=loss.item())
+                lane.tally.add(loss=loss)
                 lane.done()
             done = run.update(max_norm=1.0)  # (*) summed in a fixed order, applied in two phases
             if done is not None and run.rank == 0 and step % 20 == 0:

@@ -98,7 +98,7 @@ class PreferenceTrainer(Trainer):
         return log_ratios(self.roles.policy(rows)[0], rows["ref_logprobs"], rows["mask"])
 
     def _say(self, loss: Sum, right: Sum, entries: float, tally: Tally) -> torch.Tensor:
-        tally.add(preference_loss=loss.total.item(), right=right.total.item())
+        tally.add(preference_loss=loss.total, right=right.total)
         return loss.over(entries)
 
     def _count(self) -> None:

@@ -227,9 +227,9 @@ class Trainer:
         if values is not None and ppo.algorithm == "ppo":
             critic = value_loss(values, rows["values"], rows["returns"], mask, clip=ppo.value_clip)
             loss = loss + ppo.value_coef * critic.over(entries)
-            tally.add(value_loss=critic.total.item())
-        tally.add(policy_loss=term.loss.total.item(), entropy=entropy.total.item())
-        tally.add(clip_fraction=term.clipped.total.item(), approx_kl=term.approx_kl.total.item())
+            tally.add(value_loss=critic.total)
+        tally.add(policy_loss=term.loss.total, entropy=entropy.total)
+        tally.add(clip_fraction=term.clipped.total, approx_kl=term.approx_kl.total)
         return loss
 
     def critic_loss(self, rows: Rows, entries: float, tally: Tally) -> torch.Tensor:
@@ -237,7 +237,7 @@ class Trainer:
         term = value_loss(
             self.roles.values(rows)[0], rows["values"], rows["returns"], rows["mask"], clip=self.ppo.value_clip
         )
-        tally.add(value_loss=term.total.item())
+        tally.add(value_loss=term.total)
         return term.over(entries)
 
     # Lanes, blocks and forward passes.

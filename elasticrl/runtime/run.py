@@ -406,7 +406,7 @@ class Run:
         """The whole batch's tally from each carried lane's. Collective: use it inside of `with step:`."""
         self._raise_cut()
         sample = next(iter(tallies.values()))
-        zero = sample.like([0.0] * len(sample.row()))
+        zero = sample.like([0.0] * sample.width)
         n = self.parts_per_lane
         leaves = {lane * n + i: zero if i else tally for lane, tally in tallies.items() for i in range(n)}
         return next(iter(self._roles.values())).live.exchange(leaves)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
 
 from elasticrl.runtime.lanes import Fold, Node
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,29 +69,43 @@ class Moments:
 class Tally:
     """What one lane has to say. Names must be the same in all lanes.
 
-    Example: tally = Tally(); tally.add(tokens=512, loss=3.2); tally.spread("advantage", advantages, mask)
+    A tensor is added where it is, and read with the sums: on a GPU, `loss.item()` in its place would wait for all that the GPU
+    has to do, a peer's part of a collective included, and nobody would know that it is this that the rank waits for.
+
+    Example: tally = Tally(); tally.add(tokens=512, loss=loss); tally.spread("advantage", advantages, mask)
     """
 
-    sums: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float | torch.Tensor] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
 
-    def add(self, **values: float) -> None:
-        """Adds to sums by name."""
+    def add(self, **values: float | torch.Tensor) -> None:
+        """Adds to sums by name: numbers, or tensors of one number."""
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+            number = value.detach().double().reshape(()) if isinstance(value, torch.Tensor) else float(value)
+            self.held[name] = self.held.get(name, 0.0) + number
 
     def spread(self, name: str, values: torch.Tensor | Sequence[float], mask: torch.Tensor | None = None) -> None:
         """Adds values to those whose mean and variance are asked for."""
         self.moments[name] = self.moments.get(name, Moments()) + Moments.of(values, mask)
 
     @property
+    def sums(self) -> dict[str, float]:
+        """By name."""
+        return {name: float(value) for name, value in self.held.items()}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Of what is in a row, in its order."""
-        return (*sorted(self.sums), *(f"{name} (spread)" for name in sorted(self.moments)))
+        return (*sorted(self.held), *(f"{name} (spread)" for name in sorted(self.moments)))
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return len(self.held) + 3 * len(self.moments)
 
     def row(self) -> list[float]:
         """As plain numbers, in the order of the names."""
-        row = [self.sums[name] for name in sorted(self.sums)]
+        row = [float(self.held[name]) for name in sorted(self.held)]
         for name in sorted(self.moments):
             row += (self.moments[name].count, self.moments[name].mean, self.moments[name].m2)
         return row
@@ -101,17 +113,17 @@ class Tally:
     def like(self, row: Iterable[float]) -> Tally:
         """Another lane's row, with this one's names."""
         numbers = iter(row)
-        sums = {name: next(numbers) for name in sorted(self.sums)}
+        held: dict[str, float | torch.Tensor] = {name: next(numbers) for name in sorted(self.held)}
         return Tally(
-            sums, {n: Moments(count=next(numbers), mean=next(numbers), m2=next(numbers)) for n in sorted(self.moments)}
+            held, {n: Moments(count=next(numbers), mean=next(numbers), m2=next(numbers)) for n in sorted(self.moments)}
         )
 
     def __add__(self, other: Tally) -> Tally:
         """Of both lanes."""
-        assert self.sums.keys() == other.sums.keys(), "lanes tally alike"
+        assert self.held.keys() == other.held.keys(), "lanes tally alike"
         assert self.moments.keys() == other.moments.keys(), "lanes tally alike"
         return Tally(
-            {name: value + other.sums[name] for name, value in self.sums.items()},
+            {name: value + other.held[name] for name, value in self.held.items()},
             {name: value + other.moments[name] for name, value in self.moments.items()},
         )
 

@@ -55,7 +55,7 @@ Point = Callable[[str], None]
 class Reduced:
     """What all ranks agree on when everything is reduced and nothing is applied.
 
-    Example: Reduced(norm=3.72, tally=Tally(sums={"tokens": 4096.0}))
+    Example: Reduced(norm=3.72, tally=Tally({"tokens": 4096.0}))
     """
 
     norm: float  # of the summed gradient, before any scale
@@ -181,7 +181,7 @@ class Strategy(ABC):
         """The whole batch's tally from this rank's lanes': for scalars that are needed before the backward pass. Collective."""
         sample, numbers = self._numbers(tallies)
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.wire)
-        width = len(sample.row())
+        width = sample.width
         everyone = gather(mine, [1 + len(carried) * width for carried in self.deal.carried], self.group)
         return self._total(sample, [part.tolist() for part in everyone])
 
@@ -203,7 +203,7 @@ class Strategy(ABC):
         plan = self.shard.sums
         carried = self.deal.carried
         sample, tallies = self._numbers(self._tallies)
-        width = len(sample.row())
+        width = sample.width
         squares = self.shard.squares()
         mine = torch.tensor([*squares, *notes, *tallies], dtype=torch.float64, device=self.wire)
         lengths = [
@@ -220,6 +220,7 @@ class Strategy(ABC):
 
     def _numbers(self, tallies: Mapping[int, Tally]) -> tuple[Tally, list[float]]:
         """The first lane's tally, and what this rank tells of all its lanes: what stands for the names, then each one's row."""
+        settle(self.group)  # what is read from here on may be what a peer is waited for
         first, *others = self.deal.carried[self.rank]
         names = tallies[first].names
         for lane in others:
@@ -232,7 +233,7 @@ class Strategy(ABC):
         return tallies[first], [_mark(tallies[first]), *rows]
 
     def _total(self, sample: Tally, rows: list[list[float]]) -> Tally:
-        width = len(sample.row())
+        width = sample.width
         tallies: dict[int, Tally] = {}
         for rank, (carried, (mark, *numbers)) in enumerate(zip(self.deal.carried, rows, strict=True)):
             if mark != _mark(sample):

@@ -432,6 +432,31 @@ def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_pat
     proof(tmp_path / "twice/run/supervised", 20)
 
 
+def test_the_example_of_ppo_under_fsdp_makes_the_same_bits_through_a_kill(tmp_path: Path, monkeypatch):
+    """Its models are built anew after each fault, its rollouts and its evaluation are passes outside of lanes."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+
+    def made(folder: Path, world: int, *, kill: bool) -> dict[int, str]:
+        nodes_of = tuple(f"n{i}" for i in range(world))
+        steps, strategy = 41, "fsdp"
+        with Nodes(folder, steps=steps, strategy=strategy, copies=world - 1, program="fsdp_ppo", lanes=5) as nodes:
+            nodes.plan(*nodes_of)
+            if kill:
+                nodes.until_new(3)
+                nodes.kill_worker("n1")
+                nodes.plan(*nodes_of)
+            nodes.until_done()
+            text = "".join(worker.text for worker in nodes.workers.values())
+            learned = [float(found) for found in re.findall(r"step 40 right ([0-9.]+)", text)]
+            assert learned[0] > 0.9, text[-2000:]
+            found = audit(nodes.run_dir)
+            assert found.ok, found.sentence
+            assert found.steps == steps
+            return digests(nodes.run_dir)
+
+    assert made(tmp_path / "killed", 2, kill=True) == made(tmp_path / "alone", 1, kill=False)
+
+
 def test_where_two_runs_part_it_is_said_how_what_computed_them_differs(tmp_path: Path):
     def run(folder: Path, seed: int, threads: int) -> Path:  # so small a model would not part for its threads alone
         conf = {"job": {"seed": seed}, "lanes": {"threads": threads}}

@@ -111,8 +111,9 @@ def test_kills_cost_no_sample_and_leave_losses_and_optimizer_close(tmp_path: Pat
     close(found, after, *exact)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", [1, 3])
 def test_unattended_a_job_under_daemons_goes_on_with_two_nodes_and_again_with_three(long_exact, stage: int):
     """Real daemons and a real etcd decide everything; the test only kills, and starts the dead node again."""
     conf: dict[str, Any] = {

@@ -199,7 +199,7 @@ def test_values_are_in_the_order_of_the_schema() -> None:
 # The examples
 
 
-@pytest.mark.parametrize("name", ["one-machine", "two-nodes", "cluster"])
+@pytest.mark.parametrize("name", ["one-machine", "two-nodes", "cluster", "own-trainer"])
 def test_each_example_loads_without_a_finding_and_is_commented(name: str) -> None:
     file = ROOT / "configs" / f"{name}.yaml"
     loaded = read(file, (), {})
@@ -209,7 +209,7 @@ def test_each_example_loads_without_a_finding_and_is_commented(name: str) -> Non
 
 
 def test_all_examples_are_tested() -> None:
-    assert {file.stem for file in (ROOT / "configs").glob("*.yaml")} == {"one-machine", "two-nodes", "cluster"}
+    assert {file.stem for file in (ROOT / "configs").glob("*.yaml")} == {"one-machine", "two-nodes", "cluster", "own-trainer"}
 
 
 def test_the_cluster_example_has_every_section() -> None:
@@ -218,7 +218,7 @@ def test_the_cluster_example_has_every_section() -> None:
 
 
 def test_what_show_prints_loads_to_the_same_tree(tmp_path: Path) -> None:
-    for name in ("one-machine", "two-nodes", "cluster"):
+    for name in ("one-machine", "two-nodes", "cluster", "own-trainer"):
         loaded = read(ROOT / "configs" / f"{name}.yaml", (), {})
         assert loaded.tree is not None
         file = tmp_path / "shown.yaml"

@@ -52,6 +52,30 @@ def test_every_event_that_is_logged_is_declared_and_every_declared_one_is_logged
     assert set(events.BY_NAME) - set(written) == set()
 
 
+def public(path: str, name: str) -> set[str]:
+    """The public names of a class, read from its source: to import it would import torch."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    names = {node.name for node in made.body if isinstance(node, ast.FunctionDef)}
+    names |= {node.target.id for node in made.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    for node in ast.walk(made):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self":
+            names.add(node.attr)
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_the_page_of_the_runtime_has_all_that_a_script_may_call() -> None:
+    page = (ROOT / "docs" / "RUNTIME.md").read_text(encoding="utf-8")
+    run = public("elasticrl/runtime/run.py", "Run")
+    told = set(re.findall(r"\brun\.(\w+)", page))
+    assert run - told == set()
+    assert told - run == set()
+    lane = public("elasticrl/runtime/step.py", "Lane")
+    assert {name for name in lane if f"lane.{name}" not in page} == {"streams", "over"}
+    reduced = public("elasticrl/runtime/strategy.py", "Reduced")
+    assert {name for name in reduced if f"`{name}`" not in page} == {"notes"}
+
+
 def row(node: str, rank: int | None, state: str, **more: object) -> dict[str, object]:
     plain = {
         "node": node,

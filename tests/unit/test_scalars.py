@@ -4,6 +4,7 @@ import random
 import statistics
 
 import pytest
+import torch
 
 from elasticrl.runtime.digest import Digest, outliers, parting
 from elasticrl.runtime.rng import Streams, seed
@@ -41,6 +42,22 @@ def test_rows_carry_a_tally_over_the_wire_and_the_order_of_arrival_does_not_matt
     assert back == there
     assert total(back, lanes) == total(there, lanes)
     assert total(there, lanes).sums["tokens"] == lanes * (lanes + 1) / 2
+
+
+def test_tensors_are_added_up_as_numbers_are_and_hold_nothing_of_what_made_them():
+    weight = torch.rand(4, requires_grad=True)
+    losses = [(weight * number).sum() for number in (0.1, 1e9, -3.7)]
+    late, soon = Tally(), Tally()
+    for loss in losses:
+        late.add(loss=loss, right=torch.tensor([3]))
+        soon.add(loss=loss.item(), right=3)
+    assert late.row() == soon.row()
+    assert late.sums == soon.sums
+    assert not any(held.requires_grad for held in late.held.values())
+    assert (late + soon).sums["right"] == 18.0
+    assert soon.like(late.row()) == soon
+    with pytest.raises(RuntimeError, match="shape"):
+        late.add(loss=torch.zeros(2))
 
 
 def test_a_missing_lane_or_a_lane_that_tallies_otherwise_is_refused():
