@@ -71,8 +71,6 @@ class Eye:
         self._over = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._watch, name="eye", daemon=True)
-        self.problem = ""
-        self.revision = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -106,10 +104,8 @@ class Eye:
                         async with aclosing(store.watch([""], revision)) as batches:  # type: ignore[type-var] # a generator, which has aclose; the protocol says iterator
                             async for batch in batches:
                                 self._take(list(batch.events))
-                                self.revision = batch.revision
                                 revision = 0 if batch.relist else batch.revision + 1
-                    except StoreError as error:
-                        self.problem = str(error)
+                    except StoreError:  # a fault's doing: what was missed is read as soon as it is over
                         await asyncio.sleep(0.2)
 
         asyncio.set_event_loop(self._loop)

@@ -9,6 +9,7 @@ again within their budgets, generations and commits only rose, all nodes train i
 """
 
 import asyncio
+import re
 import shlex
 import subprocess
 import time
@@ -68,6 +69,7 @@ KNOWN: Final = frozenset([*SIGNALS, *CUTS, *ASKED, "kill_node"])
 PROLOGUE: Final = """
 alive() { test -d /proc/$1 && ! grep -q '^State:.[ZX]' /proc/$1/status; }
 gone() { for i in $(seq 100); do alive $1 || return 0; sleep 0.1; done; return 1; }
+of() { { tr '\\0' ' ' < /proc/$1/cmdline; ls -l /proc/$1/fd; cat /proc/$1/maps; } 2> /dev/null | grep -qE -- "$2"; }
 """.strip()
 
 
@@ -121,7 +123,7 @@ def orders(hosts: Hosts, fault: Fault, known: Known, number: int) -> list[Order]
     if fault.kind in SIGNALS:
         return [signalled(hosts, fault, node, guard)] if node else []
     if fault.kind == "kill_node":
-        return [Order(node=node, do=all_killed(hosts), undo=hosts.start)] if node else []
+        return [Order(node=node, do=all_killed(hosts, node), undo=hosts.start)] if node else []
     if fault.kind == "pause":
         first, job = min(hosts.hosts), f"--job {shlex.quote(hosts.job)}"
         return [
@@ -153,10 +155,11 @@ def whom(role: str, known: Known, hosts: Hosts) -> str:
     return found if found in hosts.hosts else ""
 
 
-def find(hosts: Hosts, what: str) -> str:
-    """A command that prints process numbers."""
+def find(hosts: Hosts, node: str, what: str) -> str:
+    """A command that prints process numbers: of this job's, which has folders of its own, as other jobs may run there too."""
     if what != "worker":
-        return f"pgrep -f -- {shlex.quote(PATTERNS[what])}"
+        mine = shlex.quote(f"/{re.escape(hosts.job)}/{re.escape(node)}(/| |$)")
+        return f"for p in $(pgrep -f -- {shlex.quote(PATTERNS[what])}); do of $p {mine} && echo $p; done"
     rows = "import json,sys; print(*[row['pid'] for row in json.load(sys.stdin) if row['pid']], sep='\\n')"
     return f"{hosts.command} top --job {shlex.quote(hosts.job)} --json | python3 -c {shlex.quote(rows)}"
 
@@ -164,7 +167,7 @@ def find(hosts: Hosts, what: str) -> str:
 def signalled(hosts: Hosts, fault: Fault, node: str, guard: float) -> Order:
     """A signal to one process, and proof that it took."""
     what, name = SIGNALS[fault.kind]
-    begin = f'{PROLOGUE}\np="$({find(hosts, what)} | head -n 1)"; test -n "$p" || exit {NOT_NOW}; kill -{name} $p'
+    begin = f'{PROLOGUE}\np="$({find(hosts, node, what)} | head -n 1)"; test -n "$p" || exit {NOT_NOW}; kill -{name} $p'
     if name == "STOP":
         stands = "for i in $(seq 50); do grep -q '^State:.T' /proc/$p/status && break; sleep 0.1; done"
         later = f"setsid -f sh -c 'sleep {guard:g}; kill -CONT '$p > /dev/null 2>&1 < /dev/null"
@@ -176,12 +179,11 @@ def signalled(hosts: Hosts, fault: Fault, node: str, guard: float) -> Order:
     return Order(node=node, do=f"{begin}\ngone $p || exit {NO_EFFECT}", undo=back)
 
 
-def all_killed(hosts: Hosts) -> str:
+def all_killed(hosts: Hosts, node: str) -> str:
     """Every process of a node at once, the daemon first."""
-    every = "; ".join(f"pkill -KILL -f -- {shlex.quote(PATTERNS[what])}" for what in ("daemon", "vault", "agent"))
-    workers = f'for p in $({find(hosts, "worker")}); do w="$w $p"; done'
-    left = f"sleep 0.5; pgrep -f -- {shlex.quote(PATTERNS['agent'])} > /dev/null && exit {NO_EFFECT}"
-    return f"{PROLOGUE}\nw=; {workers}; {every}; for p in $w; do kill -KILL $p 2> /dev/null; done; {left}; exit 0"
+    every = "; ".join(f"k=\"$k $({find(hosts, node, what)})\"" for what in ("daemon", "vault", "agent", "worker"))
+    left = f'sleep 0.5; test -z "$({find(hosts, node, "agent")})" || exit {NO_EFFECT}'
+    return f"{PROLOGUE}\nk=; {every}; kill -KILL $k 2> /dev/null; {left}; exit 0"
 
 
 def cut(hosts: Hosts, fault: Fault, node: str, known: Known, number: int, guard: float) -> list[Order]:

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from time import perf_counter
 
 from chaos.case import Violation
 from chaos.checks import judge
-from chaos.history import Committed, Ended, Fact, History, Planned, Sealed
+from chaos.history import Committed, Ended, Fact, History, Sealed
 from chaos.scenario import Scenario
 from chaos.sim.cluster import Cluster
 from chaos.sim.nemesis import Nemesis
@@ -26,7 +25,6 @@ class Result:
     virtual_s: float
     events: int
     steps: int
-    wall_s: float
 
 
 class Run:
@@ -43,7 +41,6 @@ class Run:
 
     def drive(self) -> Result:
         """All of it."""
-        begun = perf_counter()
         self.cluster.start()
         self.world.run(self.scenario.trouble_s)
         self.nemesis.heal()
@@ -65,7 +62,6 @@ class Run:
             virtual_s=self.world.now,
             events=self.world.events,
             steps=self.cluster.steps,
-            wall_s=perf_counter() - begun,
         )
 
     def _end(self, lacks: str) -> None:
@@ -145,5 +141,3 @@ def run(scenario: Scenario, seed: str) -> Result:
     """One run."""
     return Run(scenario, seed).drive()
 
-
-__all__ = ["Planned", "Result", "Run", "run"]

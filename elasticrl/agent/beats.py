@@ -25,15 +25,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from elasticrl.core.model import LOADING, MEETING
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE
 
-MAGIC: Final = b"elbeat03"
+MAGIC: Final = b"elbeat04"
 # count, generation, born, step, saved, pid, state, waiting, since, restore_s, collective, bytes, phase, op, manifest, and what
 # it has spent in phases: name and seconds, PHASES times
-PHASES: Final = 6
+PHASES: Final = 12  # of a name more nothing is told
 BODY: Final = struct.Struct("<QqqqqIBBxxddqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
-HALF: Final = 512
+HALF: Final = 704
 SIZE: Final = 2 * HALF + 64
 FIRST: Final = 64  # where the first copy begins; before it only the magic
 COUNTS: Final = struct.Struct(f"<{FIRST + SUM.size}xQ{HALF - 8}xQ")  # of both copies, each the first field of its body
@@ -186,7 +186,8 @@ class Beat:
     def _account(self) -> None:
         """What was done until now goes to the phase that it was done in; waiting is nobody's work."""
         now, beat = time.monotonic(), self.now
-        if not beat.waiting and (beat.phase in self._spent or len(self._spent) < PHASES):
+        idle = beat.waiting or beat.phase in {MEETING, LOADING, OUTSIDE}
+        if not idle and (beat.phase in self._spent or len(self._spent) < PHASES):
             self._spent[beat.phase] = self._spent.get(beat.phase, 0.0) + now - self._worked
         self._worked = now
 

@@ -7,6 +7,7 @@ signal) counts towards a crash loop; what was done to it (a kill, the kernel sho
 import os
 import re
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -111,13 +112,17 @@ def core_of(code: int | None) -> str:
         return ""
 
 
+RECENT_S: Final = 5.0  # a kill that the count has had for longer was another process's
+
+
 class Memory:
-    """What the kernel tells about processes it killed for want of memory: its log where we may read it, else a count."""
+    """What the kernel tells about processes it killed for want of memory: its log where it names them as we do, else a count."""
 
     def __init__(self, root: Path = health.ROOT) -> None:
         files = health.cgroup_files(root)
         self._counter = files[2] if files else None  # of our cgroup
-        self._killed = self._count()
+        self._killed = self._counted = self._count()  # as it was a while ago, and when it was looked at last
+        self._looked_at = time.monotonic()
         self._log: Ring | None = None
         with suppress(OSError):  # an unprivileged user may not; the counter remains
             self._log = Ring(root, news=True)
@@ -132,9 +137,14 @@ class Memory:
             return self._said[pid]
         killed = self._count()
         if killed > self._killed:
-            self._killed = killed
+            self._killed = self._counted = killed
             return f"the kernel killed a process of this node's cgroup for want of memory ({self._counter})"
         return ""
+
+    def look(self, now: float) -> None:
+        """To be called now and then: what was killed a while ago is no explanation of what ends later."""
+        if now - self._looked_at > RECENT_S:
+            self._killed, self._counted, self._looked_at = self._counted, self._count(), now
 
     def _count(self) -> int:
         try:

@@ -591,6 +591,7 @@ class Hand(LocalElasticAgent):
             self._rotate()
         report = self._report_now()
         now = time.monotonic()
+        self._memory.look(now)
         if report.work is Work.TRAINING and self._began[0] != report.generation:
             self._began = (report.generation, report.step)
         begun = self._began[1]

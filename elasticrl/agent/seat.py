@@ -187,7 +187,7 @@ class Seat:
             )
         return cls._here
 
-    def wait(self, timeout_s: float | None = None, *, done: bool = False) -> Assignment | None:
+    def wait(self, *, done: bool = False) -> Assignment | None:
         """Blocks, parked, until there is a rank that was not taken yet; None when it is time to end (see `halt`). `done`: all
         steps are made, so a rank in a gang that only grows is left alone.
 
@@ -199,8 +199,7 @@ class Seat:
             while not self._ready(done):
                 if isinstance(self._order, Park):
                     self.beat.parked(self._order.generation)
-                if not self._changed.wait(timeout_s):
-                    raise TimeoutError(f"no rank within {timeout_s} s")
+                self._changed.wait()
             order = self._order
             self._taken = self._number
         if not isinstance(order, Assignment):

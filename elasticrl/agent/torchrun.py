@@ -248,16 +248,19 @@ class ElasticRendezvous(RendezvousHandler):
         host, port = split(plan.endpoint)
         meeting: PrefixStore | None = None
         while not self._overtaken(plan) and time.monotonic() < deadline:
+            begun = time.monotonic()
             try:
                 if meeting is None:
                     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
-                    meeting = PrefixStore(f"g{plan.generation}/", store)
-                    meeting.set(f"here/{rank}", str(self._me))
+                    fresh = PrefixStore(f"g{plan.generation}/", store)
+                    fresh.set(f"here/{rank}", str(self._me))
+                    meeting = fresh
                 meeting.wait(everybody, SLICE)
-            except (
-                RuntimeError
-            ) as error:  # torch's store errors are such: a member is not there yet, or the head has died
+            except RuntimeError as error:  # torch's store errors are such: a member is not there yet, or the head has died
                 log.debug("generation %d: %s", plan.generation, error)
+                if time.monotonic() - begun < SLICE.total_seconds() / 2:  # a store that lives is waited for
+                    meeting = None  # this one is reached anew
+                    time.sleep(SLICE.total_seconds())
                 continue
             meeting.set_timeout(STORE)
             return meeting

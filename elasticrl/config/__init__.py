@@ -4,7 +4,7 @@ Read `tree` for the sections, `cluster` and `training` for their fields, `relati
 how file, environment and command line become one. `elasticrl.core.settings` is what the core gets of it (`to_core`).
 """
 
-from elasticrl.config.changes import Change, changes, taken_up
+from elasticrl.config.changes import Change, changes, clash, taken_up
 from elasticrl.config.core import to_core
 from elasticrl.config.finding import ConfigError, Finding, Origin
 from elasticrl.config.load import Loaded, load, read
@@ -19,6 +19,7 @@ __all__ = [
     "Origin",
     "Tree",
     "changes",
+    "clash",
     "digest",
     "dumps",
     "load",

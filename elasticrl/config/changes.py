@@ -6,6 +6,7 @@ daemon takes up at once, and those that would make another run of it.
 
 from typing import Literal, TypeVar
 
+from elasticrl.config.relations import RELATIONS
 from elasticrl.config.section import Section, key_of, leaves
 from elasticrl.config.tree import Tree, values
 from elasticrl.core.value import dataclass
@@ -15,7 +16,8 @@ _S = TypeVar("_S", bound=Section)
 
 #: A running daemon takes these up on SIGHUP: it decides by them. A section stands for all of its keys. Agents and workers never
 #: hear of a reload, so what they go by is not here: job.steps, a phase's budget, when a checkpoint is due, how long
-#: they wait for each other (recovery.start and the rungs' own).
+#: they wait for each other (recovery.start and the rungs' own). `timeouts.confirm` is the leader's; an agent, which gives a
+#: worker that is stopped no longer than that, keeps the old one.
 LIVE = (
     "membership.min_nodes",
     "membership.max_nodes",
@@ -105,6 +107,12 @@ def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
 def taken_up(old: Tree, new: Tree) -> Tree:
     """What a running daemon goes on under when it is told of a new tree: the old one with the live keys of the new."""
     return _with_live(old, new, "")
+
+
+def clash(mixed: Tree) -> str:
+    """Which rules a tree breaks that was put together of two; "" if none."""
+    broken = [one for one in RELATIONS if one.level == "error" and one.broken(mixed)]
+    return "; ".join(f"{one.keys[0]} {one.rule} ({one.says(mixed)[0]})" for one in broken)
 
 
 def _with_live(old: _S, new: _S, prefix: str) -> _S:

@@ -623,7 +623,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(
         keys=("rollout.sync_timeout", "timeouts.phase.sync", "timeouts.default_phase", "job.program"),
         rule="must be under the budget of the phase sync, so that a dead engine does not cost a healthy worker",
-        broken=lambda t: _ours(t) and t.rollout.sync_timeout_s >= _caps(t)["sync"],
+        broken=lambda t: _generates(t) and t.rollout.sync_timeout_s >= _caps(t)["sync"],
         values=lambda t: f"{_s(t.rollout.sync_timeout_s)} is not under {_s(_caps(t)['sync'])}",
         remedy=lambda t: (
             f"Raise timeouts.phase.sync to {_over(t.rollout.sync_timeout_s)}"
@@ -633,7 +633,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(
         keys=("reward.timeout", "reward.retries", "reward.url", "timeouts.phase.reward", "timeouts.default_phase"),
         rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
-        broken=lambda t: t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
+        broken=lambda t: _generates(t) and t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
         values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",
         remedy=lambda t: (
             f"Raise timeouts.phase.reward to {_over(_reward_s(t))} or lower timeout to "

@@ -89,7 +89,6 @@ Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
 Port = Annotated[int, Ge(0), Le(65535)]
 Text = Annotated[str, Field(min_length=1), Says("a text", "text")]
-Texts = tuple[Text, ...]
 Name = Annotated[
     str,
     Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"),

@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from elasticrl.agent.wire import Report
 from elasticrl.config import Tree
@@ -55,14 +55,14 @@ ANSWER_S = (
 SAVED_S = 5.0  # at the daemon's end, for incidents to be on the disk
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
 CARDS_S = 120.0  # between looks at cards that take a program to look at, which costs a second of processor time
-PROMPT_S = 1.0  # a look at cards that takes no program is over by then, and is part of the look at the machine
+PROMPT_S = 1.0  # a look at disks, and at cards that takes no program, is over by then, and is part of the look at the machine
+HUNG_S = 30.0  # a disk that has not answered for so long does not
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
 TRIES = 20  # to find a port that is free for both
 ENDED = (Work.PARKED, Work.FAILED)  # whoever says so has written all that it has to say
 SIGNS = frozenset({"worker.exited", "worker.stalled", "neighbour.suspected", "agent.lost", "verdict.found"})
 GENERATION = re.compile(r"attempt_(\d+)/rank_\d+\.log$")
-T = TypeVar("T")
 STUB = "ELASTICRL_PROBE_NCCL"  # stub:FILE, for the NCCL round of a probe where there is no GPU
 
 
@@ -101,8 +101,10 @@ class Inquiry:
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
         self._unseen: dict[str, str] = {}  # why cards cannot be asked, by who would tell of them
-        self._cards: Mapping[str, tuple[health.Check, ...]] = {}  # what was found of GPUs last, by who tells of them
+        self._told: Mapping[str, tuple[health.Check, ...]] = {}  # what was found of disks and GPUs last, by who tells of them
+        self._asked: dict[str, float] = {}  # since when each of those has not answered
         self._due: dict[str, float] = {}  # when each of those is asked again; never, while it has not answered
+        self._amiss = ""  # why this machine could not be looked at last
         self._ways: frozenset[str] = frozenset()  # that NCCL has chosen, as far as it has said so
         self._records: Mapping[str, Record] | None = None  # that were compared last
         self._claimed: set[Evidence] = set()  # versions that differ, as they were named
@@ -125,6 +127,8 @@ class Inquiry:
     def open(self) -> str:
         """Keep a port for probes; where this node is tested."""
         self._port = Reserved(self.place.host, self.tree.node.probe_port)
+        if not self._port.held:
+            self.log.info("probe.taken", address=self._port.address)
         return self._port.address
 
     def prepare(self, env: Mapping[str, str]) -> None:
@@ -290,9 +294,14 @@ class Inquiry:
 
     async def _hear_kernel(self) -> None:
         """By itself: what hangs the look at cards or disks is what the kernel's log explains."""
+        deaf = False
         while True:
             if facts := await apart(self._news):
                 self.post(Found(now=time.monotonic(), evidence=facts))
+            if self._kernel is not None and self._kernel.deaf != deaf:
+                deaf = self._kernel.deaf
+                if deaf:
+                    self.log.info("kernel.unheard", said=self._kernel.REMEDY)
             await asyncio.sleep(self.tree.health.sample_s)
 
     def _news(self) -> tuple[Evidence, ...]:
@@ -302,12 +311,17 @@ class Inquiry:
         _, said = health.kernel(self._kernel.read(), "news")
         return tuple(replace(fact, node=self.place.node) for fact in said if self._concerns_us(fact))
 
-    async def _look_at_cards(self) -> None:
-        """All that can be asked of them and is due, each by itself: where a driver hangs so does what asks it."""
+    async def _ask_all(self) -> None:
+        """Disks and cards that are due, each by itself: where a server or a driver hangs so does what asks it."""
         from elasticrl.diagnose import amd, fabric, health
 
         root = self.place.root
+
+        def disk(name: str, path: Path) -> tuple[health.Check, ...]:
+            return tuple(health.disk(path, name, root=root, write=False))
+
         await asyncio.gather(
+            *(self._ask(name, 0.0, partial(disk, name, path)) for name, path in self.place.disks.items()),
             self._ask("NVML", 0.0, lambda: health.gpus(root)[0]),
             self._ask("amd-smi", CARDS_S, lambda: amd.gpus(root)[0]),
             self._ask("bus", CARDS_S, lambda: tuple(fabric.gone(root))),
@@ -318,11 +332,13 @@ class Inquiry:
         if now < self._due.get(whom, -math.inf):
             return
         self._due[whom] = math.inf  # a driver may hang for ever: then one thread waits for it, not one more each time
+        self._asked[whom] = now
         try:
             found = await apart(look)
             self._say_unseen(whom, found)
-            self._cards = {**self._cards, whom: found}  # another one, as a thread may be reading the last
+            self._told = {**self._told, whom: found}  # another one, as a thread may be reading the last
         finally:
+            del self._asked[whom]
             self._due[whom] = now + every_s
 
     def _say_unseen(self, whom: str, found: "tuple[health.Check, ...]") -> None:
@@ -339,22 +355,32 @@ class Inquiry:
 
         before = health.counters(time.monotonic(), self.place.root)
         while True:
-            await asyncio.wait({self._begin(self._look_at_cards(), "cards")}, timeout=PROMPT_S)
-            with suppress(OSError):
+            await asyncio.wait({self._begin(self._ask_all(), "disks and cards")}, timeout=PROMPT_S)
+            amiss = ""
+            try:
                 before, facts, starving = await apart(partial(self._machine, before))
+            except OSError as error:
+                amiss = str(error)
+            else:
                 if facts:
                     self.post(Found(now=time.monotonic(), evidence=facts))
                 if starving.keys() != self._starving.keys():
                     self.log.info("machine.starved" if starving else "machine.calm", said=short_of(starving))
                 self._starving = starving
+            if amiss and amiss != self._amiss:
+                self.log.info("machine.unseen", said=amiss)
+            self._amiss = amiss
             await asyncio.sleep(self.tree.health.sample_s)
 
     def _machine(self, before: "health.Counters") -> tuple["health.Counters", tuple[Evidence, ...], Mapping[str, str]]:
         from elasticrl.diagnose import health
 
         after, node = health.counters(time.monotonic(), self.place.root), self.place.node
-        checks = health.look(self.place.disks, before, after, root=self.place.root)
-        checks += [check for found in self._cards.values() for check in found]
+        checks = health.look(before, after, root=self.place.root)
+        asked = {**self._asked}
+        hung = {name for name, since in asked.items() if time.monotonic() - since > HUNG_S} & self.place.disks.keys()
+        checks += [health.silent(self.place.disks[name], name) for name in sorted(hung)]
+        checks += [check for whom, found in self._told.items() if whom not in hung for check in found]
         bad = {fact.detail.partition(":")[0]: fact for fact in health.evidence(checks, node=node)}
         well = [
             replace(fact, sign=Sign.HEALTHY, detail=f"{name}: in order again")
@@ -655,6 +681,11 @@ class Reserved:
         self._held: list[socket.socket] = []
         self.keep()
         self.address = join(host, self._port)
+
+    @property
+    def held(self) -> bool:
+        """It is ours."""
+        return bool(self._held)
 
     def keep(self) -> None:
         """Take it (again). If somebody was quicker, probes find this node unreachable over it, which is said there."""

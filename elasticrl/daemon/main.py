@@ -21,7 +21,7 @@ from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
-from elasticrl.config import ConfigError, Tree, changes, taken_up, to_core
+from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import trains_on
@@ -279,6 +279,7 @@ class Daemon:
         remedy = "this machine has just booted, which begins no job anew: systemctl start elasticrl does"
         self.log.info("daemon.refused", reason=f"the job has ended ({reason}), and {remedy}")
         await self._withdraw(reason)
+        await self.vault.leave(self.tree.vault.linger_s)
         return code
 
     async def _name_taken(self, store: Store, last: Life | None) -> str:
@@ -310,6 +311,7 @@ class Daemon:
     async def _give_way(self, taken: str) -> int:
         self.log.info("daemon.refused", reason=taken)
         await self._withdraw("another machine has this node's name")
+        await self.vault.leave(self.tree.vault.linger_s)
         return REFUSED
 
     async def _refuse(self, lost: Lost, *, adopted: bool) -> int:
@@ -317,6 +319,8 @@ class Daemon:
         self.log.info("daemon.refused", reason=str(lost))
         if not adopted:
             await self._withdraw("the store has lost the job")
+        if left := self._left():
+            self.log.info("daemon.left", left=left)
         return REFUSED
 
     async def _withdraw(self, reason: str) -> None:
@@ -410,7 +414,14 @@ class Daemon:
             ),
             doubt_s=self.tree.membership.doubt_s,
         )
-        await neighbours.open(self.host, self.tree.node.beat_port)
+        try:
+            await neighbours.open(self.host, port := self.tree.node.beat_port)
+        except OSError as error:
+            raise Refusal(
+                f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), and give "
+                "each job of a machine a node.beat_port of its own (0 takes any); an address of another machine comes from "
+                "node.address or node.interface"
+            ) from None
         leave_note(self.home.folder, me, secret)
         return neighbours
 
@@ -601,9 +612,15 @@ class Daemon:
             return
         found = changes(self.tree, fresh)
         live = [change for change in found if change.when == "live"]
+        # What wants a restart still differs from this at the next reload, and is said again.
+        mixed = taken_up(self.tree, fresh)
+        if broken := clash(mixed):
+            late = ", ".join(change.key for change in found if change.when != "live")
+            self.log.info("reload.refused", reason=f"without what needs a restart ({late}) it would not hold: {broken}")
+            self.notify.ready("the new configuration is refused: the old one stays")
+            return
         if live:
-            # What wants a restart still differs from this at the next reload, and is said again.
-            self.tree = taken_up(self.tree, fresh)
+            self.tree = mixed
             self.settings = to_core(self.tree)
             self.inquiry.tree = self.tree
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))

@@ -246,11 +246,11 @@ class Vault:
                 raise Refused(f"{options.socket} is the vault of {status['node']} of job {status['job']}")
             if status.get("leaving"):
                 await talk.ask("leave", within_s=None)
+            write_private(self._port_file, str(status["port"]))
         except BaseException:
             await talk.close()
             raise
         address = join(options.host, status["port"]) if status["port"] else ""
-        write_private(self._port_file, str(status["port"]))
         self._note("up", "adopted" if adopted else "started")
         if address != self.address:
             self.address = address

@@ -215,7 +215,7 @@ def _ports(tree: Tree) -> Iterator[Check]:
 
 
 def _bindable(name: str, host: str, port: int, kind: socket.SocketKind, what: str) -> Check:
-    why = "A port that somebody has, or an address of another machine, ends the daemon's start, or costs its metrics."
+    why = "A port that somebody has, or an address of another machine, ends the daemon's start, or costs its probes or metrics."
     try:
         family, _, _, _, address = socket.getaddrinfo(host or None, port, type=kind, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind) as sock:
@@ -239,7 +239,10 @@ def checkpoints(tree: Tree) -> Iterator[Check]:
         yield Check(name="checkpoint.dir", level=SKIP, value=f"{place}: object stores are not looked at")
         return
     folder = Path(run_dir(tree, tree.node.name or socket.gethostname()))
-    there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
+    try:
+        there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path("/"))
+    except OSError:  # a stale mount, which is told of below
+        there = Path("/")
     mount = health.mount_of(_read("/proc/self/mountinfo"), str(there.resolve()))
     if mount is not None:
         yield _filesystem(tree, mount)

@@ -5,6 +5,7 @@ with the texts of a real machine. What is not there (a container without sysfs, 
 never guessed. Counters mean nothing by themselves: those are read twice (`Counters`), and only what they gained counts.
 """
 
+import errno
 import os
 import resource
 import time
@@ -273,16 +274,15 @@ def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bo
     """Space, inodes, read-only, and how long a small write takes to be safe. `need`: bytes that must fit."""
     why = "A save that cannot be written loses the steps since the last one, at the next reload."
     place = path if path.is_absolute() else Path.cwd() / path
-    there = next((p for p in (place, *place.parents) if p.exists()), None)
-    if there is None:
-        yield Check(name=f"{name}.space", level=FAIL, value=f"{path} does not exist", why=why, remedy="Create it.")
-        return
     try:
+        there = next(p for p in (place, *place.parents) if p.exists())  # a stale mount raises here already
         stat = os.statvfs(there)
     except OSError as error:
+        closed = error.errno in {errno.EACCES, errno.EPERM}
         yield Check(
             name=f"{name}.space", level=FAIL, value=f"{path}: {error.strerror}", why=why, kind=Kind.DISK,
-            remedy="Mount it again; a stale handle means that its server has gone.", sign=Sign.DISK_BROKEN,
+            remedy="Let the job's user into it." if closed else "Mount it again; a stale handle means that its server has gone.",
+            sign=None if closed else Sign.DISK_BROKEN,
         )  # fmt: skip
         return
     mount = mount_of(_text(root, "proc/self/mountinfo") or "", str(there.resolve()))
@@ -687,12 +687,17 @@ def gpu(nvml: Any, index: int, handle: Any) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def look(paths: Mapping[str, Path], before: Counters, after: Counters, *, root: Path = ROOT) -> list[Check]:
-    """What a daemon looks at each `health.sample`, beside kernel log and GPUs: those may hang. `paths` are disks by name."""
-    found: list[Check] = [*pressures(root), *memory(root), *load(root), *limits(root), *shm()]
-    for name, path in paths.items():
-        found += disk(path, name, root=root, write=False)
-    return [*found, *gained(before, after)]
+def look(before: Counters, after: Counters, *, root: Path = ROOT) -> list[Check]:
+    """What a daemon looks at each `health.sample`, beside kernel log, disks and GPUs: those may hang."""
+    return [*pressures(root), *memory(root), *load(root), *limits(root), *shm(), *gained(before, after)]
+
+
+def silent(path: Path, name: str) -> Check:
+    """Of a disk that has been asked, and does not answer."""
+    return Check(
+        name=f"{name}.space", level=FAIL, value=f"{path} does not answer", why="A save there hangs as well.",
+        kind=Kind.DISK, sign=Sign.DISK_BROKEN, remedy="A network file system whose server is gone: bring it back, or unmount it.",
+    )  # fmt: skip
 
 
 #: What makes any process on a machine slow. It proves nothing about anybody; it belongs to the picture of a fault.

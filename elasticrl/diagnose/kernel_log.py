@@ -50,6 +50,11 @@ class Ring:
 class Watch:
     """What the kernel says from now on."""
 
+    REMEDY: Final = (
+        "the kernel log cannot be read, so GPUs' errors, OOM kills and broken disks are known by their effects only: "
+        "add the user to the group systemd-journal"
+    )
+
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         self._ring: Ring | None = None
@@ -59,11 +64,17 @@ class Watch:
         except OSError:
             self._cursor = _ask(root, "--lines=0")[1]
 
+    @property
+    def deaf(self) -> bool:
+        """Neither ring nor journal has answered: it is tried again with each reading."""
+        return self._ring is None and not self._cursor
+
     def read(self) -> str:
         """What is new, as dmesg prints it; "" too where this user may read neither ring nor journal."""
         if self._ring is not None:
             return dmesg("".join(self._ring.records()))
         if not self._cursor:
+            self._cursor = _ask(self._root, "--lines=0")[1]
             return ""
         text, cursor = _ask(self._root, f"--after-cursor={self._cursor}")
         self._cursor = cursor or self._cursor

@@ -144,7 +144,10 @@ async def request(store: Store, verb: Verb, node: str | None, generation: int) -
     if verb in INTENTS:
         await store.put(keys.INTENT, keys.dump(Wanted(intent=INTENTS[verb], generation=generation)))
     elif verb is Verb.ADMIT and node:
-        await store.txn((), [Delete(scope=keys.quarantine_key(node)), Delete(scope=keys.drain_key(node))])
+        barred = [keys.quarantine_key(node), keys.drain_key(node)]
+        if await life_of(store, node) is None and not any([await store.get(key) for key in barred]):
+            return False
+        await store.txn((), [Delete(scope=key) for key in barred])
     elif verb is Verb.DRAIN and node:
         member = await life_of(store, node)
         if member is None:

@@ -70,6 +70,11 @@ EVENTS: tuple[Declared, ...] = (
         fields={"reason": "what is wrong and what to do"},
     ),
     Declared(
+        name="daemon.left",
+        meaning="What a daemon that will not start leaves running, as it holds what no checkpoint has.",
+        fields={"left": "what, and how to end it"},
+    ),
+    Declared(
         name="plan.adopted",
         meaning="This node follows a new plan.",
         fields={
@@ -219,6 +224,23 @@ EVENTS: tuple[Declared, ...] = (
         meaning="There are GPUs here that cannot be asked how they are: one that breaks is known by what its worker says.",
         level="warning",
         fields={"said": "why, and what to do"},
+    ),
+    Declared(
+        name="probe.taken",
+        meaning="Somebody has the port at which this node is probed: no probe reaches it, and it passes for unreachable then.",
+        level="warning",
+        fields={"address": "node.probe_port; see who has it (ss -tulpn), or set 0, which takes any"},
+    ),
+    Declared(
+        name="machine.unseen",
+        meaning="What this machine is short of cannot be looked at: nothing here is known of it.",
+        level="warning",
+        fields={"said": "why"},
+    ),
+    Declared(
+        name="kernel.unheard",
+        meaning="The kernel's log cannot be read: what it says of GPUs, memory and disks is not heard here.",
+        fields={"said": "what to do"},
     ),
     Declared(name="machine.calm", meaning="The machine is not short of anything any more.", fields={"said": "empty"}),
     Declared(

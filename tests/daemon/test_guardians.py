@@ -343,17 +343,20 @@ def test_what_dies_beside_the_daemons_loop_is_said_while_it_goes_on(folder: Path
 
 
 class Broken:
-    """A daemon with an etcd of its own whose beat port somebody has: it ends with `bug` once etcd is there."""
+    """A daemon with an etcd of its own, and something where its socket is to be: it ends with `bug` once etcd is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.taken.bind(("127.0.0.1", 0))
+        self.beats = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.beats.bind(("127.0.0.1", 0))
+        self.port = self.beats.getsockname()[1]
+        self.beats.close()
+        self.control = folder / "run/j/n0/control.sock"
         conf = {
             "job": {"name": "j", "program": str(SCRIPT)},
             "node": {
                 "name": "n0", "device": "cpu", "interface": "lo", "run_dir": f"{folder}/run", "state_dir": f"{folder}/state",
-                "beat_port": self.taken.getsockname()[1],
+                "beat_port": self.port,
             },
             "store": {"embedded": True},
             "membership": {"min_nodes": 2},
@@ -393,13 +396,15 @@ def broken(folder: Path) -> Iterator[Broken]:
     try:
         yield made
     finally:
-        made.taken.close()
+        made.beats.close()
         for pid in processes(folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def test_a_foreground_daemon_that_ends_by_a_bug_leaves_nothing(broken: Broken) -> None:
+    broken.control.parent.mkdir(parents=True, mode=0o700)
+    broken.control.mkdir()
     assert broken.start("--foreground").wait(60.0) == 1
     (stopped,) = broken.lines("daemon.stopped")
     assert (stopped["code"], stopped["workers"], "left" in stopped) == (1, "ended", False)
@@ -408,22 +413,29 @@ def test_a_foreground_daemon_that_ends_by_a_bug_leaves_nothing(broken: Broken) -
     broken.until(lambda: not processes(broken.folder), within_s=5.0)
 
 
+def test_a_port_that_somebody_has_is_refused_and_no_bug(broken: Broken) -> None:
+    broken.beats = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    broken.beats.bind(("127.0.0.1", broken.port))
+    assert broken.start("--foreground").wait(60.0) == 78
+    assert not broken.lines("bug")
+    (stopped,) = broken.lines("daemon.stopped")
+    assert re.search(rf"beats cannot be heard at 127.0.0.1:{broken.port} .*node.beat_port", str(stopped["reason"]))
+
+
 def test_a_daemon_that_ends_by_a_bug_says_what_it_leaves_for_the_next_and_what_ends_it(broken: Broken) -> None:
-    port = broken.taken.getsockname()
-    broken.taken.close()
     first = broken.start()  # so that an agent is there for certain
     broken.until(lambda: broken.lines("daemon.started") and broken.lines("agent.started"))
     first.kill()
     first.wait()
-    broken.taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    broken.taken.bind(port)
+    broken.control.unlink()
+    broken.control.mkdir()
     assert broken.start().wait(60.0) == 1
     (stopped,) = broken.lines("daemon.stopped")
     assert (stopped["code"], stopped["workers"]) == (1, "kept")
     named = re.search(r"agent (\d+) .*etcd (\d+): the next daemon of this node adopts them", str(stopped["left"]))
     assert named, stopped
     assert set(map(int, named.groups())) <= set(processes(broken.folder))
-    broken.taken.close()
+    broken.control.rmdir()
     third = broken.start()
     broken.until(lambda: len(broken.lines("daemon.started")) == 2)
     assert [line["adopted"] for line in broken.lines("store.started")] == [False, True, True]

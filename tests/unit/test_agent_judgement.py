@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.agent.exits import Facts, Memory, exception_of, judge, killed_in, last_line
+from elasticrl.agent.exits import RECENT_S, Facts, Memory, exception_of, judge, killed_in, last_line
 from elasticrl.agent.gather import Beating, Pace, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
@@ -98,6 +99,13 @@ def test_a_container_that_sees_only_its_own_group_counts_its_kills_too(tmp_path:
     assert memory.evidence(7, 1) == ""
     assert str(counter) in memory.evidence(7, -9)
     assert memory.evidence(8, -9) == ""
+    counter.write_text("oom 5\noom_kill 4\noom_group_kill 0\n")  # an engine's, say, whose end nobody asked about
+    memory.look(time.monotonic() + 1.5 * RECENT_S)
+    assert memory.evidence(9, -9) != "", "it has just been seen"
+    counter.write_text("oom 6\noom_kill 5\noom_group_kill 0\n")
+    for later in (3.0, 4.5):
+        memory.look(time.monotonic() + later * RECENT_S)
+    assert memory.evidence(10, -9) == "", "that was long ago"
 
 
 def test_the_last_line_of_a_log_is_bounded_and_never_empty_where_there_is_one(tmp_path: Path) -> None:

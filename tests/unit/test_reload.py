@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,15 @@ def test_what_wants_a_restart_does_not_come_along_with_what_is_live(it: Reloaded
     ]
     assert it.settings.membership.min_nodes == 2
     assert (it.settings.membership.campaign_spread_s, it.settings.copies, it.settings.fallback) == (0.5, 0, "none")
+
+
+def test_what_would_not_hold_without_what_wants_a_restart_is_refused_whole(it: Reloaded) -> None:
+    line = it.reload("lanes: {count: 16}\nmembership: {min_nodes: 12, max_nodes: 16}\n")
+    assert line.args == ("reload.refused",)
+    assert re.match(r"without what needs a restart \(lanes.count\) it would not hold: .*lanes", line.kwargs["reason"])
+    assert it.daemon.tree.membership.min_nodes == 1
+    assert not it.posted
+    assert it.states() == ["RELOADING=1", "READY=1"]
 
 
 def test_exactly_what_the_table_calls_live_is_taken_up() -> None:
