@@ -24,6 +24,7 @@ WIDE = 4  # bytes of a float32: what is trained
 VERSIONS = 2  # of a shard: the newest and the one being made
 ADAM = 3  # rows of a shard: the parameters and two moments
 VAULT_FILES = 3  # of each writer: two sealed versions and the one being written
+SAVED_FILES = 1  # and one that a save reads for longer than that
 HEADROOM = 0.9  # of a device's memory that a plan should fill: the rest is the allocator's and the libraries'
 PASSES = 3  # a backward pass is two forward passes' work
 
@@ -394,8 +395,9 @@ def _vault(tree: Tree, roles: list[Role], world: int) -> list[Line]:
     found = []
     for role in roles:
         if role.strategy is not None:
-            size = ADAM * WIDE * role.trained / world * VAULT_FILES * (1 + tree.vault.copies)
-            files = f"{VAULT_FILES} files x (own + {tree.vault.copies} copies)"
+            number = SAVED_FILES + VAULT_FILES * (1 + tree.vault.copies)
+            size = ADAM * WIDE * role.trained / world * number
+            files = f"({VAULT_FILES} files x (own + {tree.vault.copies} copies) + {SAVED_FILES} that is saved)"
             formula = f"{ADAM} rows x 4 B x T {role.trained:,} / W {world} x {files}"
             found.append(Line(role=role.name, what="vault", bytes=int(size), formula=formula))
     return found

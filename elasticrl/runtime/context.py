@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from elasticrl.config import Tree, digest, load, loads, run_dir
+from elasticrl.runtime.lone import mark
 from elasticrl.runtime.vault.slots import word
 
 CONFIG = "ELASTICRL_CONFIG"  # the path of the configuration, as the daemon uses it
@@ -95,4 +96,5 @@ def context(config: Path | str | Tree | None, *, seated: bool) -> Context:
     node = os.environ.get(NODE) or tree.node.name or socket.gethostname()
     vault = os.environ.get(VAULT)
     place = Path(vault) if vault else Path(tree.vault.dir) / word(tree.job.name) / word(node)
-    return Context(tree=tree, node=node, vault=place, alone=not seated)
+    found = Context(tree=tree, node=node, vault=place, alone=not seated)
+    return found if seated or vault else replace(found, vault=place.with_name(f"{node}.{mark(found.notes_dir)}"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elasticrl.core.words import count
 from elasticrl.runtime.agree import Agreed, exchange, exchange_with, known
-from elasticrl.runtime.checkpoint.local import Choice, Held, bring, choose, held
+from elasticrl.runtime.checkpoint.local import NEWEST, Choice, Held, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import name_of
 from elasticrl.runtime.vault.errors import CheckpointError, CheckpointRefused, VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
@@ -38,6 +38,7 @@ class Disk:
     node: str
     speaks: bool  # one worker of each node does
     timeout_s: float = 60.0  # for one shard to be in the vault
+    offers: int = NEWEST  # so many of its checkpoints are told of
 
 
 def agree_on_disks(
@@ -99,7 +100,7 @@ def _held(disk: Disk, commit: str | None) -> tuple[tuple[Held, ...], tuple[str, 
     if not disk.speaks:
         return (), ()
     try:
-        return held(disk.place, disk.node, commit=commit)
+        return held(disk.place, disk.node, commit=commit, most=disk.offers)
     except CheckpointError as error:
         return (), (f"{disk.node}: {error}",)
 

@@ -272,8 +272,8 @@ class Keeper:
 
     # -- sealed
 
-    def sealed(self, digest: str | None) -> Kept | None:
-        """What was kept is whole everywhere. Returns it, to be told; begins its save if one is due."""
+    def sealed(self, digest: str | None, *, late: bool = False) -> Kept | None:
+        """What was kept is whole everywhere, `late`: but for copies that still come. Returns it, to be told; begins its save if one is due."""
         kept = self.kept
         if kept is None or kept.sealed:
             return None
@@ -286,7 +286,7 @@ class Keeper:
             self.save(kept)
         elif kept.whole:
             self._prepare(kept.steps)
-        if not self._released and not self.context.alone:
+        if not self._released and not late and not self.context.alone:
             self._released = True  # the gang's first: what the dead left from before what it went on from may go
             self.vault.release(self._lineage[-1].start)
         return kept

@@ -17,17 +17,18 @@ class Progress:
     mark: int = 0  # of that step: so many states of it were kept
     count: int = 0  # updates in all
     frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it, which one that goes on is compared with
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         numbers = {"step": self.step, "update": self.update, "mark": self.mark, "count": self.count}
-        return {**numbers, "frozen": dict(self.frozen)}
+        return {**numbers, "frozen": dict(self.frozen), "facts": dict(self.facts)}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Back to there."""
         self.step, self.update = int(state["step"]), int(state["update"])
         self.mark, self.count = int(state["mark"]), int(state["count"])
-        self.frozen = dict(state.get("frozen", {}))  # older checkpoints have none
+        self.frozen, self.facts = dict(state.get("frozen", {})), dict(state.get("facts", {}))  # older ones have none
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from datetime import UTC, datetime
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.flat import FlatShard
 from elasticrl.runtime.checkpoint.load import open_checkpoint, permitted
-from elasticrl.runtime.checkpoint.manifest import Facts, parse_name
+from elasticrl.runtime.checkpoint.manifest import Facts, differences, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
@@ -59,6 +59,7 @@ from elasticrl.runtime.digest import Digest
 from elasticrl.runtime.group import Broken, Gang, GangError, Interrupt, form, reach
 from elasticrl.runtime.keeper import SLICE_S, Keeper, facts_of
 from elasticrl.runtime.lanes import Deal
+from elasticrl.runtime.lone import claim
 from elasticrl.runtime.meet import Meeting
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.progress import Progress, Timeline
@@ -130,6 +131,7 @@ class Run:
         self._beat = seat.beat if seat else Beat()
         self._search = Search(where, seat, self._beat, self._say)
         self._keeper: Keeper | None = None
+        self._claim: IO[str] | None = None  # on this run's memory, without a daemon
         self._roles: dict[str, Trained] = {}
         self._others: dict[str, Part] = {}
         self._parts = Parts()
@@ -451,6 +453,9 @@ class Run:
             over = kind is None and self.progress.step >= (self._limit or 0)
             self._keeper.close(over=over, failed=kind is not None)
             self._keeper = None
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def _see_committed(self) -> None:
         """What was saved last is marked as committed on the disk too, by us: nobody does when we have ended."""
@@ -515,12 +520,15 @@ class Run:
             return self._seat.wait(done=self._beat.now.state is State.DONE)
         if self._place is not None:
             return None
+        self._claim = claim(self.context.vault, self.context.notes_dir)
         keeper = self._hold()
-        known = [holding.generation for holding in keeper.holdings()] + [entry.generation for entry in keeper.shelf()]
+        shelf = keeper.shelf()
+        known = [holding.generation for holding in keeper.holdings()] + [entry.generation for entry in shelf]
         generation, lanes = max(known, default=0) + 1, self.tree.lanes.count
+        saved = max((entry.version.step for entry in shelf), default=0)  # elsewhere, perhaps: memory here may be older
         return Assignment(
             generation=generation, born=generation, rank=0, world=1, slot=0, slots=1, lanes=(0, lanes), all_lanes=lanes,
-            resume=0, rung=int(Rung.START), endpoint="", prefix=f"g{generation}/", nodes=(self.context.node,),
+            resume=saved, rung=int(Rung.START), endpoint="", prefix=f"g{generation}/", nodes=(self.context.node,),
         )  # fmt: skip
 
     def _told(self, order: Order) -> None:
@@ -700,6 +708,7 @@ class Run:
         )
         self._permit(agreed, facts)
         values = self._read(place, agreed, kept)
+        self._permit_memory(agreed)
         self._now = agreed.version
         self._lineage = grow(agreed.lineage, place.generation, agreed.version)
         self._begin_keeping(place, agreed, facts)
@@ -801,6 +810,24 @@ class Run:
         place = self._hold().place
         written = agreed.manifest or read_manifest(place, agreed.checkpoint)
         for change in permitted(place, written, facts, allow=self.tree.checkpoint.allow):
+            self._say(change.sentence)
+
+    def _permit_memory(self, agreed: Agreed) -> None:
+        """The same of what a vault had: somebody may have changed the configuration while nobody trained."""
+        cursor, before = self._cursor, self.progress.facts
+        now = {
+            "lanes": self.tree.lanes.count,
+            "batch": cursor.batch if cursor else 0,
+            "data": cursor.describe() if cursor else "",
+            "threads": self.tree.lanes.threads,
+        }
+        self.progress.facts = now
+        if agreed.whole is None or agreed.checkpoint is not None:
+            return
+        found = differences(Facts(**before), Facts(**now), allow=self.tree.checkpoint.allow)
+        if refused := [change.sentence for change in found if change.refuse]:
+            raise CheckpointRefused(f"This run can't continue from step {agreed.version} in memory. " + " ".join(refused))
+        for change in found:
             self._say(change.sentence)
 
     def _note_first(self, agreed: Agreed, parts: Parts) -> bool:
@@ -1001,7 +1028,7 @@ class Run:
             self._tell_sealed(self._restored, heard.digest)
             keeper.chronicled(self._restored, heard.digest)
             self._restored = None
-        kept = keeper.sealed(heard.digest)
+        kept = keeper.sealed(heard.digest, late=heard.late)
         if kept is not None and self.progress.count:
             self._first, self._begun = None, True
         if kept is not None and kept.whole and not heard.late:  # late: it is not yet beyond the reach of a fault
@@ -1057,7 +1084,7 @@ class Run:
                 keeper.committed(keeper.saved, generation=self.generation)
         told = self._seat.committed if self._seat else None
         if told is not None:
-            keeper.committed(told.manifest, generation=told.generation)
+            keeper.committed(told.manifest, generation=self.generation)  # of a gang that grows the commit has the next one's
 
     def _tell_sealed(self, steps: int, digest: str | None) -> None:
         if steps > self.sealed or (steps == self.sealed and digest is not None):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticrl.core.model import Rung
 from elasticrl.runtime.agree import Agreed, agree
+from elasticrl.runtime.checkpoint.local import NEWEST
 from elasticrl.runtime.checkpoint.shelf import Found, newest_good
 from elasticrl.runtime.disks import Disk, agree_on_disks
 from elasticrl.runtime.group import GangError
@@ -59,6 +60,7 @@ class Search:
         disk = Disk(
             place=keeper.place, vault=self._context.vault, job=self._context.job, node=self._context.node,
             speaks=place.slot == 0, timeout_s=self._tree.checkpoint.timeout_s,
+            offers=max(NEWEST, self._tree.checkpoint.keep_last + 2),  # all that may be kept
         )  # fmt: skip
         agreed = agree_on_disks(
             disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -430,6 +431,37 @@ def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_pat
     run(tmp_path / "once", 20)
     assert digests(tmp_path / "twice/run/supervised") == digests(tmp_path / "once/run/supervised")
     proof(tmp_path / "twice/run/supervised", 20)
+
+
+def test_alone_a_killed_run_s_memory_is_its_own_run_s_and_no_other_s(tmp_path: Path):
+    def start(folder: Path, steps: int) -> "subprocess.Popen[str]":
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-u", str(EXAMPLE), "--steps", str(steps), "--step-ms", "20"]
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def said(process: "subprocess.Popen[str]") -> str:
+        return process.communicate(timeout=120)[0]
+
+    first = start(tmp_path / "a", 100_000)
+    assert first.stdout is not None
+    next(line for line in first.stdout if line.startswith("step 20"))
+    again = start(tmp_path / "a", 3)
+    assert f"another process makes this run ({tmp_path}/a/run/supervised, pid {first.pid})" in said(again)
+    assert again.returncode != 0
+    first.kill()
+    first.communicate()
+    assert "from step 0.0" in said(start(tmp_path / "b", 3)), "another folder's run, of the same name"
+    found = re.search(r"from step (\d+)", said(start(tmp_path / "a", 40)))
+    assert found is not None
+    assert int(found[1]) >= 20
+
+    second = start(tmp_path / "a", 100_000)
+    assert second.stdout is not None
+    next(line for line in second.stdout if line.startswith("step 60"))
+    second.kill()
+    second.communicate()
+    shutil.rmtree(tmp_path / "a" / "run")
+    assert "from step 0.0" in said(start(tmp_path / "a", 3)), "whoever removes it begins anew"
 
 
 def test_the_example_of_ppo_under_fsdp_makes_the_same_bits_through_a_kill(tmp_path: Path, monkeypatch):

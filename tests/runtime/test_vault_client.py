@@ -466,6 +466,40 @@ def parts() -> list[os.stat_result]:
     return [found[name] for name in sorted(found)]
 
 
+def test_a_fetch_has_as_long_as_it_takes_and_is_given_up_when_another_plan_comes(tmp_path: Path):
+    with cluster(tmp_path, 2) as nodes:
+        ring(nodes, copies=0)
+        taker = Vault(nodes[1].directory, job="job", node="n1")
+        taker.control.ask("status")
+
+        def kept(step: int) -> Whole:
+            nodes[0].keep(step, size=3 * layout.BLOCK)
+            sources = (("n0",),)
+            return Whole(version=Version(step), generation=1, world=1, lineage=(), sources=sources, passed_over=())
+
+        whole = kept(3)
+        nodes[0].signal(signal.SIGSTOP)  # a long way
+        late = threading.Timer(2.5, nodes[0].signal, [signal.SIGCONT])
+        late.start()
+        with taker.gather(whole, timeout_s=0.2) as source:  # and a second for the answer
+            assert source.values
+        late.join()
+
+        whole, begun = kept(4), time.monotonic()
+        nodes[0].signal(signal.SIGSTOP)
+
+        def check() -> None:
+            if time.monotonic() > begun + 0.3:
+                raise RuntimeError("another plan")
+
+        with pytest.raises(RuntimeError, match="another plan"):
+            taker.gather(whole, timeout_s=20.0, check=check)
+        assert time.monotonic() < begun + 2.0
+        nodes[0].signal(signal.SIGCONT)
+        until(lambda: taker.control.ask("status")["holdings"] == 1, "it fetches for nobody no longer")
+        taker.close()
+
+
 def test_only_the_blocks_that_are_needed_are_fetched(tmp_path: Path):
     with cluster(tmp_path, 2) as nodes:
         ring(nodes, copies=0)

@@ -190,6 +190,49 @@ def test_what_could_not_be_mapped_is_not_held_for_ever(home: Path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@contextmanager
+def full() -> Iterator[None]:
+    """No file gets memory."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_where_there_is_no_memory_for_another_file_one_that_is_read_is_waited_for(home: Path):
+    """A save that takes longer than three steps, in a tmpfs that has room for three files."""
+    slots = make(home)
+    pinned = pin(keep(slots, 1))
+    assert isinstance(pinned, Pinned)
+    keep(slots, 2)
+    keep(slots, 3)
+    with full():
+        with pytest.raises(VaultError, match="Enlarge that tmpfs"):
+            keep(slots, 4)
+        assert len(list(files(home))) == 3, "an empty one would be the first to be tried the next time"
+        late = threading.Timer(0.2, pinned.close)
+        late.start()
+        slot = slots.take(100, below=(Version(4), 1), within_s=20.0)
+        late.join()
+        assert slot.path == pinned.path
+        slot.unlock()
+    assert versions(home) == [(2, 1), (3, 1)]
+
+
+def test_a_file_that_has_memory_is_taken_before_an_empty_one_of_a_dead_writer(home: Path):
+    slots = make(home)
+    for step in (1, 2, 3):
+        keep(slots, step)
+    slots.close()
+    (home / "n0+w0+3.shard").touch(mode=0o600)
+    successor = make(home)
+    with full():
+        assert keep(successor, 4).name == "n0+w0+0.shard"
+    assert versions(home) == [(2, 1), (3, 1), (4, 1)]
+
+
 def test_a_file_being_written_cannot_be_pinned(home: Path):
     slots = make(home)
     slot = slots.take(5000)

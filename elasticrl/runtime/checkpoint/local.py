@@ -26,7 +26,7 @@ from elasticrl.runtime.vault.slots import FETCHED
 from elasticrl.runtime.vault.version import Lineage, alive, mark
 
 CHUNK = 16 << 20
-NEWEST = 8  # checkpoints of a disk that are offered: the others' newest may be some older
+NEWEST = 8  # checkpoints of a disk that are offered at least: the others' newest may be some older
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,13 @@ class Held:
         return cls(node=str(row["node"]), manifest=manifest, committed=bool(row["committed"]))
 
 
-def held(place: Place, node: str, *, commit: str | None = None) -> tuple[tuple[Held, ...], tuple[str, ...]]:
+def held(
+    place: Place, node: str, *, commit: str | None = None, most: int = NEWEST
+) -> tuple[tuple[Held, ...], tuple[str, ...]]:
     """The newest checkpoints on this node's disk, of which only manifests are read, and a sentence for each without one."""
     found: list[Held] = []
     problems: list[str] = []
-    for entry in listing(place)[:NEWEST]:
+    for entry in listing(place)[:most]:
         committed = entry.committed or entry.name == commit
         if entry.manifest is None and committed:
             problems.append(

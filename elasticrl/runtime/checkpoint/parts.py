@@ -172,8 +172,11 @@ class Parts:
                 self._prepare(name, source)
                 found.extend(piece for piece, _ in self._sharded[name].pieces())
             elif isinstance(part, torch.nn.Module):
-                live = part.state_dict().items()
-                found.extend(piece for key, t in live for piece, _ in pieces_of(f"{name}.{key}", t))
+                skeleton, live = tree.split(name, part.state_dict())
+                if skeleton == source.values.get(name):
+                    found.extend(piece for key, t in live.items() for piece, _ in pieces_of(key, t))
+                else:  # as `_fill_module` does then: whole tensors
+                    found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
             else:
                 found.extend(known[key] for key in tree.names(source.values.get(name)) if key in known)
         return found

@@ -112,9 +112,15 @@ class Local:
 
     def names(self) -> list[str]:
         """The published checkpoints."""
-        if not self.root.is_dir():
+        return sorted(entry.name for entry in self._entries() if parse_name(entry.name) and entry.is_dir())
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        """What lies here; nothing only where there is no such folder: one that is away raises."""
+        try:
+            with os.scandir(self.root) as found:
+                return list(found)
+        except FileNotFoundError:
             return []
-        return sorted(path.name for path in self.root.iterdir() if parse_name(path.name) and path.is_dir())
 
     def begin(self, name: str) -> None:
         """Have a staging directory; several writers of one gang share it."""
@@ -208,9 +214,7 @@ class Local:
 
     def leftovers(self) -> list[str]:
         """What interrupted saves and removals have left."""
-        if not self.root.is_dir():
-            return []
-        return sorted(path.name for path in self.root.iterdir() if path.name.startswith((STAGING, TRASH)))
+        return sorted(entry.name for entry in self._entries() if entry.name.startswith((STAGING, TRASH)))
 
 
 class Url:
@@ -231,11 +235,23 @@ class Url:
 
     def names(self) -> list[str]:
         """The checkpoints that have a manifest."""
+        return sorted(name for name in self._folders() if self._there(name, MANIFEST))
+
+    def _folders(self) -> list[str]:
         self._fs.invalidate_cache()
-        if not self._fs.exists(self._root):
+        try:
+            found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
+        except FileNotFoundError:
             return []
-        found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
-        return sorted(name for name in found if parse_name(name) and self._fs.exists(self._at(name, MANIFEST)))
+        return [name for name in found if parse_name(name)]
+
+    def _there(self, *parts: str) -> bool:
+        """fsspec's `exists` takes whatever goes wrong for an answer."""
+        try:
+            self._fs.info(self._at(*parts))
+        except FileNotFoundError:
+            return False
+        return True
 
     def begin(self, name: str) -> None:
         """Directories are a fiction there, but some file systems want them."""
@@ -302,11 +318,7 @@ class Url:
 
     def leftovers(self) -> list[str]:
         """Directories without a manifest."""
-        self._fs.invalidate_cache()
-        if not self._fs.exists(self._root):
-            return []
-        found = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
-        return sorted(name for name in found if parse_name(name) and not self._fs.exists(self._at(name, MANIFEST)))
+        return sorted(name for name in self._folders() if not self._there(name, MANIFEST))
 
 
 def place(where: str | Path) -> Place:

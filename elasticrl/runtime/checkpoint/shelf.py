@@ -6,11 +6,12 @@ a sentence for each one that it had to leave out.
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Committed, Manifest, parse_name
 from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Place, explained
-from elasticrl.runtime.vault.errors import CheckpointCorrupt
+from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError
 from elasticrl.runtime.vault.version import Version
 
 
@@ -171,6 +172,15 @@ def mark_committed(place: Place, name: str) -> Committed:
     return record
 
 
+def mark_all(place: Place, name: str) -> None:
+    """The same, and of the commit that it follows, whose mark may have failed: else that one would pass for a mere save."""
+    parent = read_manifest(place, name).parent
+    if parent is not None and not _is_committed(place, parent):
+        with suppress(CheckpointError):  # it may have gone
+            mark_committed(place, parent)
+    mark_committed(place, name)
+
+
 def read_committed(place: Place, name: str) -> Committed | None:
     """The record that `mark_committed` left, if it can be read, is whole and fits the manifest beside it."""
     try:
@@ -255,15 +265,17 @@ def prunable(
     return tuple(gone)
 
 
-def overtaken(place: Place, version: Version, generation: int) -> tuple[str, ...]:
+def overtaken(place: Place, version: Version, generation: int, *, earlier: bool = False) -> tuple[str, ...]:
     """What saves of this generation before `version` left unfinished, for the one that publishes to clear away once it comes to
-    `version`: it saves one after the other, so nobody will finish those.
+    `version`: it saves one after the other, so nobody will finish those. `earlier`: and saves of earlier generations, which
+    writers that have outlived their workers may still finish.
     """
     found: list[str] = []
     with explained("Looking for what failed saves left", place):
         for leftover in place.leftovers():
             parsed = parse_name(leftover.removeprefix(STAGING))
-            if parsed is not None and parsed[1] == generation and parsed[0] < version:
+            theirs = parsed is not None and (parsed[1] == generation or (earlier and parsed[1] < generation))
+            if parsed is not None and theirs and parsed[0] < version:
                 found.append(leftover)
     return tuple(found)
 

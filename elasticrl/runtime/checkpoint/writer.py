@@ -16,7 +16,7 @@ import torch
 from elasticrl.runtime.checkpoint.manifest import Facts
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, refuse, withdraw, write_shard
-from elasticrl.runtime.checkpoint.shelf import clear, mark_committed, overtaken, prune
+from elasticrl.runtime.checkpoint.shelf import clear, mark_all, overtaken, prune
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError, StateError
 from elasticrl.runtime.vault.layout import Torn
@@ -90,7 +90,7 @@ class Hope:
         failed = {int(body["shard"]) for body in ahead if body["op"] == "lost" and self._of_this(body)}
         if failed:
             return f"the writing of {', '.join(map(str, sorted(failed)))} failed"
-        later = max((int(body.get("generation", 0)) for body in ahead), default=0)
+        later = max((int(body["generation"]) for body in ahead if body["op"] == "save"), default=0)
         if later > self._asked["generation"]:
             self._later_since = self._later_since or now
             if now - self._later_since > GRACE_S:
@@ -148,6 +148,9 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
             withdraw(where, stamp)
             if not written:
                 refuse(where, stamp)
+            if request["finish"]:  # if it is for want of room: nobody else clears away what earlier generations left
+                with suppress(StateError, OSError):
+                    clear(where, overtaken(where, stamp.version, stamp.generation, earlier=True))
     return answer
 
 
@@ -182,7 +185,7 @@ def serve(fd: int, orphan_s: float) -> None:
                 pass  # `Hope` saw it while its save waited
             elif request["op"] == "committed":
                 with suppress(StateError, OSError):  # a disk that is ill is complained of at the next save
-                    mark_committed(place(request["where"]), request["manifest"])
+                    mark_all(place(request["where"]), request["manifest"])
             else:
                 with suppress(StateError, OSError):  # what stays is removed after the next commit
                     prune(

@@ -20,6 +20,7 @@ from typing import IO, Any
 from elasticrl.runtime.vault.errors import VaultError
 
 PROTOCOL = 1
+STILL = "still"  # of a line that says: the answer is on its way
 MIN_KEY = 16
 MAX_FRAME = 32 << 20
 MAX_HELLO = 4096  # before the other side has proved anything

@@ -260,7 +260,7 @@ class Vault:
             text = layout.header(stamp, table, content.values)
             shape = layout.shape_of(text, table.starts[-1])
             slots = self._slots if stamp.base is None else self._light
-            slot = slots.take(shape.total, below=(stamp.version, stamp.generation))
+            slot = slots.take(shape.total, below=(stamp.version, stamp.generation), within_s=self._deadline_s / 2)
             try:
                 targets, steady = self._targets(slot, table, shape), content.steady
                 _copy(targets[steady:], content.tensors[steady:], ready)
@@ -342,8 +342,8 @@ class Vault:
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
-        A vault that is away for a moment, because it is being started again, is waited for, and `check` may raise meanwhile:
-        somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
+        A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as it
+        takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
         there) and says which pieces it will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
@@ -352,7 +352,7 @@ class Vault:
             seen: list[tuple[Whole, int, Callable[..., _Part]]] = []
             for layer in whole.layers:
                 local = {number: pins.enter_context(shard) for number, shard in self._local(layer)}
-                look: Callable[..., _Part] = partial(self._look, layer, local, timeout_s=timeout_s)
+                look: Callable[..., _Part] = partial(self._look, layer, local, timeout_s=timeout_s, check=check)
                 seen += [(layer, number, look) for number in range(layer.world)]
 
             def outline(of: tuple[Whole, int, Callable[..., _Part]], control: Control) -> _Part:
@@ -422,6 +422,7 @@ class Vault:
         node: str,
         *,
         timeout_s: float,
+        check: Callable[[], None],
         control: Control | None = None,
     ) -> "_Part":
         """A shard as a node holds it: header, table and values, and at least these blocks of its data."""
@@ -432,6 +433,7 @@ class Vault:
         answer = (control or self.control).ask(
             "fetch",
             timeout_s=timeout_s,
+            turn=check,
             at=node,
             step=whole.version.step,
             update=whole.version.update,

@@ -7,14 +7,16 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticrl.runtime.vault.channel import PROTOCOL
+from elasticrl.runtime.vault.channel import PROTOCOL, STILL
 from elasticrl.runtime.vault.errors import CopiesLate, VaultError
 from elasticrl.runtime.vault.version import Version
 
 GRACE_S = 1.0  # beyond a question's own deadline, for its answer to arrive
+TURN_S = 0.05  # between looks whether an answer is still wanted
 
 
 class Control:
@@ -27,30 +29,38 @@ class Control:
         self._sock: socket.socket | None = None
         self._rest = b""
 
-    def ask(self, op: str, *, timeout_s: float | None = None, **fields: object) -> dict[str, Any]:
-        """The server's answer; VaultError with its sentence if it refuses, or with ours if it doesn't answer in time."""
-        limit = time.monotonic() + (self.deadline_s if timeout_s is None else timeout_s + GRACE_S)
+    def ask(
+        self, op: str, *, timeout_s: float | None = None, turn: Callable[[], None] = lambda: None, **fields: object
+    ) -> dict[str, Any]:
+        """The server's answer; VaultError with its sentence if it refuses, or with ours if it doesn't answer in time. A server
+        that says that it is at it has as long again. `turn` is called meanwhile, and may raise.
+        """
+        patience_s = self.deadline_s if timeout_s is None else timeout_s + GRACE_S
+        limit = time.monotonic() + patience_s
         if timeout_s is not None:
             fields["timeout_s"] = timeout_s
         line = json.dumps({"v": PROTOCOL, "op": op, **fields}).encode() + b"\n"
         with self._lock:
             fresh = self._sock is None
             try:
-                answer = self._exchange(line, limit)
+                answer = self._exchange(line, limit, patience_s, turn)
             except (OSError, ValueError) as error:
                 self._hang_up()
                 if fresh or time.monotonic() >= limit:
                     raise self._silent(op, error) from error
                 try:
-                    answer = self._exchange(line, limit)
+                    answer = self._exchange(line, limit, patience_s, turn)
                 except (OSError, ValueError) as again:
                     self._hang_up()
                     raise self._silent(op, again) from again
+            except BaseException:
+                self._hang_up()  # the answer would pass for that to another question
+                raise
         if not answer.get("ok"):
             raise VaultError(str(answer.get("why", "the vault refused")))
         return answer
 
-    def _exchange(self, line: bytes, limit: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes, limit: float, patience_s: float, turn: Callable[[], None]) -> dict[str, Any]:
         if self._sock is None:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._sock.settimeout(max(limit - time.monotonic(), 0.001))
@@ -58,17 +68,27 @@ class Control:
             self._rest = b""
         self._sock.settimeout(max(limit - time.monotonic(), 0.001))
         self._sock.sendall(line)
-        while b"\n" not in self._rest:
-            self._sock.settimeout(max(limit - time.monotonic(), 0.001))
-            more = self._sock.recv(1 << 16)
-            if not more:
-                raise ConnectionResetError("the vault server closed the connection")
-            self._rest += more
-        reply, _, self._rest = self._rest.partition(b"\n")
-        answer = json.loads(reply)
-        if not isinstance(answer, dict):
-            raise ValueError(f"not an answer: {reply[:80]!r}")
-        return answer
+        while True:
+            while b"\n" not in self._rest:
+                left_s = max(limit - time.monotonic(), 0.001)
+                self._sock.settimeout(min(left_s, TURN_S))
+                try:
+                    more = self._sock.recv(1 << 16)
+                except TimeoutError:
+                    turn()
+                    if left_s > TURN_S:
+                        continue
+                    raise
+                if not more:
+                    raise ConnectionResetError("the vault server closed the connection")
+                self._rest += more
+            reply, _, self._rest = self._rest.partition(b"\n")
+            answer = json.loads(reply)
+            if not isinstance(answer, dict):
+                raise ValueError(f"not an answer: {reply[:80]!r}")
+            if not answer.get(STILL):
+                return answer
+            limit = time.monotonic() + patience_s
 
     def _silent(self, op: str, error: Exception) -> VaultError:
         return VaultError(

@@ -2,6 +2,7 @@
 
 StateError
 ├── VaultError            memory snapshots and their copies
+│   ├── NoRoom              there is no memory for another file
 │   └── CopiesLate          not all buddies have a version yet
 ├── CheckpointError       disk checkpoints
 │   ├── CheckpointCorrupt   a file is missing, torn or changed: step back to an older one
@@ -17,6 +18,10 @@ class StateError(Exception):
 
 class VaultError(StateError):
     """A snapshot could not be taken, copied or fetched."""
+
+
+class NoRoom(VaultError):
+    """There is no memory for a file of the vault."""
 
 
 class CopiesLate(VaultError):

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -21,7 +21,7 @@ from typing import Any
 from elasticrl.core.address import CONTROL, SOCKET_BYTES, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import PROTOCOL, Channel, resolved, welcome
+from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, holding_of
 from elasticrl.runtime.vault.layout import Torn
@@ -47,6 +47,7 @@ from elasticrl.runtime.vault.version import Version
 
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 PAUSE_S = 0.1  # before the next caller is listened for, where one could not be
+STILL_S = 1.0  # between words to who waits for what takes long
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 
 
@@ -211,7 +212,7 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        operations: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+        operations: Mapping[str, Callable[[Mapping[str, Any]], Coroutine[Any, Any, dict[str, Any]]]] = {
             "status": self._status,
             "ring": self._set_ring,
             "sealed": self._sealed,
@@ -230,7 +231,9 @@ class Server:
                     operation = operations.get(request.get("op"))
                     if operation is None:
                         raise VaultError(f"{request.get('op')!r} is not one of {', '.join(sorted(operations))}")
-                    answer = {"ok": True, **await operation(request)}
+                    work = operation(request)
+                    long = request["op"] == "fetch"
+                    answer = {"ok": True, **await (self._still(work, reader, writer) if long else work)}
                 except (VaultError, OSError, TimeoutError) as error:
                     answer = {"ok": False, "why": str(error) or type(error).__name__}
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -242,6 +245,23 @@ class Server:
             pass  # the caller has gone, or we have; either way nobody waits for an answer
         finally:
             writer.close()
+
+    async def _still(
+        self, work: Coroutine[Any, Any, dict[str, Any]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> dict[str, Any]:
+        """What it comes to; the caller hears now and then that it is under way, and it ends where the caller has gone."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=STILL_S))[0]:
+                if reader.at_eof():
+                    raise ConnectionResetError("the caller has gone")
+                writer.write(json.dumps({"v": PROTOCOL, STILL: True}).encode() + b"\n")
+                async with asyncio.timeout(self.options.deadline_s):
+                    await writer.drain()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _status(self, _: Mapping[str, Any]) -> dict[str, Any]:
         holdings = [holding for _, holding in self._scan()]
@@ -279,7 +299,10 @@ class Server:
         """Copy to the buddies of this ring, and what is newest here at once."""
         self._ring = ring
         if remember:
-            _write_atomically(self.options.directory / RING, json.dumps(_ring_json(ring)))
+            try:
+                _write_atomically(self.options.directory / RING, json.dumps(_ring_json(ring)))
+            except OSError as error:  # it is followed all the same: what copies need first is a ring
+                self._complaint = f"the ring of generation {ring.generation} is not on the disk: {error}"
         addresses = dict(ring.addresses)
         wanted = {
             node: addresses[node]

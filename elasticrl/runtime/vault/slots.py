@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,17 +21,19 @@ from typing import IO, Self
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
-from elasticrl.runtime.vault.errors import VaultError
+from elasticrl.runtime.vault.errors import NoRoom, VaultError
 from elasticrl.runtime.vault.layout import Sealed, Torn
 from elasticrl.runtime.vault.version import Version
 
 RING = "ring.json"  # what was told of the ring last
+BESIDE = "beside"  # without a daemon: which run it was made beside
 SUFFIX = ".shard"
 PART = "part-"  # before a writer's name: only the blocks that one worker asked for
 FETCHED = "fetch-"  # a whole shard, fetched from another vault
 _NAME = re.compile(r"(?P<origin>[A-Za-z0-9_.-]+)\+(?P<writer>[A-Za-z0-9_-]+)\+(?P<number>\d+)\.shard")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 SLACK = 16 << 20  # a file may be this much larger than twice what it holds
+PAUSE_S = 0.05  # between looks for a file that is let go of
 MAX_FILES = 12  # of one writer; more means that pins are never released
 
 
@@ -141,7 +144,7 @@ class Slot:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
                 raise
             nbytes = sum(stop - start for start, stop in ranges)
-            raise VaultError(
+            raise NoRoom(
                 f"The vault needs {nbytes / 1e9:.2f} GB for {self.path.name} and {self.path.parent} does not have them "
                 f"({error.strerror}). Enlarge that tmpfs, or lower vault.copies."
             ) from error
@@ -187,24 +190,37 @@ class Slots:
         self.stem = f"{word(origin)}+{word(writer)}+"
         self.keep = keep
         self._slots: dict[int, Slot] = {}
+        self._read = False  # one that could have been written into was being read, when one was taken last
         for path in sorted(self.directory.glob(f"{self.stem}*{SUFFIX}")):
             if match := _NAME.fullmatch(path.name):
                 self._slots[int(match["number"])] = Slot(path)
 
-    def take(self, nbytes: int, *, below: tuple[Version, int] | None = None) -> Slot:
+    def take(self, nbytes: int, *, below: tuple[Version, int] | None = None, within_s: float = 0.0) -> Slot:
         """A locked slot with room for `nbytes`, not sealed any more. Anything not older than `below` is void and goes first.
+        Where there is no memory for another file, one that is being read (by a save) is waited for, for `within_s`.
 
         `below` is the version and generation about to be written: what is there under a later number was made by a
         generation that had no future. The same version of an earlier generation is *not* void: after a reform the gang
         writes the version it resumed from again, cut for its new world, and until that is whole it must have the old one.
         """
+        limit = time.monotonic() + within_s
+        while True:
+            try:
+                return self._take(nbytes, below)
+            except NoRoom:
+                if not self._read or time.monotonic() > limit:
+                    raise
+                time.sleep(PAUSE_S)  # whoever reads may have ended by itself, and tells nobody
+
+    def _take(self, nbytes: int, below: tuple[Version, int] | None) -> Slot:
+        self._read = False
         versions = {number: slot.version() for number, slot in self._slots.items()}
         valid = sorted((v for v in versions.values() if v is not None and (below is None or v < below)), reverse=True)
         stay = set(valid[: self.keep])
 
-        def age(number: int) -> tuple[bool, tuple[Version, int]]:
-            version = versions[number]
-            return (version is not None, version or (Version(0), 0))
+        def age(number: int) -> tuple[bool, bool, tuple[Version, int]]:
+            version, small = versions[number], len(self._slots[number].memory) < nbytes
+            return (small, version is not None, version or (Version(0), 0))  # one that is large enough takes no more memory
 
         for number in sorted(self._slots, key=age):
             slot = self._slots[number]
@@ -213,12 +229,19 @@ class Slots:
                 continue
             if slot.lock():
                 return self._begin(slot, nbytes)
-            if not slot.path.exists():
+            if slot.path.exists():
+                self._read = True
+            else:
                 self._slots.pop(number).close()
         for number in (n for n in range(MAX_FILES) if n not in self._slots):
             slot = self._make(number)
             if slot.lock():
-                return self._begin(slot, nbytes)
+                try:
+                    return self._begin(slot, nbytes)
+                except NoRoom:
+                    self._slots.pop(number).close()
+                    slot.path.unlink(missing_ok=True)
+                    raise
             # A vault that looked around pinned it as it appeared; the next time it is free. One that started may have swept it.
             if not slot.path.exists():
                 self._slots.pop(number).close()
@@ -493,7 +516,7 @@ def clean(directory: Path) -> None:
     """Remove a vault: its job has ended, and memory that nobody will read must go back to the machine."""
     for path, _ in files(directory):
         path.unlink(missing_ok=True)
-    for name in ("lock", CONTROL, RING):
+    for name in ("lock", CONTROL, RING, BESIDE):
         (directory / name).unlink(missing_ok=True)
     with suppress(OSError):
         directory.rmdir()

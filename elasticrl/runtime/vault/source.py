@@ -137,12 +137,16 @@ def merge(values: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             elif isinstance(value, dict) and isinstance(merged[part], dict):
                 mine = dict(merged[part])
                 for key, item in value.items():
-                    if mine.setdefault(key, item) != item:
+                    if not _same(mine.setdefault(key, item), item):
                         raise StateError(_contradiction(origin, f"{part}.{key}"))
                 merged[part] = mine
-            elif merged[part] != value:
+            elif not _same(merged[part], value):
                 raise StateError(_contradiction(origin, part))
     return merged
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) or json.dumps(one) == json.dumps(other)  # NaN is not itself
 
 
 def _contradiction(origin: str, name: str) -> str:
