@@ -50,9 +50,9 @@ def main() -> None:
             with outlined() if run.fills else nullcontext():  # (*) no memory for weights that are filled at once
                 model = Network(numbers)
             if not run.fills:
-                pass  # here one would read a file: model.load_state_dict(torch.load(..., weights_only=True))
+                model.to(run.context.device)  # and here one would read a file into it
             fully_shard(model.body, mesh=mesh)
-            return fully_shard(model.to(run.context.device), mesh=mesh)
+            return fully_shard(model, mesh=mesh)
 
         lanes = run.tree.lanes.count
         cursor = Cursor(Walk(name="digits", size=1000, lanes=lanes, per_lane=PER_LANE, turns=EPOCHS, seed=7))  # (*)
