@@ -9,7 +9,6 @@ again within their budgets, generations and commits only rose, all nodes train i
 """
 
 import asyncio
-import re
 import shlex
 import subprocess
 import time
@@ -158,7 +157,7 @@ def whom(role: str, known: Known, hosts: Hosts) -> str:
 def find(hosts: Hosts, node: str, what: str) -> str:
     """A command that prints process numbers: of this job's, which has folders of its own, as other jobs may run there too."""
     if what != "worker":
-        mine = shlex.quote(f"/{re.escape(hosts.job)}/{re.escape(node)}(/| |$)")
+        mine = shlex.quote(f"/{hosts.job}/{node}(/| |$)".replace(".", r"\."))
         return f"for p in $(pgrep -f -- {shlex.quote(PATTERNS[what])}); do of $p {mine} && echo $p; done"
     rows = "import json,sys; print(*[row['pid'] for row in json.load(sys.stdin) if row['pid']], sep='\\n')"
     return f"{hosts.command} top --job {shlex.quote(hosts.job)} --json | python3 -c {shlex.quote(rows)}"
@@ -181,7 +180,7 @@ def signalled(hosts: Hosts, fault: Fault, node: str, guard: float) -> Order:
 
 def all_killed(hosts: Hosts, node: str) -> str:
     """Every process of a node at once, the daemon first."""
-    every = "; ".join(f"k=\"$k $({find(hosts, node, what)})\"" for what in ("daemon", "vault", "agent", "worker"))
+    every = "; ".join(f'k="$k $({find(hosts, node, what)})"' for what in ("daemon", "vault", "agent", "worker"))
     left = f'sleep 0.5; test -z "$({find(hosts, node, "agent")})" || exit {NO_EFFECT}'
     return f"{PROLOGUE}\nk=; {every}; kill -KILL $k 2> /dev/null; {left}; exit 0"
 

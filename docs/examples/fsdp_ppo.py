@@ -2,9 +2,9 @@
 
     elasticrl run configs/one-machine.yaml --nodes 3 job.program=docs/examples/fsdp_ppo.py model.strategy=fsdp
 
-A policy learns to count: shown a digit, it is to say the next four. The loop is what one would write for torchrun; marked with (*)
-is what makes it elastic, and what FSDP asks for beyond `supervised.py`: whatever has a forward pass is made equally often on all
-ranks, inside of `with step:` or `with lane.rng(...)`.
+A policy learns to count: shown a digit, it is to say the next four. The loop is what one would write for torchrun; marked with
+(*) is what makes it elastic, and what FSDP asks for beyond `supervised.py`: whatever has a forward pass is made equally often on
+all ranks, inside of `with step:` or `with lane.rng(...)`.
 """
 
 from contextlib import nullcontext
@@ -20,6 +20,7 @@ from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.outline import outlined
 from elasticrl.runtime.run import Run
 from elasticrl.runtime.scalars import Tally
+from elasticrl.runtime.step import Lane
 
 DIGITS, PLACES, PER_LANE, EPOCHS = 10, 4, 16, 2
 Rows = dict[str, torch.Tensor]
@@ -70,22 +71,25 @@ def main() -> None:
                     for lane in run.passes("actor"):  # (*)
                         lane.ids()  # (*) these samples are used in this update: a line of the ledger
                         with lane.rng("update"):  # (*)
-                            loss = policy_loss(run, rows[lane.index])
-                            loss.backward()
-                        lane.tally.add(policy_loss=loss)  # (*) summed over lanes, in their order
+                            learn(lane, policy_loss=policy_loss(run, rows[lane.index]))
                         lane.done()  # (*)
                     for lane in run.passes("critic"):
                         with lane.rng("update"):
-                            loss = value_loss(run, rows[lane.index])
-                            loss.backward()
-                        lane.tally.add(value_loss=loss)
+                            learn(lane, value_loss=value_loss(run, rows[lane.index]))
                         lane.done()
                     done = run.update_all(scale=1 / lanes, max_norm=1.0)  # (*)
                 if step % 20 == 0:
                     right = evaluate(run)
                     if run.rank == 0 and done:
-                        loss = done["critic"].tally.sums["value_loss"] / lanes
-                        print(f"step {step} right {right:.2f} value loss {loss:.4f}", flush=True)
+                        off = done["critic"].tally.sums["value_loss"] / lanes
+                        print(f"step {step} right {right:.2f} value loss {off:.4f}", flush=True)
+
+
+def learn(lane: Lane, **losses: torch.Tensor) -> None:
+    """One backward pass. A function of its own: nothing outlives it that holds this gang's model."""
+    for loss in losses.values():
+        loss.backward()
+    lane.tally.add(**losses)  # (*) summed over lanes, in their order
 
 
 def in_step(run: Run) -> list[int]:
@@ -107,8 +111,8 @@ def rollout(run: Run, cursor: Cursor, step: int, lane: int) -> Rows:
             said = torch.cat([said, torch.multinomial(chances, 1)], 1)
     logprobs = actor(shown, said).log_softmax(-1).gather(2, said[..., None])[..., 0]
     values = critic(shown, said)[..., 0]
-    right = (said == wanted(shown)).float()
-    returns = right.flip(1).cumsum(1).flip(1)  # what is earned from each place on
+    right = (said == wanted(shown)).long()
+    returns = right.flip(1).cumsum(1).flip(1).float()  # what is earned from each place on
     return {"shown": shown, "said": said, "logprobs": logprobs, "returns": returns, "advantages": returns - values}
 
 

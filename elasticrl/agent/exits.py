@@ -116,7 +116,9 @@ RECENT_S: Final = 5.0  # a kill that the count has had for longer was another pr
 
 
 class Memory:
-    """What the kernel tells about processes it killed for want of memory: its log where it names them as we do, else a count."""
+    """What the kernel tells about processes it killed for want of memory: its log where it names them as we do, else a
+    count.
+    """
 
     def __init__(self, root: Path = health.ROOT) -> None:
         files = health.cgroup_files(root)

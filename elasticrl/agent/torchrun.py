@@ -256,7 +256,8 @@ class ElasticRendezvous(RendezvousHandler):
                     fresh.set(f"here/{rank}", str(self._me))
                     meeting = fresh
                 meeting.wait(everybody, SLICE)
-            except RuntimeError as error:  # torch's store errors are such: a member is not there yet, or the head has died
+            except RuntimeError as error:
+                # torch's store errors are such: a member is not there yet, or the head has died.
                 log.debug("generation %d: %s", plan.generation, error)
                 if time.monotonic() - begun < SLICE.total_seconds() / 2:  # a store that lives is waited for
                     meeting = None  # this one is reached anew

@@ -621,7 +621,7 @@ RELATIONS: tuple[Relation, ...] = (
         remedy="Set job.steps, or schedule: constant.",
     ),
     Relation(
-        keys=("rollout.sync_timeout", "timeouts.phase.sync", "timeouts.default_phase", "job.program"),
+        keys=("rollout.sync_timeout", "timeouts.phase.sync", "timeouts.default_phase", "job.program", "ppo.algorithm"),
         rule="must be under the budget of the phase sync, so that a dead engine does not cost a healthy worker",
         broken=lambda t: _generates(t) and t.rollout.sync_timeout_s >= _caps(t)["sync"],
         values=lambda t: f"{_s(t.rollout.sync_timeout_s)} is not under {_s(_caps(t)['sync'])}",
@@ -631,7 +631,10 @@ RELATIONS: tuple[Relation, ...] = (
         ),
     ),
     Relation(
-        keys=("reward.timeout", "reward.retries", "reward.url", "timeouts.phase.reward", "timeouts.default_phase"),
+        keys=(
+            "reward.timeout", "reward.retries", "reward.url", "timeouts.phase.reward", "timeouts.default_phase",
+            "job.program", "ppo.algorithm",
+        ),  # fmt: skip
         rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
         broken=lambda t: _generates(t) and t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
         values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",

@@ -55,7 +55,7 @@ ANSWER_S = (
 SAVED_S = 5.0  # at the daemon's end, for incidents to be on the disk
 EARLIER_S = 0.05  # before the first sign: lines of the same moment belong to the story
 CARDS_S = 120.0  # between looks at cards that take a program to look at, which costs a second of processor time
-PROMPT_S = 1.0  # a look at disks, and at cards that takes no program, is over by then, and is part of the look at the machine
+PROMPT_S = 1.0  # a look at disks, and at cards without a program, is over by then, and is part of that at the machine
 HUNG_S = 30.0  # a disk that has not answered for so long does not
 PAUSED_S = 10.0  # how long a node that stood still does not complain that it was not heard
 STOPPED_S = 60.0  # how far back the story of a job goes that was stopped for a fault
@@ -101,7 +101,7 @@ class Inquiry:
         self._bad: dict[str, Evidence] = {}  # what was not in order when this machine was looked at last, by check
         self._starving: Mapping[str, str] = {}  # what it was short of then, by check
         self._unseen: dict[str, str] = {}  # why cards cannot be asked, by who would tell of them
-        self._told: Mapping[str, tuple[health.Check, ...]] = {}  # what was found of disks and GPUs last, by who tells of them
+        self._told: Mapping[str, tuple[health.Check, ...]] = {}  # of disks and GPUs, found last, by who tells of them
         self._asked: dict[str, float] = {}  # since when each of those has not answered
         self._due: dict[str, float] = {}  # when each of those is asked again; never, while it has not answered
         self._amiss = ""  # why this machine could not be looked at last

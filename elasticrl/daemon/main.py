@@ -22,6 +22,7 @@ from elasticrl.agent.echo import leave_note
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
+from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import trains_on
@@ -103,6 +104,7 @@ class Daemon:
         self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
         self.foreground = not keep
+        self._vaulting: asyncio.Task[None] | None = None  # what sees to the vault
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
         self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
         self.crew.stalled = lambda phase: self.metrics.stalls.labels(phase=phase).inc()
@@ -179,6 +181,7 @@ class Daemon:
             await stack.enter_async_context(background(self._feed(), "watchdog", self.log))
             crew = await stack.enter_async_context(background(self.crew.run(), "crew", self.log))
             vault = await stack.enter_async_context(background(self.vault.run(), "vault", self.log))
+            self._vaulting = vault
             stack.push_async_exit(self._broken)
             starting = asyncio.create_task(self._start(stack), name="start")
             try:
@@ -279,7 +282,7 @@ class Daemon:
         remedy = "this machine has just booted, which begins no job anew: systemctl start elasticrl does"
         self.log.info("daemon.refused", reason=f"the job has ended ({reason}), and {remedy}")
         await self._withdraw(reason)
-        await self.vault.leave(self.tree.vault.linger_s)
+        await self._leave_vault()
         return code
 
     async def _name_taken(self, store: Store, last: Life | None) -> str:
@@ -311,8 +314,15 @@ class Daemon:
     async def _give_way(self, taken: str) -> int:
         self.log.info("daemon.refused", reason=taken)
         await self._withdraw("another machine has this node's name")
-        await self.vault.leave(self.tree.vault.linger_s)
+        await self._leave_vault()
         return REFUSED
+
+    async def _leave_vault(self) -> None:
+        """To those who may still fetch from it; nobody here sees to it any more."""
+        if self._vaulting is not None:
+            self._vaulting.cancel()
+            await asyncio.gather(self._vaulting, return_exceptions=True)
+        await self.vault.leave(self.tree.vault.linger_s)
 
     async def _refuse(self, lost: Lost, *, adopted: bool) -> int:
         """The store is not this job's. What runs here already runs on: its memory is newer than any checkpoint."""
@@ -418,9 +428,9 @@ class Daemon:
             await neighbours.open(self.host, port := self.tree.node.beat_port)
         except OSError as error:
             raise Refusal(
-                f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), and give "
-                "each job of a machine a node.beat_port of its own (0 takes any); an address of another machine comes from "
-                "node.address or node.interface"
+                f"beats cannot be heard at {join(self.host, port)} ({error.strerror}): see who has that port (ss -lunp), and "
+                "give each job of a machine a node.beat_port of its own (0 takes any); an address of another machine comes "
+                "from node.address or node.interface"
             ) from None
         leave_note(self.home.folder, me, secret)
         return neighbours

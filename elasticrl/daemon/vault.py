@@ -346,7 +346,12 @@ class Vault:
     # ---- its end
 
     async def leave(self, within_s: float) -> None:
-        """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself."""
+        """This node leaves, the job goes on: the vault stays so long for those who may fetch from it, then ends by itself. One
+        that was just started, and has not answered yet, has nothing to give.
+        """
+        if self._child is not None and self._child.pid != self.pid and self._child.poll() is None:
+            self._child.kill()
+            await reaped(self._child, self._options.deadline_s)
         with suppress(Silent, Refused, OSError):
             await once(self._options.socket, self._options.deadline_s, "leave", within_s=within_s)
 

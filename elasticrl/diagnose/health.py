@@ -275,17 +275,16 @@ def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bo
     why = "A save that cannot be written loses the steps since the last one, at the next reload."
     place = path if path.is_absolute() else Path.cwd() / path
     try:
-        there = next(p for p in (place, *place.parents) if p.exists())  # a stale mount raises here already
+        there = _nearest(place)  # a stale mount raises here already
         stat = os.statvfs(there)
+        mount = mount_of(_text(root, "proc/self/mountinfo") or "", str(there.resolve()))
     except OSError as error:
         closed = error.errno in {errno.EACCES, errno.EPERM}
         yield Check(
             name=f"{name}.space", level=FAIL, value=f"{path}: {error.strerror}", why=why, kind=Kind.DISK,
-            remedy="Let the job's user into it." if closed else "Mount it again; a stale handle means that its server has gone.",
-            sign=None if closed else Sign.DISK_BROKEN,
+            sign=None if closed else Sign.DISK_BROKEN, remedy="Let the job's user into it." if closed else STALE,
         )  # fmt: skip
         return
-    mount = mount_of(_text(root, "proc/self/mountinfo") or "", str(there.resolve()))
     where = f"{path} ({mount.kind})" if mount else str(path)
     if (mount and "ro" in mount.options) or stat.f_flag & os.ST_RDONLY:
         yield Check(
@@ -307,6 +306,18 @@ def disk(path: Path, name: str, *, need: int = GIB, root: Path = ROOT, write: bo
         yield _latency(there, name, where, why)
 
 
+def _nearest(place: Path) -> Path:
+    """What there is of a path; OSError where something of it does not answer, or is closed to us."""
+    for one in (place, *place.parents):
+        try:
+            one.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return one
+    return place
+
+
+STALE: Final = "Mount it again; a stale handle, or silence, means that its server has gone."
 NOTHING: Final = 1 << 24  # bytes free with which not even a small file of a save can be counted on
 SLOW_WRITE_S: Final = 0.25  # for 4 KiB to be on the disk; a healthy disk takes 1 to 20 ms, a busy NFS 100
 
@@ -696,7 +707,7 @@ def silent(path: Path, name: str) -> Check:
     """Of a disk that has been asked, and does not answer."""
     return Check(
         name=f"{name}.space", level=FAIL, value=f"{path} does not answer", why="A save there hangs as well.",
-        kind=Kind.DISK, sign=Sign.DISK_BROKEN, remedy="A network file system whose server is gone: bring it back, or unmount it.",
+        kind=Kind.DISK, sign=Sign.DISK_BROKEN, remedy=STALE,
     )  # fmt: skip
 
 

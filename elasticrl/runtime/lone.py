@@ -9,14 +9,28 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import weakref
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING
 
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.slots import BESIDE, files, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_held: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data loader's worker) must not keep the run from who begins it again after a kill."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def mark(notes_dir: Path) -> str:
@@ -26,8 +40,18 @@ def mark(notes_dir: Path) -> str:
 
 def claim(vault: Path, notes_dir: Path) -> IO[str]:
     """Be the only process of this run, or Misuse: until what is returned is closed. What another run has left goes."""
-    prepare(vault)
+    try:
+        return _claim(prepare(vault), notes_dir)
+    except OSError as error:
+        raise DataError(
+            f"The run cannot be begun in {notes_dir.absolute()} ({error.strerror or error}): checkpoint.dir must be a folder that "
+            "can be written to."
+        ) from error
+
+
+def _claim(vault: Path, notes_dir: Path) -> IO[str]:
     lock = (vault / "lock").open("a+", encoding="ascii")
+    _held.add(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -35,7 +59,7 @@ def claim(vault: Path, notes_dir: Path) -> IO[str]:
         pid = lock.read().strip() or "unknown"
         lock.close()
         raise Misuse(
-            f"another process makes this run ({notes_dir}, pid {pid}): end it first, or give this one another job.name or "
+            f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one another job.name or "
             "checkpoint.dir; for several workers start it with `elasticrl run`"
         ) from None
     lock.truncate(0)

@@ -17,7 +17,7 @@ class Progress:
     mark: int = 0  # of that step: so many states of it were kept
     count: int = 0  # updates in all
     frozen: Mapping[str, int] = field(default_factory=dict)  # sums of what no update changes, as it was until now
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it, which one that goes on is compared with
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of the run that made it: whoever goes on is compared
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

@@ -52,7 +52,7 @@ from elasticrl.runtime.checkpoint.manifest import Facts, differences, parse_name
 from elasticrl.runtime.checkpoint.parts import Ambient, Emptied, Part, Parts
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.checkpoint.shelf import read_manifest
-from elasticrl.runtime.context import Context, context
+from elasticrl.runtime.context import VAULT, Context, context
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Segment
 from elasticrl.runtime.data.loader import StreamLoader
 from elasticrl.runtime.digest import Digest
@@ -520,12 +520,14 @@ class Run:
             return self._seat.wait(done=self._beat.now.state is State.DONE)
         if self._place is not None:
             return None
-        self._claim = claim(self.context.vault, self.context.notes_dir)
+        if VAULT not in os.environ:  # else somebody's server has it
+            self._claim = claim(self.context.vault, self.context.notes_dir)
         keeper = self._hold()
         shelf = keeper.shelf()
         known = [holding.generation for holding in keeper.holdings()] + [entry.generation for entry in shelf]
         generation, lanes = max(known, default=0) + 1, self.tree.lanes.count
-        saved = max((entry.version.step for entry in shelf), default=0)  # elsewhere, perhaps: memory here may be older
+        newest = max(shelf, key=lambda entry: (entry.generation, entry.version), default=None)
+        saved = newest.version.step if newest else 0  # elsewhere, perhaps: memory here may be older
         return Assignment(
             generation=generation, born=generation, rank=0, world=1, slot=0, slots=1, lanes=(0, lanes), all_lanes=lanes,
             resume=saved, rung=int(Rung.START), endpoint="", prefix=f"g{generation}/", nodes=(self.context.node,),
@@ -815,7 +817,7 @@ class Run:
     def _permit_memory(self, agreed: Agreed) -> None:
         """The same of what a vault had: somebody may have changed the configuration while nobody trained."""
         cursor, before = self._cursor, self.progress.facts
-        now = {
+        now: dict[str, Any] = {
             "lanes": self.tree.lanes.count,
             "batch": cursor.batch if cursor else 0,
             "data": cursor.describe() if cursor else "",
@@ -826,7 +828,8 @@ class Run:
             return
         found = differences(Facts(**before), Facts(**now), allow=self.tree.checkpoint.allow)
         if refused := [change.sentence for change in found if change.refuse]:
-            raise CheckpointRefused(f"This run can't continue from step {agreed.version} in memory. " + " ".join(refused))
+            said = " ".join(refused)
+            raise CheckpointRefused(f"This run can't continue from step {agreed.version} in memory. {said}")
         for change in found:
             self._say(change.sentence)
 
@@ -1084,7 +1087,8 @@ class Run:
                 keeper.committed(keeper.saved, generation=self.generation)
         told = self._seat.committed if self._seat else None
         if told is not None:
-            keeper.committed(told.manifest, generation=self.generation)  # of a gang that grows the commit has the next one's
+            # Of a gang that grows the commit has the next one's number; and what an earlier gang saves is finished by its writers.
+            keeper.committed(told.manifest, generation=min(told.generation, self.generation))
 
     def _tell_sealed(self, steps: int, digest: str | None) -> None:
         if steps > self.sealed or (steps == self.sealed and digest is not None):

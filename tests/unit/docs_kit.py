@@ -345,7 +345,7 @@ def docker(words: list[str], loose: bool) -> Inner:
         return rest[1:]
     if verb == "run" and not loose:
         return rest[rest.index("elasticrl") :]
-    if verb not in ("build", "exec", "run", "stop", "wait"):
+    if verb not in ("build", "exec", "logs", "run", "stop", "wait"):
         raise Misread(f"docker {verb}")
     return None
 

@@ -292,9 +292,25 @@ def test_gpus_that_cannot_be_asked_are_a_warning_with_what_to_do(tmp_path: Path)
 
 def test_this_machine_can_be_looked_at_and_nothing_crashes_where_nothing_is(tmp_path: Path) -> None:
     before = health.counters(0.0)
-    found = by_name(health.look({"disk": Path("/")}, before, health.counters(1.0)))
+    found = by_name([*health.look(before, health.counters(1.0)), *health.disk(Path("/"), "disk", write=False)])
     assert {"memory.available", "disk.space", "shm.space", "cpu.load", "limits.files"} <= set(found)
     assert all(check.level is Level.SKIP or check.why for check in found.values())
     assert all(check.remedy for check in found.values() if check.level in {Level.WARN, Level.FAIL})
-    bare = health.look({}, health.counters(0.0, tmp_path), health.counters(1.0, tmp_path), root=tmp_path)
+    bare = health.look(health.counters(0.0, tmp_path), health.counters(1.0, tmp_path), root=tmp_path)
     assert health.worst([check for check in bare if not check.name.startswith("shm")]) is not Level.FAIL
+
+
+def test_a_disk_whose_server_is_gone_is_broken_and_one_that_is_closed_to_us_is_not(tmp_path: Path, monkeypatch) -> None:
+    plain = Path.stat
+
+    def stat(path: Path, **more: bool) -> os.stat_result:
+        if path == tmp_path / "saves":
+            raise OSError(number, os.strerror(number))
+        return plain(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for number, sign in ((errno.ESTALE, Sign.DISK_BROKEN), (errno.EACCES, None)):
+        (check,) = health.disk(tmp_path / "saves/job", "checkpoint")
+        assert (check.level, check.sign) == (Level.FAIL, sign)
+        assert os.strerror(number) in check.value
+        assert check.remedy

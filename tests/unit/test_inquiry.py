@@ -138,7 +138,7 @@ def test_a_page_tells_what_a_worker_has_spent_on_its_own_work_and_not_what_it_wa
     beat.phase("save")
     read = Page(tmp_path / "page").read()
     assert read is not None
-    assert [name for name, _ in read.spent] == ["warm", "rollout", "update"]
+    assert [name for name, _ in read.spent] == ["rollout", "update"]
 
 
 def test_a_steps_time_is_what_was_spent_between_two_looks_by_the_steps_that_were_made() -> None:
@@ -219,7 +219,7 @@ def test_gpus_that_cannot_be_asked_are_told_of_once(tmp_path: Path) -> None:
 
     async def look() -> None:
         for _ in range(3):
-            await node._look_at_cards()
+            await node._ask_all()
 
     asyncio.run(look())
     (said,) = [line for text in screen.getvalue().splitlines() if (line := json.loads(text))["event"] == "cards.unseen"]
@@ -241,15 +241,15 @@ def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_
         },
     )
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
-    asyncio.run(node._look_at_cards())
+    asyncio.run(node._ask_all())
     _, facts, _ = node._machine(health.counters(0.0, tmp_path))
     (broken,) = (fact for fact in facts if fact.sign is Sign.GPU_BROKEN)
     assert (broken.node, broken.source) == ("n00", dossier.HEALTH)
     (tmp_path / card / "config").write_bytes(bytes.fromhex("de103023"))
-    asyncio.run(node._look_at_cards())
+    asyncio.run(node._ask_all())
     assert broken in node._machine(health.counters(0.0, tmp_path))[1], "it was looked at a moment ago"
     node._due.clear()  # two minutes later
-    asyncio.run(node._look_at_cards())
+    asyncio.run(node._ask_all())
     assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}, "and is taken back"
 
 

@@ -1,5 +1,6 @@
 """The background writer of one worker: what it does with the requests of its `Saver`."""
 
+import errno
 import json
 import os
 import socket
@@ -148,10 +149,16 @@ def save(request: dict[str, Any], fd: int, flush: Sequence[int], hope: Hope) -> 
             withdraw(where, stamp)
             if not written:
                 refuse(where, stamp)
-            if request["finish"]:  # if it is for want of room: nobody else clears away what earlier generations left
+            if request["finish"] and _full(error):  # nobody else clears away what earlier generations left
                 with suppress(StateError, OSError):
                     clear(where, overtaken(where, stamp.version, stamp.generation, earlier=True))
     return answer
+
+
+def _full(error: BaseException) -> bool:
+    """It is for want of room."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def _flush(files: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ import torch
 
 from elasticrl.core.address import CONTROL
 from elasticrl.runtime.vault import faults, layout
+from elasticrl.runtime.vault.channel import STILL
 from elasticrl.runtime.vault.control import Control
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, holding_of
@@ -342,8 +343,8 @@ class Vault:
     ) -> Source:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
-        A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as it
-        takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
+        A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as
+        it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
         there) and says which pieces it will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
@@ -434,6 +435,7 @@ class Vault:
             "fetch",
             timeout_s=timeout_s,
             turn=check,
+            **{STILL: True},
             at=node,
             step=whole.version.step,
             update=whole.version.update,

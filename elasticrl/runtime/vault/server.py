@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from elasticrl.runtime.vault.slots import (
     PART,
     RING,
     Pinned,
+    Slot,
     Slots,
     clean,
     drop,
@@ -232,8 +234,8 @@ class Server:
                     if operation is None:
                         raise VaultError(f"{request.get('op')!r} is not one of {', '.join(sorted(operations))}")
                     work = operation(request)
-                    long = request["op"] == "fetch"
-                    answer = {"ok": True, **await (self._still(work, reader, writer) if long else work)}
+                    told = request.get(STILL, False)
+                    answer = {"ok": True, **await (self._still(work, reader, writer) if told else work)}
                 except (VaultError, OSError, TimeoutError) as error:
                     answer = {"ok": False, "why": str(error) or type(error).__name__}
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -535,7 +537,8 @@ class Server:
         try:
             stamp = offered.stamp
             # Fresh memory takes time (a third of a second per gigabyte), which is not everybody's.
-            slot = await asyncio.to_thread(slots.take, offered.shape.total, below=(stamp.version, stamp.generation))
+            take = partial(slots.take, offered.shape.total, below=(stamp.version, stamp.generation))
+            slot = await _whole(take, Slot.unlock)
             try:
                 if announce:
                     await channel.send({"ok": True})
@@ -550,7 +553,7 @@ class Server:
         """Receive these blocks into a file with memory for them alone. It is the caller's: he pins it and removes its name."""
         shape, blocks = offered.shape, tuple(blocks)
         self._parts += 1
-        slot = await asyncio.to_thread(
+        take = partial(
             part,
             self.options.directory,
             origin=offered.stamp.node,
@@ -559,6 +562,7 @@ class Server:
             nbytes=shape.total,
             ranges=[(0, shape.data_start), *map(shape.block, blocks), (shape.sums_start, shape.total)],
         )
+        slot = await _whole(take, _remove)
         try:
             await receive_blocks(channel, slot, offered, blocks)
         except BaseException:
@@ -590,6 +594,22 @@ class Server:
         raise VaultError(
             f"{self.options.node} does not hold shard {key[2]} of {key[3]} of step {version}, generation {key[1]}"
         )
+
+
+async def _whole(take: Callable[[], Slot], undo: Callable[[Slot], None]) -> Slot:
+    """A slot that is taken in a thread; who is cancelled meanwhile lets go of it before anybody else takes one."""
+    work = asyncio.ensure_future(asyncio.to_thread(take))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with suppress(OSError, VaultError):
+            undo(await work)
+        raise
+
+
+def _remove(slot: Slot) -> None:
+    slot.path.unlink(missing_ok=True)
+    slot.close()
 
 
 async def _readable(sock: socket.socket) -> None:

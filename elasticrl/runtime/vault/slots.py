@@ -196,7 +196,8 @@ class Slots:
                 self._slots[int(match["number"])] = Slot(path)
 
     def take(self, nbytes: int, *, below: tuple[Version, int] | None = None, within_s: float = 0.0) -> Slot:
-        """A locked slot with room for `nbytes`, not sealed any more. Anything not older than `below` is void and goes first.
+        """A locked slot with room for `nbytes`, not sealed any more. Anything not older than `below` is void, and no reason to
+        keep a file. What has room already goes first.
         Where there is no memory for another file, one that is being read (by a save) is waited for, for `within_s`.
 
         `below` is the version and generation about to be written: what is there under a later number was made by a
@@ -219,8 +220,9 @@ class Slots:
         stay = set(valid[: self.keep])
 
         def age(number: int) -> tuple[bool, bool, tuple[Version, int]]:
-            version, small = versions[number], len(self._slots[number].memory) < nbytes
-            return (small, version is not None, version or (Version(0), 0))  # one that is large enough takes no more memory
+            version = versions[number]
+            small = len(self._slots[number].memory) < nbytes  # others take no more memory than they have
+            return (small, version is not None, version or (Version(0), 0))
 
         for number in sorted(self._slots, key=age):
             slot = self._slots[number]
