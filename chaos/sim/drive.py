@@ -140,4 +140,3 @@ class Run:
 def run(scenario: Scenario, seed: str) -> Result:
     """One run."""
     return Run(scenario, seed).drive()
-

@@ -3,8 +3,8 @@
     elasticrl run configs/one-machine.yaml --nodes 3 job.program=docs/examples/fsdp_ppo.py model.strategy=fsdp
 
 A policy learns to count: shown a digit, it is to say the next four. The loop is what one would write for torchrun; marked with
-(*) is what makes it elastic, and what FSDP asks for beyond `supervised.py`: whatever has a forward pass is made equally often on
-all ranks, inside of `with step:` or `with lane.rng(...)`.
+(*) is what makes it elastic, and what FSDP asks for beyond `supervised.py`: whatever has a forward pass is made equally often
+on all ranks, inside of `with step:` or `with lane.rng(...)`.
 """
 
 from contextlib import nullcontext

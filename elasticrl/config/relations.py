@@ -632,9 +632,14 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         keys=(
-            "reward.timeout", "reward.retries", "reward.url", "timeouts.phase.reward", "timeouts.default_phase",
-            "job.program", "ppo.algorithm",
-        ),  # fmt: skip
+            "reward.timeout",
+            "reward.retries",
+            "reward.url",
+            "timeouts.phase.reward",
+            "timeouts.default_phase",
+            "job.program",
+            "ppo.algorithm",
+        ),
         rule="must leave all tries, timeout x (retries + 1), under the budget of the phase reward",
         broken=lambda t: _generates(t) and t.reward.url is not None and _reward_s(t) >= _caps(t)["reward"],
         values=lambda t: f"{_s(t.reward.timeout_s)} x {t.reward.retries + 1} is not under {_s(_caps(t)['reward'])}",

@@ -273,7 +273,9 @@ class Keeper:
     # -- sealed
 
     def sealed(self, digest: str | None, *, late: bool = False) -> Kept | None:
-        """What was kept is whole everywhere (`late`: but for copies that still come). Returns it, to be told; begins its save if one is due."""
+        """What was kept is whole everywhere (`late`: but for copies that still come). Returns it, to be told; begins its save
+        if one is due.
+        """
         kept = self.kept
         if kept is None or kept.sealed:
             return None

@@ -44,8 +44,8 @@ def claim(vault: Path, notes_dir: Path) -> IO[str]:
         return _claim(prepare(vault), notes_dir)
     except OSError as error:
         raise DataError(
-            f"The run cannot be begun in {notes_dir.absolute()} ({error.strerror or error}): checkpoint.dir must be a folder that "
-            "can be written to."
+            f"The run cannot be begun in {notes_dir.absolute()} ({error.strerror or error}): checkpoint.dir must be a folder "
+            "that can be written to."
         ) from error
 
 
@@ -59,8 +59,8 @@ def _claim(vault: Path, notes_dir: Path) -> IO[str]:
         pid = lock.read().strip() or "unknown"
         lock.close()
         raise Misuse(
-            f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one another job.name or "
-            "checkpoint.dir; for several workers start it with `elasticrl run`"
+            f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one another "
+            "job.name or checkpoint.dir; for several workers start it with `elasticrl run`"
         ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))

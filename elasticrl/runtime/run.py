@@ -1087,7 +1087,7 @@ class Run:
                 keeper.committed(keeper.saved, generation=self.generation)
         told = self._seat.committed if self._seat else None
         if told is not None:
-            # Of a gang that grows the commit has the next one's number; and what an earlier gang saves is finished by its writers.
+            # Of a gang that grows the commit has the next one's number; and what an earlier one saves its writers finish.
             keeper.committed(told.manifest, generation=min(told.generation, self.generation))
 
     def _tell_sealed(self, steps: int, digest: str | None) -> None:

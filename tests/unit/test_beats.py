@@ -231,7 +231,19 @@ def test_a_copy_says_what_went_in(name: str) -> None:
 
 
 def test_what_each_phase_of_a_step_of_ppo_has_taken_is_told(tmp_path: Path) -> None:
-    phases = ("rollout", "reward", "logprobs", "ref", "values", "advantage", "update", "sync", "save", "baseline", "evaluate")
+    phases = (
+        "rollout",
+        "reward",
+        "logprobs",
+        "ref",
+        "values",
+        "advantage",
+        "update",
+        "sync",
+        "save",
+        "baseline",
+        "evaluate",
+    )
     beat, page = Beat(tmp_path / "beat"), Page(tmp_path / "beat")
     beat.joining(1, 1, 0)
     beat.training()

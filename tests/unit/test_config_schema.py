@@ -209,7 +209,12 @@ def test_each_example_loads_without_a_finding_and_is_commented(name: str) -> Non
 
 
 def test_all_examples_are_tested() -> None:
-    assert {file.stem for file in (ROOT / "configs").glob("*.yaml")} == {"one-machine", "two-nodes", "cluster", "own-trainer"}
+    assert {file.stem for file in (ROOT / "configs").glob("*.yaml")} == {
+        "one-machine",
+        "two-nodes",
+        "cluster",
+        "own-trainer",
+    }
 
 
 def test_the_cluster_example_has_every_section() -> None:

@@ -57,9 +57,15 @@ def public(path: str, name: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     names = {node.name for node in made.body if isinstance(node, ast.FunctionDef)}
-    names |= {node.target.id for node in made.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    names |= {
+        node.target.id for node in made.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
     for node in ast.walk(made):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and getattr(node.value, "id", "") == "self"
+        ):
             names.add(node.attr)
     return {name for name in names if not name.startswith("_")}
 

@@ -246,7 +246,7 @@ class Url:
         return [name for name in found if parse_name(name)]
 
     def _there(self, *parts: str) -> bool:
-        """fsspec's `exists` takes whatever goes wrong for an answer."""
+        """Fsspec's `exists` takes whatever goes wrong for an answer."""
         try:
             self._fs.info(self._at(*parts))
         except FileNotFoundError:

@@ -344,8 +344,9 @@ class Vault:
         """The state of `whole`: from this node's memory what is here, from others only the blocks that are needed.
 
         A vault that is away for a moment, because it is being started again, is waited for; one that fetches has as long as
-        it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere. `choose` is shown the outline (all pieces and values, the data of remote ones not yet
-        there) and says which pieces it will read; None reads everything.
+        it takes, if nothing is silent for `timeout_s`. `check` may raise meanwhile: somebody wants us elsewhere.
+        `choose` is shown the outline (all pieces and values, the data of remote ones not yet there) and says which pieces it
+        will read; None reads everything.
         """
         name = f"step {whole.version} of generation {whole.generation}"
         first: list[int] | None = None if choose is None else []
