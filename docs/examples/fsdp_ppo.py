@@ -34,13 +34,16 @@ class Network(nn.Module):
         self.shown, self.place = nn.Embedding(DIGITS, 64), nn.Embedding(PLACES, 64)
         self.before = nn.Embedding(DIGITS + 1, 64)  # the last one: nothing yet
         self.body = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, numbers))
+        self.habit = nn.Embedding(PLACES, numbers)
+        for table in (self.shown, self.place, self.before, self.habit):
+            nn.init.normal_(table.weight, std=0.3)  # nothing is likely yet
 
     def forward(self, shown: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
         """For the places of `said` and the one after it, as far as there are any."""
         nothing = torch.full_like(shown[:, None], DIGITS)
         before = torch.cat([nothing, said], 1)[:, :PLACES]
         places = torch.arange(before.shape[1], device=shown.device)
-        return self.body(self.shown(shown)[:, None] + self.place(places) + self.before(before))
+        return self.body(self.shown(shown)[:, None] + self.place(places) + self.before(before)) + self.habit(places)
 
 
 def main() -> None:
@@ -52,14 +55,13 @@ def main() -> None:
                 model = Network(numbers)
             if not run.fills:
                 model.to(run.context.device)  # and here one would read a file into it
-            fully_shard(model.body, mesh=mesh)
-            return fully_shard(model, mesh=mesh)
+            return fully_shard(model, mesh=mesh)  # of a large one each block first
 
         lanes = run.tree.lanes.count
         cursor = Cursor(Walk(name="digits", size=1000, lanes=lanes, per_lane=PER_LANE, turns=EPOCHS, seed=7))  # (*)
         run.train(  # (*) both change in one update, or neither does
-            actor=(lambda mesh: build(DIGITS, mesh), AdamW(lr=3e-3)),
-            critic=(lambda mesh: build(1, mesh), AdamW(lr=3e-3)),
+            actor=(lambda mesh: build(DIGITS, mesh), AdamW(lr=1e-2)),
+            critic=(lambda mesh: build(1, mesh), AdamW(lr=1e-2)),
         )
         run.register(data=cursor)  # (*)
         for step in run.steps():  # (*)
@@ -111,9 +113,8 @@ def rollout(run: Run, cursor: Cursor, step: int, lane: int) -> Rows:
             said = torch.cat([said, torch.multinomial(chances, 1)], 1)
     logprobs = actor(shown, said).log_softmax(-1).gather(2, said[..., None])[..., 0]
     values = critic(shown, said)[..., 0]
-    right = (said == wanted(shown)).long()
-    returns = right.flip(1).cumsum(1).flip(1).float()  # what is earned from each place on
-    return {"shown": shown, "said": said, "logprobs": logprobs, "returns": returns, "advantages": returns - values}
+    rewards = (said == wanted(shown)).float()  # each place for itself
+    return {"shown": shown, "said": said, "logprobs": logprobs, "rewards": rewards, "advantages": rewards - values}
 
 
 def wanted(shown: torch.Tensor) -> torch.Tensor:
@@ -133,16 +134,17 @@ def whiten(run: Run, rows: dict[int, Rows]) -> None:
 
 
 def policy_loss(run: Run, rows: Rows) -> torch.Tensor:
-    """PPO's clipped surrogate."""
-    logits = run.role("actor").model(rows["shown"], rows["said"])
-    new = logits.log_softmax(-1).gather(2, rows["said"][..., None])[..., 0]
+    """PPO's clipped surrogate, and some entropy, as it has to find out."""
+    chances = run.role("actor").model(rows["shown"], rows["said"]).log_softmax(-1)
+    new = chances.gather(2, rows["said"][..., None])[..., 0]
     ratio = (new - rows["logprobs"]).exp()
-    return -torch.min(ratio * rows["advantages"], ratio.clamp(0.8, 1.2) * rows["advantages"]).mean()
+    gain = torch.min(ratio * rows["advantages"], ratio.clamp(0.8, 1.2) * rows["advantages"])
+    return -gain.mean() + 0.1 * (chances.exp() * chances).sum(-1).mean()
 
 
 def value_loss(run: Run, rows: Rows) -> torch.Tensor:
     """How far the critic is off."""
-    return nn.functional.mse_loss(run.role("critic").model(rows["shown"], rows["said"])[..., 0], rows["returns"])
+    return nn.functional.mse_loss(run.role("critic").model(rows["shown"], rows["said"])[..., 0], rows["rewards"])
 
 
 @torch.no_grad()

@@ -480,7 +480,7 @@ def test_the_example_of_ppo_under_fsdp_makes_the_same_bits_through_a_kill(tmp_pa
             nodes.until_done()
             text = "".join(worker.text for worker in nodes.workers.values())
             learned = [float(found) for found in re.findall(r"step 40 right ([0-9.]+)", text)]
-            assert learned[0] > 0.9, text[-2000:]
+            assert learned[0] > 0.8, text[-2000:]
             found = audit(nodes.run_dir)
             assert found.ok, found.sentence
             assert found.steps == steps
