@@ -110,6 +110,7 @@ def test_what_is_asked_stands_in_the_store_when_the_answer_comes() -> None:
         assert keys.load(Member, entry.value, "drain") == member
         await it.ask("admit", node="n1")
         assert await it.store.get(keys.drain_key("n1")) is None
+        assert "n11 is no member now" in await it.refused("admit", node="n11")
 
     with_asked(script)
 

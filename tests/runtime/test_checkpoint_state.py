@@ -29,7 +29,7 @@ from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.vault.client import Vault
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError, CheckpointRefused, StateError
 from elasticrl.runtime.vault.piece import Piece
-from elasticrl.runtime.vault.source import Source, shard_of
+from elasticrl.runtime.vault.source import Source, merge, shard_of
 from elasticrl.runtime.vault.version import Version
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -289,6 +289,45 @@ def test_a_strategys_shards_are_cut_anew_for_another_world(tmp_path: Path, old: 
         dcp.load(state, checkpoint_id=str(tmp_path / "ck" / manifest.name))
         assert state["model"]["a"].flatten().tolist() == list(range(231))
         assert state["optimizer"]["state"]["c"]["exp_avg"].flatten().tolist() == [1000 + i for i in range(132)]
+
+
+class Extra(torch.nn.Linear):
+    """With state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.seen = {"batches": 0}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return dict(self.seen)
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = dict(state)
+
+
+def test_a_module_with_extra_state_comes_back_from_memory_whose_pieces_are_asked_for(tmp_path: Path):
+    before, vault = Extra(), Vault(tmp_path / "vault", job="job", node="n0")
+    before.seen["batches"] = 7
+    content = Parts(scorer=before).capture(0, 1)
+    ticket = vault.snapshot(content, version=Version(1), generation=1, shard=0, world=1)
+    ticket.wait_sealed(5)
+    assert ticket.path is not None
+    source = Source([shard_of(pinned(ticket.path))], name="vault")
+    for seen in (0, 7):  # with a skeleton of its own, and with the very same
+        after = Extra()
+        after.seen["batches"] = seen
+        parts = Parts(scorer=after)
+        assert {piece.name for piece in parts.needs(source)} == {"scorer.weight", "scorer.bias"}
+        parts.restore(source)
+        assert (after.seen, torch.equal(after.weight, before.weight)) == ({"batches": 7}, True)
+    vault.close()
+
+
+def test_values_that_are_no_number_contradict_nothing():
+    nan = [("shard 0", {"part": {"loss": float("nan")}}), ("shard 1", {"part": {"loss": float("nan")}})]
+    assert list(merge(nan)["part"]) == ["loss"]
+    with pytest.raises(StateError, match=r"another value for part.loss"):
+        merge([nan[0], ("shard 1", {"part": {"loss": 0.0}})])
 
 
 def test_pieces_that_contradict_their_tensors_are_refused():

@@ -17,6 +17,7 @@ from vault_nodes import holdings
 
 from elasticrl.agent.beats import State
 from elasticrl.agent.exits import Facts, judge
+from elasticrl.config import dumps
 from elasticrl.core.model import OUTSIDE
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import listing, verify
@@ -431,6 +432,17 @@ def test_a_script_runs_alone_without_any_daemon_and_goes_on_where_it_was(tmp_pat
     run(tmp_path / "once", 20)
     assert digests(tmp_path / "twice/run/supervised") == digests(tmp_path / "once/run/supervised")
     proof(tmp_path / "twice/run/supervised", 20)
+
+
+def test_what_differs_from_who_made_the_state_in_memory_is_said(tmp_path: Path):
+    with Nodes(tmp_path, steps=STEPS, copies=0, step_ms=10.0) as nodes:
+        nodes.plan("n0")
+        nodes.until_new(2)
+        nodes.kill_worker("n0")
+        lanes = nodes.tree.lanes.model_copy(update={"threads": 2})
+        (nodes.folder / "config.json").write_text(dumps(nodes.tree.model_copy(update={"lanes": lanes})))
+        nodes.plan("n0")
+        nodes.until(lambda: "threads was 1 and is 2" in nodes.workers["n0"].text, "it is said", 30.0)
 
 
 def test_alone_a_killed_run_s_memory_is_its_own_run_s_and_no_other_s(tmp_path: Path):

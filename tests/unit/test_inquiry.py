@@ -34,7 +34,7 @@ from elasticrl.core.settings import Health
 from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
 from elasticrl.daemon import inquiry
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import Inquiry, Place, Reserved, of_its_gang, results_of
+from elasticrl.daemon.inquiry import HUNG_S, Inquiry, Place, Reserved, of_its_gang, results_of
 from elasticrl.diagnose import environment, health, incident
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
@@ -251,6 +251,22 @@ def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_
     node._due.clear()  # two minutes later
     asyncio.run(node._ask_all())
     assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}, "and is taken back"
+
+
+def test_a_disk_that_hangs_is_broken_after_a_while_and_keeps_no_other_fact_back(tmp_path: Path) -> None:
+    little = b"MemTotal: 1000 kB\nMemAvailable: 1 kB\n"
+    place = replace(machine_of(tmp_path, {"proc/meminfo": little}), disks={"checkpoint": tmp_path / "saves"})
+    node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
+
+    def signs() -> set[Sign]:
+        return {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}
+
+    asyncio.run(node._ask_all())
+    assert Sign.DISK_BROKEN not in signs(), "it is there, and answers"
+    node._asked["checkpoint"] = time.monotonic() - HUNG_S - 1.0
+    assert {Sign.DISK_BROKEN, Sign.HOST_MEMORY} <= signs()
+    del node._asked["checkpoint"]
+    assert Sign.DISK_BROKEN not in signs()
 
 
 def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor_does_this_nodes_end(

@@ -9,12 +9,24 @@ import pytest
 from elasticrl.runtime.checkpoint import shelf
 from elasticrl.runtime.checkpoint.manifest import COMMITTED, MANIFEST, Facts, Manifest, name_of
 from elasticrl.runtime.checkpoint.place import STAGING, TRASH, Local, Place, Url, explained, place
-from elasticrl.runtime.checkpoint.shelf import Entry, doomed, mark_committed, newest_good, prune, read_committed, verify
+from elasticrl.runtime.checkpoint.shelf import (
+    Entry,
+    doomed,
+    mark_all,
+    mark_committed,
+    newest_good,
+    overtaken,
+    prune,
+    read_committed,
+    verify,
+)
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointStorage
 from elasticrl.runtime.vault.version import Version
 
 
-def save(where: Place, step: int, *, generation: int = 1, commit: bool = True, parts: int = 2) -> str:
+def save(
+    where: Place, step: int, *, generation: int = 1, commit: bool = True, parts: int = 2, parent: str | None = None
+) -> str:
     """A checkpoint of `parts` small files, as a real one is written."""
     name = name_of(Version(step), generation)
     where.begin(name)
@@ -27,7 +39,7 @@ def save(where: Place, step: int, *, generation: int = 1, commit: bool = True, p
         version=Version(step),
         generation=generation,
         world=parts,
-        parent=None,
+        parent=parent,
         facts=Facts(),
         contents={},
         files=tuple(files),
@@ -249,6 +261,35 @@ def test_pruning_clears_what_failed_saves_left_before_this_generations_newest_co
     assert "step-00000010-g2" in gone
     (still,) = where.leftovers()
     assert "step-00000030-g2" in still
+
+
+def test_a_commit_whose_mark_failed_is_marked_with_the_one_that_follows_it(where: Place):
+    first = save(where, 10, commit=False)  # the disk was full at that moment
+    second = save(where, 20, commit=False, parent=first)
+    mark_all(where, second)
+    assert [(e.version.step, e.committed) for e in shelf.listing(where)] == [(20, True), (10, True)]
+    mark_all(where, save(where, 30, commit=False, parent="step-00000005-g1"))  # which has gone
+    assert prune(where, keep_last=3, generation=1, commit="step-00000030-g1") == ()
+
+
+def test_what_saves_of_earlier_generations_left_is_overtaken_only_where_room_is_needed(where: Place):
+    for step, generation in ((10, 1), (20, 2), (40, 1)):
+        name = name_of(Version(step), generation)
+        where.begin(name)
+        with where.output(name, "data-0000.distcp") as out:
+            out.write(b"a shard whose fellow never came")
+    assert [name[-16:] for name in overtaken(where, Version(30), 2)] == ["step-00000020-g2"]
+    assert [name[-16:] for name in overtaken(where, Version(30), 2, earlier=True)] == [
+        "step-00000010-g1", "step-00000020-g2",
+    ]  # fmt: skip
+
+
+def test_a_place_that_is_away_is_not_an_empty_one(tmp_path: Path):
+    assert place(tmp_path / "nothing").names() == place(tmp_path / "nothing").leftovers() == []
+    (tmp_path / "file").touch()
+    for read in (place(tmp_path / "file").names, place(tmp_path / "file").leftovers):
+        with pytest.raises(OSError, match="Not a directory"):
+            read()
 
 
 def test_a_commit_record_that_cannot_be_read_costs_its_own_checkpoint_and_no_other(where: Place, tmp_path: Path):
