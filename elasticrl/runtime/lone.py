@@ -41,23 +41,28 @@ def mark(notes_dir: Path) -> str:
 def claim(vault: Path, notes_dir: Path) -> IO[str]:
     """Be the only process of this run, or Misuse: until what is returned is closed. What another run has left goes."""
     try:
-        return _claim(prepare(vault), notes_dir)
+        lock = (prepare(vault) / "lock").open("a+", encoding="ascii")
+        _held.add(lock)
+        try:
+            _take(lock, notes_dir)
+            _tidy(vault, notes_dir)
+        except BaseException:
+            lock.close()
+            raise
     except OSError as error:
         raise DataError(
             f"The run cannot be begun in {notes_dir.absolute()} ({error.strerror or error}): checkpoint.dir must be a folder "
             "that can be written to."
         ) from error
+    return lock
 
 
-def _claim(vault: Path, notes_dir: Path) -> IO[str]:
-    lock = (vault / "lock").open("a+", encoding="ascii")
-    _held.add(lock)
+def _take(lock: IO[str], notes_dir: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         lock.seek(0)
         pid = lock.read().strip() or "unknown"
-        lock.close()
         raise Misuse(
             f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one another "
             "job.name or checkpoint.dir; for several workers start it with `elasticrl run`"
@@ -65,11 +70,15 @@ def _claim(vault: Path, notes_dir: Path) -> IO[str]:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
-    if _life(notes_dir / BESIDE) != _read(vault / BESIDE):
+
+
+def _tidy(vault: Path, notes_dir: Path) -> None:
+    """What lies there belongs to this run."""
+    life = _life(notes_dir / BESIDE)
+    if life != _read(vault / BESIDE):
         for path, _ in files(vault):
             path.unlink(missing_ok=True)
-        (vault / BESIDE).write_text(_life(notes_dir / BESIDE), encoding="ascii")
-    return lock
+        (vault / BESIDE).write_text(life, encoding="ascii")
 
 
 def _life(file: Path) -> str:
