@@ -35,6 +35,14 @@ def shared(folder: Path) -> str:
     return f"{folder} is not a directory that only user {os.getuid()} can enter (owner {status.st_uid}, mode {mode:o})"
 
 
+def unsafe(folder: Path) -> str:
+    """Why somebody else could have a say in what lies in base/job/node; empty if nobody could, or if nothing is there."""
+    for above in (folder.parents[1], folder.parent):
+        if os.path.lexists(above) and (why := strange(above)):
+            return f"{why}: somebody could put another {folder.name} in its place"
+    return shared(folder) if os.path.lexists(folder) else ""
+
+
 def strange(folder: Path) -> str:
     """Who else than this user and root could put other files there, in words; empty if nobody. The group of this process may:
     mostly every user has a group of his own.

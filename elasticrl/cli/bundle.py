@@ -38,8 +38,12 @@ WORDS: Final = (
 #: What a secret looks like. None goes back from where it looks: a log's line may be one word of a megabyte.
 LOOKS: Final = (
     re.compile(
-        rf"((?<![\w.-])(?=[\w.-]*?{WORDS})[\w.-]++[\"']?\s*[=:]\s*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&]{{3,}})",
+        rf"((?<![\w.-])(?=[\w.-]*?{WORDS})[\w.-]++\\*[\"']?\s*[=:]\s*\\*[\"']?(?:Bearer |Basic )?)([^\s\"',;}}&\\]{{3,}})",
         re.IGNORECASE,
+    ),
+    re.compile(r"(authorization\\*[\"']?\s*[=:]\s*\\*[\"']?)([^\s\"'\\]+ [^\"'\\\r\n]{3,})", re.IGNORECASE),  # of any scheme
+    re.compile(  # of a program's words: "--hf-token", "..."
+        rf"(--[\w-]{{0,40}}?{WORDS}[\w-]{{0,40}}+(?:\\*[\"'])?,?\s+\\*[\"']?)(?!--)([^\s\"',;\\]{{3,}})", re.IGNORECASE
     ),
     re.compile(r"(://[^\s/:@]++:)([^\s/]+)(?=@)"),  # a password in an address, which may have an @ itself
     re.compile(r"()\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|xox[abp]-[\w-]{10,})\b"),
@@ -249,7 +253,7 @@ def found(tree: "Tree | None", folders: Sequence[Path]) -> Iterator[Part]:
         # The newest first: if there is too much, what is left out is of long ago.
         for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}, key=_written, reverse=True):
             real = path.resolve()
-            if not path.is_file() or path.is_symlink() or real in taken:
+            if not path.is_file() or path.is_symlink() or real in taken or not real.is_relative_to(folder.resolve()):
                 continue
             taken.add(real)
             try:

@@ -441,14 +441,14 @@ class Show:
 
     def close(self) -> None:
         """End whatever runs still."""
-        from elasticrl.cli.serve import end, end_vaults, stop_store
+        from elasticrl.cli.serve import end, end_vaults, stop_store, vaults_of
 
         if self.alone is not None and self.alone.poll() is None:
             self.alone.kill()
             self.alone.wait()
         end(list(self.daemons.values()), within_s=20.0)
         if self.tree is not None:
-            asyncio.run(end_vaults(sorted((Path(self.tree.vault.dir) / self.name).glob("*"))))
+            asyncio.run(end_vaults(vaults_of(Path(self.tree.vault.dir) / self.name)))
             remove(Path(self.tree.vault.dir) / self.name)
         if self.etcd is not None:
             stop_store(self.tree)

@@ -266,7 +266,7 @@ def _probe(me: str, ends: dict[str, str], within_s: float) -> "tuple[list[Result
     task = {"me": me, "token": ",".join(sorted(ends)), "nodes": ends, "within_s": within_s, "start_s": within_s / 3,
             "gloo_s": within_s / 4, "facts": json.dumps(versions()), "together": True,
             "rounds": everyone(ends) if len(ends) <= MOST else (), "nccl": "on" if nccl_here() else "off"}  # fmt: skip
-    command, problem = [sys.executable, "-m", "elasticrl.diagnose.probe", "-"], ""
+    command, problem = [sys.executable, "-P", "-m", "elasticrl.diagnose.probe", "-"], ""
     try:
         done = subprocess.run(
             command, input=json.dumps(task).encode(), stdout=subprocess.PIPE, timeout=within_s + MORE_S

@@ -461,7 +461,7 @@ class Inquiry:
         }  # fmt: skip
         self._port.release()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "elasticrl.diagnose.probe", "-",
+            sys.executable, "-P", "-m", "elasticrl.diagnose.probe", "-",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             env={**inherited(os.environ), **self._env},
         )  # fmt: skip

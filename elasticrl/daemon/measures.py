@@ -36,10 +36,10 @@ class Measures:
         """Until the stack ends, if they are to be served at all."""
         conf = self._conf
         if conf.metrics_port:
-            from prometheus_client import start_http_server
+            from elasticrl.daemon.exposed import serve
 
             try:
-                server, _ = start_http_server(conf.metrics_port, conf.metrics_address, registry=self.metrics.registry)
+                server = serve(self.metrics.registry, conf.metrics_address, conf.metrics_port)
             except OSError as error:  # a port that is taken costs the metrics alone
                 where = f"{conf.metrics_address}:{conf.metrics_port}"
                 self.log.info(
@@ -47,6 +47,7 @@ class Measures:
                     reason=f"{where}: {error.strerror or error}; choose another telemetry.metrics_port",
                 )
                 return
+            stack.callback(server.server_close)
             stack.callback(server.shutdown)
 
     def recovered(self, done: Done) -> None:

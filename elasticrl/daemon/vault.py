@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from elasticrl.agent.owned import unsafe
 from elasticrl.agent.spec import write_private
 from elasticrl.core.address import CONTROL, SOCKET_BYTES, join
 from elasticrl.core.grid import until_next
@@ -233,6 +234,8 @@ class Vault:
     async def _reach(self) -> Talk:
         """Talk to the vault that runs, or start one."""
         options, adopted = self._options, True
+        if why := unsafe(options.folder):
+            raise Refused(f"{why}. Set vault.dir to another place")
         try:
             talk = await Talk.open(options.socket, options.deadline_s)
         except OSError:
@@ -281,7 +284,7 @@ class Vault:
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = self._options
         command = [
-            sys.executable, "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
+            sys.executable, "-P", "-m", "elasticrl.runtime.vault", "--job", options.job, "--node", options.node,
             "--dir", str(options.folder), "--listen", join(options.host, port), "--key-file", str(self._key_file),
             "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
@@ -368,7 +371,7 @@ class Vault:
 
     async def _kill(self) -> None:
         if self._lives():
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
         if self._child is not None:
             if self._child.pid != self.pid and self._child.poll() is None:
@@ -428,7 +431,11 @@ async def once(where: Path, deadline_s: float, op: str, **fields: object) -> Map
 
 
 async def dismiss(folder: Path, *, within_s: float) -> None:
-    """End the vault that is served from there, if one is, and remove what it holds: nobody will read that memory again."""
+    """End the vault that is served from there, if one is, and remove what it holds: nobody will read that memory again. Of a
+    folder in whose place somebody else could have put another one nothing is believed, and nothing removed.
+    """
+    if unsafe(folder):
+        return
     with suppress(Silent, Refused, OSError):
         status = await once(folder / CONTROL, within_s, "status")
         pid = int(status["pid"])

@@ -221,8 +221,12 @@ class Page:
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the viewer has gone, or takes nothing; or we end
         finally:
-            self._viewers.discard(task)
             writer.close()
+            with suppress(OSError, TimeoutError, asyncio.CancelledError):  # what was said last has so long to be taken
+                async with asyncio.timeout(SEND_S):
+                    await writer.wait_closed()
+            writer.transport.abort()
+            self._viewers.discard(task)
 
     async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One too many. He need not say what he wants; but an answer before his first word may be lost with the connection."""

@@ -42,6 +42,7 @@ DRAIN_S: Final = 1.0  # the longest that an answer to the last one is waited for
 SIZES: Final = (9000, 8000, 4000, 2000, 1500, 1450, 1400, 1280, 1000, 576)  # of packets, beside the interface's own
 JUMBO: Final = 9216  # no network that is not inside of one machine carries more
 CHUNK: Final = 1 << 16
+KEYS: Final = 1 << 24  # bytes of all keys by which two find each other: they need kilobytes
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # Linux; Python names them only since 3.14
 BUSY: Final = 64  # connections served at once
 
@@ -113,6 +114,7 @@ class Peer:
 
     address: tuple[Any, ...]
     heard: int = 0
+    asked: set[int] = field(default_factory=set)  # numbers of pings
     times: dict[int, float] = field(default_factory=dict)  # number of a ping -> seconds until its answer
     largest: int = 0  # packet that was answered
     left: bool = False
@@ -152,6 +154,7 @@ class Post:
     def ping(self, peer: str, size: int = 0) -> int:
         """Its number."""
         number = next(self._numbers)
+        self.peers[peer].asked.add(number)
         self.send(PING, peer, number, size)
         return number
 
@@ -171,7 +174,7 @@ class Post:
             if kind == PING:
                 peer.heard += 1
                 self.send(PONG, name, number, clock=clock)
-            elif kind == PONG:
+            elif kind == PONG and number in peer.asked:
                 peer.times.setdefault(number, time.monotonic() - clock)
             elif kind == BYE:
                 peer.left = True
@@ -270,7 +273,9 @@ class Port:
         key = receive(connection, struct.unpack("!H", receive(connection, 2))[0]).decode()
         (size,) = struct.unpack("!i", receive(connection, 4))
         if 0 <= size <= CHUNK:
-            self.keys[key] = receive(connection, size)
+            given = receive(connection, size)
+            if key in self.keys or sum(map(len, self.keys.values())) + len(self.keys) * (1 << 10) < KEYS:
+                self.keys[key] = given
         value = struct.pack("!d", time.time()) if key == "clock" else self.keys.get(key)
         connection.sendall(struct.pack("!i", -1 if value is None else len(value)) + (value or b""))
 
@@ -507,7 +512,7 @@ class Computing:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "elasticrl.diagnose.probe_torch"]
+        command = [sys.executable, "-P", "-m", "elasticrl.diagnose.probe_torch"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
         self._ready = False

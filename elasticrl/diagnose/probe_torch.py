@@ -22,7 +22,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from elasticrl.diagnose.probe import EVERY_S, LATE, Task, ask_key, resolve, task_of
 
-SAID: Final = Path(tempfile.gettempdir(), f"elasticrl-probe-{os.getpid()}.nccl")  # what NCCL says of itself
 NUMBERS: Final = 1 << 18  # float32 in the collectives: 1 MiB
 #: What a fallback to gloo has to carry (`comm.fallback`).
 DTYPES: Final = ("float32", "bfloat16", "float16", "int64")
@@ -87,7 +86,8 @@ def over_gloo(task: Task, store: Store, rank: int) -> str:
 def over_nccl(task: Task, store: Store, rank: int) -> str:
     """On the GPU, by a communicator of the two alone."""
     doing = "connect"
-    begin = SAID.stat().st_size if SAID.exists() else 0
+    file = Path(os.environ["NCCL_DEBUG_FILE"])  # what NCCL says of itself
+    begin = file.stat().st_size if file.exists() else 0
     try:
         options: Any = c10d.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=task.gloo_s)  # noqa: SLF001 - torch has no other name for it
@@ -111,7 +111,7 @@ def over_nccl(task: Task, store: Store, rank: int) -> str:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception raised")]
         return f"{doing}: {lines[-1][:200] if lines else type(error).__name__}"
     group.abort()
-    with SAID.open("rb") as said:
+    with file.open("rb") as said:
         said.seek(begin)
         ways = sorted(set(_WAY.findall(said.read().decode(errors="replace"))))
     return f"ok {'+'.join(ways)}".strip()
@@ -153,10 +153,10 @@ class Keys(Store):
         return all(self._ask(key, None) is not None for key in keys)
 
 
-def quiet(env: Mapping[str, str], me: str) -> dict[str, str]:
-    """What NCCL needs here: to say which way it chose, where nobody else reads; and not to wait for its own dumps."""
+def quiet(env: Mapping[str, str], me: str, folder: str) -> dict[str, str]:
+    """What NCCL needs here: to say which way it chose, in a folder of ours alone; and not to wait for its own dumps."""
     return {
-        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET,P2P,SHM", "NCCL_DEBUG_FILE": str(SAID),
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET,P2P,SHM", "NCCL_DEBUG_FILE": f"{folder}/nccl",
         "NCCL_HOSTID": env.get("NCCL_HOSTID", me), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_FR_BUFFER_SIZE": "0",
     }  # fmt: skip
@@ -166,12 +166,12 @@ def main() -> None:
     """Answer until nobody asks any more."""
     task = task_of(json.loads(sys.stdin.readline()))
     torch.set_num_threads(1)
-    os.environ.update(quiet(os.environ, task.me))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        carrier, seconds, peer = line.strip().split(" ", 2)
-        print(collectives(task, carrier, peer, float(seconds)), flush=True)
-    SAID.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="elasticrl-probe-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(quiet(os.environ, task.me, folder))
+        print("ready", flush=True)
+        for line in sys.stdin:
+            carrier, seconds, peer = line.strip().split(" ", 2)
+            print(collectives(task, carrier, peer, float(seconds)), flush=True)
     os._exit(0)  # a thread that gloo holds would keep the process
 
 

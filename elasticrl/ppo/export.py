@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticrl.ppo import models
+from elasticrl.ppo.frozen import checksum
 from elasticrl.runtime.checkpoint.export import staged
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.vault.errors import CheckpointError
@@ -41,6 +42,12 @@ def export(place: Place, name: str, target: Path, tree: Tree, *, dtype: str | No
         raise CheckpointError(
             f"{name} was not written by a job of this configuration: {len(differs)} tensors differ ({differs[0]}, ...). "
             "Name the one that the job was run with."
+        )
+    made = source.values.get("run", {}).get("frozen", {}).get(ROLE.rstrip("."))
+    if made is not None and checksum(actor) != made:
+        raise CheckpointError(
+            f"The frozen weights of {path} are not those that {name} was trained over: its adapters belong to other ones. "
+            "Bring the model's files back that the job was run with."
         )
     source.fill((saved[each], param.data) for each, param in trained.items())
     body: Any = actor.actor if isinstance(actor, models.Tied) else actor

@@ -136,7 +136,8 @@ class Generator:
 
     def _samples(self, step: int) -> str:
         """Stands for what a step is made of, alike on all ranks: the first lane's samples, whoever carries it."""
-        return blake2b(repr(self._requests(step, 0)).encode(), digest_size=8).hexdigest()
+        made = self._requests(step, 0), self.engine.sampling  # whose widths are those of the rows
+        return blake2b(repr(made).encode(), digest_size=8).hexdigest()
 
     def _half(self, step: int, lane: int) -> list[Request]:
         """What is generated ahead: whole groups."""

@@ -56,5 +56,7 @@ class Coefficient:
         return {"step": self._step, "before": self._before, "after": self._after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up where the saved one was."""
-        self._step, self._before, self._after = int(state["step"]), float(state["before"]), float(state["after"])
+        """Takes up where the saved one was. One that is fixed is what the configuration says now."""
+        self._step = int(state["step"])
+        if self.target is not None:
+            self._before, self._after = float(state["before"]), float(state["after"])

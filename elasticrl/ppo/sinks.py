@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -107,7 +107,7 @@ class History:
             at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
             gang = {name: event.fields[name] for name in ("generation", "world", "made")}
             found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
-            with self._path.open("a", encoding="utf-8") as file:
+            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # a full disk costs the curve alone
                 file.write(json.dumps(at | found) + "\n")
 
     def close(self) -> None:
@@ -115,22 +115,43 @@ class History:
 
 
 class TensorBoard:
-    """Torch's own writer, which needs the package tensorboard."""
+    """Torch's own writer, which needs the package tensorboard. Where its folder is full or lost, that is said, and training
+    goes on without it.
+    """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, out: TextIO) -> None:
         module: Any = import_module("torch.utils.tensorboard")
-        self._writer = module.SummaryWriter(folder)
+        self._folder, self._out = folder, out
+        self._writer: Any = None
+        with self._softly():
+            self._writer = module.SummaryWriter(folder)
 
     def write(self, event: Event) -> None:
         """Numbers as curves, advice as text."""
-        for name, value in event.scalars.items():
-            self._writer.add_scalar(name, value, event.step)
-        if event.name == "ppo.advice":
-            self._writer.add_text("advice", event.line, event.step)
+        with self._softly():
+            for name, value in event.scalars.items() if self._writer is not None else ():
+                self._writer.add_scalar(name, value, event.step)
+            if event.name == "ppo.advice" and self._writer is not None:
+                self._writer.add_text("advice", event.line, event.step)
 
     def close(self) -> None:
         """Everything is in the file."""
-        self._writer.close()
+        if self._writer is not None:
+            with self._softly():
+                self._writer.close()
+
+    @contextmanager
+    def _softly(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            print(
+                f"TensorBoard's curves cannot be written to {self._folder} (telemetry.tensorboard): {error}. Nothing more is "
+                "written.",
+                file=self._out,
+                flush=True,
+            )
 
 
 class Wandb:
@@ -208,7 +229,7 @@ def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
         if path := os.environ.get(HISTORY):
             found.append(History(Path(path)))
         if conf.tensorboard is not None:
-            found.append(TensorBoard(conf.tensorboard))
+            found.append(TensorBoard(conf.tensorboard, out))
         if conf.wandb is not None and find_spec("wandb") is not None:
             found.append(Wandb(conf.wandb, tree.job.name, out))
         elif conf.wandb is not None:

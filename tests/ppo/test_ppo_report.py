@@ -196,3 +196,11 @@ def test_curves_go_to_weights_and_biases_or_it_is_said_why_not_and_training_goes
     if not said:
         [kept] = tmp_path.glob("wandb/offline-run-*/run-job.wandb")
         assert kept.read_bytes().count(b"reward") >= 3
+
+
+def test_a_folder_for_curves_that_cannot_be_written_to_costs_the_curves_alone(tmp_path):
+    (tmp_path / "file").touch()
+    out = io.StringIO()
+    where = sinks.TensorBoard(str(tmp_path / "file/curves"), out)
+    assert "TensorBoard's curves cannot be written to" in out.getvalue()
+    where.close()

@@ -377,6 +377,34 @@ def test_an_engine_that_takes_weights_is_not_ended_by_the_worker_that_is_idle(tr
         idle.attendant.close()
 
 
+def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folders, actor):
+    """Found by reading: it answered nobody meanwhile, and was killed for it by who waited for nothing of it."""
+    long = replace(SAMPLING, max_tokens=1200, eos=())
+    limits = replace(LIMITS, health_every_s=0.1, health_s=1.5)
+    first = Trainer(tmp_path, service(folders["qwen2"], sampling=long))
+    idle = Trainer(tmp_path, service(folders["qwen2"], sampling=long), limits=limits)
+    try:
+        pid = first.ready()
+        idle.ready()
+        first.enter(actor)
+        first.engine.publish(0)
+        with ThreadPoolExecutor(1) as ahead:
+            flight = ahead.submit(first.engine.generate, requests(16), version=0)
+            time.sleep(1.0)
+            begun = time.monotonic()
+            with Talk(tmp_path / SOCKET, within_s=20.0) as talk:
+                assert talk.ask("hello")["tag"] == {"life": "1 here", "version": 0}
+            assert time.monotonic() < begun + 0.6
+            assert not flight.done(), "it was long"
+            flight.result(60.0)
+        assert pid_of(tmp_path) == pid
+        assert [sentence for sentence in idle.said if "adopted" not in sentence] == []
+    finally:
+        idle.attendant.close()
+        first.attendant.end()
+    assert not (tmp_path / weights.FILE).exists()
+
+
 def test_an_engine_that_takes_weights_for_longer_than_it_may_is_ended(trainer, home, folders, actor):
     pid = trainer.ready()
     tag, _ = slow_to_read(home, actor, 22)

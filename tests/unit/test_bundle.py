@@ -195,6 +195,11 @@ def test_a_configuration_that_is_refused_is_told_with_its_findings(run: Path, tm
         ("postgres://bob:hunt@er2@db:1/x", "postgres://bob:[removed]@db:1/x"),
         ("http://a:8000 and http://b/@c", "http://a:8000 and http://b/@c"),
         ("nothing here", "nothing here"),
+        (r'"said": "{\"api_key\": \"xyz123\"}"', r'"said": "{\"api_key\": \"[removed]\"}"'),
+        ("Authorization: Token abcdef123", "Authorization: [removed]"),
+        ('"--hf-token", "abcdef", "--steps"', '"--hf-token", "[removed]", "--steps"'),
+        ("train.py --api-key abcdef --steps 3", "train.py --api-key [removed] --steps 3"),
+        ("-" * 300_000, "-" * 300_000),
     ],
 )
 def test_the_veil(text: str, left: str) -> None:

@@ -1,16 +1,20 @@
 """Folders that somebody else made first: nothing in them is believed, nothing is written into them."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.owned import strange
+from elasticrl.agent.owned import strange, unsafe
 from elasticrl.agent.spec import write_private
 from elasticrl.cli import find
+from elasticrl.cli.serve import vaults_of
 from elasticrl.daemon.life import Home
 from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.vault import dismiss
+from elasticrl.ppo.rollout.attend import Attendant, Limits
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.slots import prepare
 
@@ -106,3 +110,33 @@ def test_a_socket_below_tmp_is_asked_only_where_the_folder_is_its_user_s(
     assert find.sockets() == ()
     os.chown(tmp_path / "run", 0, 0)
     assert find.sockets() == (socket,)
+
+
+def test_nothing_below_a_folder_of_others_is_removed_and_no_vault_there_is_believed(tmp_path: Path) -> None:
+    """Found by reading: the vault refused, and then the run's end removed what their link led to."""
+    victim = tmp_path / "home"
+    (victim / "papers").mkdir(parents=True)
+    (victim / "papers/one").touch()
+    base = tmp_path / "memory"
+    theirs(base)
+    (base / "job").symlink_to(victim)
+    os.lchown(base / "job", OTHER, OTHER)
+    assert vaults_of(base / "job") == []
+    asyncio.run(dismiss(base / "job/papers", within_s=0.2))
+    assert (victim / "papers/one").exists()
+    assert "belongs to user" in unsafe(base / "job/papers")
+    ours = tmp_path / "own/job"
+    ours.mkdir(parents=True)
+    (ours / "n0").mkdir(mode=0o700)
+    assert vaults_of(ours) == [ours / "n0"]
+    assert unsafe(ours / "n0") == unsafe(ours / "n1") == ""
+    asyncio.run(dismiss(ours / "n0", within_s=0.2))
+    assert not ours.exists(), "it was the last"
+
+
+def test_an_engine_s_folder_that_others_made_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "memory"
+    theirs(base / "job")
+    limits = Limits(start_s=1.0, sync_s=1.0, health_every_s=1.0, health_s=1.0, starts=1)
+    with pytest.raises(VaultError, match="belongs to user"):
+        Attendant(base / "job/n0.engine", None, limits, python=None, say=print)  # type: ignore[arg-type] # never asked

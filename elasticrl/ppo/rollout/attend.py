@@ -24,6 +24,7 @@ from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk
+from elasticrl.runtime.vault.slots import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,7 +85,7 @@ class Attendant:
         self._busy = 0  # conversations of this worker that show by themselves whether it lives
         self._failed = ""  # why none can be had
         self._suspect = ""
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare(home)
         self._thread = threading.Thread(target=self._run, name="rollout engine", daemon=True)
         self._thread.start()
 
@@ -98,12 +99,13 @@ class Attendant:
     @contextmanager
     def talk(self, check: Callable[[], None]) -> Iterator[Talk]:
         """With an engine that works, as soon as there is one. EngineFailed if none can be had."""
-        deadline = time.monotonic() + self.limits.start_s
+        within_s = self.limits.starts * (self.limits.start_s + self.limits.health_s)
+        deadline = time.monotonic() + within_s
         while not self._up.wait(LOOK_S):
             check()
             self.raise_if_failed()
             if time.monotonic() > deadline:
-                raise EngineFailed(f"there was no rollout engine for {self.limits.start_s:g} s; see {self.home / LOG}")
+                raise EngineFailed(f"there was no rollout engine for {within_s:g} s; see {self.home / LOG}")
         self._busy += 1
         try:
             with Talk(self.home / SOCKET, within_s=self.limits.health_s, check=check) as talk:
@@ -135,7 +137,10 @@ class Attendant:
             with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
                 talk.ask("end")
         except Lost:
+            from elasticrl.ppo.rollout import weights
+
             self._kill()  # it still starts, or does not hear
+            weights.forget(self.home)  # as one that ends by itself does
         except Refused:
             pass
         if child is not None:
@@ -268,7 +273,7 @@ class Attendant:
             given = ["--home", str(self.home), "--lock", str(lock.fileno())]
             with (self.home / LOG).open("ab") as log:
                 self._child = subprocess.Popen(
-                    [self.python, "-m", "elasticrl.ppo.rollout.process", *given], stdin=subprocess.DEVNULL, stdout=log,
+                    [self.python, "-P", "-m", "elasticrl.ppo.rollout.process", *given], stdin=subprocess.DEVNULL, stdout=log,
                     stderr=log, start_new_session=True, pass_fds=(lock.fileno(),), env=env, cwd=self.home,
                 )  # fmt: skip
         return True

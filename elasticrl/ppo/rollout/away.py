@@ -25,6 +25,7 @@ from elasticrl.ppo.rollout.feeder import REST_S, Feeder, hello_of
 from elasticrl.ppo.rollout.judges import Case, verdicts
 from elasticrl.ppo.rollout.outside import Outside, Source, collect, here
 from elasticrl.ppo.rollout.wire import TURN_S, Lost, Refused, Remote, Talk
+from elasticrl.runtime.vault.slots import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -96,7 +97,7 @@ class Away(Outside):
         """Another life of the gang. Who wrote in the last may not write in this."""
         super().enter(life=life, source=source, writes=writes, gathers=gathers)
         if writes:
-            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            prepare(self.home)
             self._feeder = self._feeder or Feeder(
                 self.roll, self.home, self._makes, self.limits, self.say, transport=self._transport
             )
@@ -172,7 +173,8 @@ class Away(Outside):
                     self._failed(node, ask)
                     why = f"{node}: {ask.failure}"
                     barren = 0 if ask.finished else barren + ask.asked
-            heard = max(heard, *(ask.heard for ask in asks.values()), 0.0)
+            # Not of who greets us and lacks the weights: those may never come.
+            heard = max([heard, *(ask.heard for ask in asks.values() if ask.asked)])
             engines = self.roll()
             if barren >= self.limits.starts * max(1, len(engines)):
                 raise EngineFailed(

@@ -67,6 +67,8 @@ class EngineFailed(RuntimeError):
 class Engine(Protocol):
     """Anything that generates."""
 
+    sampling: Sampling
+
     @property
     def by_lane(self) -> bool:
         """It is asked for one lane after the other, all of them in lockstep; else for all that are missing at once."""

@@ -19,6 +19,7 @@ import time
 import traceback
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.weights import Tag
 
 ALIVE_S: Final = 0.2  # between signs of life while something is generated
+GLANCE_S: Final = 0.05  # between looks who has come, while something is generated
+MEANWHILE: Final = frozenset({"hello", "probe", "generate", "judge", "check"})  # what is answered while something is
 LOOK_S: Final = 1.0  # between looks whether to end, while there is nothing to do
 MOST_STRANGERS: Final = 128  # who have not proved anything yet, at a time
 COMPLAIN_S: Final = 60.0  # between two lines about strangers
@@ -116,11 +119,15 @@ class Server:
         self.tag: Tag | None = None
         self._visitors: dict[str, Visitor] = {}  # by key of what they wait for
         self._cases: list[tuple[Visitor, int, Case]] = []  # to be judged, with the visitor's own id of each
+        self._later: list[
+            tuple[Visitor, Frame]
+        ] = []  # what was asked while something is generated, and must wait for it
+        self._hears = False  # also while something is generated
         self._all: set[Visitor] = set()
         self._count = self._made = 0
         self._complained = -COMPLAIN_S
         self._over = ""
-        self._heard = self._alive_at = time.monotonic()
+        self._heard = self._alive_at = self._looked_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._port = 0
         self._key = the_key(service.key_file) if service.listen else b""
@@ -164,7 +171,10 @@ class Server:
             while not self._over:
                 self._look()
                 if self._busy:
+                    self._hears = True
                     self._step()
+                    self._hears = False
+                    self._catch_up()
                 elif time.monotonic() - self._heard > self.service.idle_s:
                     self._over = f"no trainer has spoken for {self.service.idle_s:g} s"
                 elif not path.exists() or path.stat().st_ino != mine:
@@ -222,7 +232,7 @@ class Server:
             visitor.tell("challenge", **door.challenge())
 
     def _hear(self, visitor: Visitor) -> None:
-        try:
+        def read() -> None:
             data = visitor.sock.recv(1 << 20)
             visitor.gone = not data
             for frame in visitor.inbox.feed(data):
@@ -230,7 +240,24 @@ class Server:
                     self._prove_it(visitor, visitor.door, frame)
                 elif not visitor.parting:
                     self._heard = time.monotonic()
-                    self._answer(visitor, frame)
+                    behind = any(other is visitor for other, _ in self._later)
+                    if self._hears and (behind or frame.says["op"] not in MEANWHILE):
+                        self._later.append((visitor, frame))
+                    else:
+                        self._answer(visitor, frame)
+
+        self._try(visitor, read)
+
+    def _catch_up(self) -> None:
+        """With what came while something was generated."""
+        later, self._later = self._later, []
+        for visitor, frame in later:
+            if visitor in self._all and not visitor.gone:
+                self._try(visitor, partial(self._answer, visitor, frame))
+
+    def _try(self, visitor: Visitor, work: Callable[[], None]) -> None:
+        try:
+            work()
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, KeyError, struct.error) as error:
@@ -416,8 +443,10 @@ class Server:
     def _judge(self) -> None:
         """The oldest case."""
         assert self.judges is not None, "who has none takes no cases"
-        visitor, name, case = self._cases[0]  # it stays there meanwhile: its visitor waits
+        first = visitor, name, case = self._cases[0]  # it stays there meanwhile: its visitor waits
         found = self.judges.judge(case, self._alive)
+        if not self._cases or self._cases[0] is not first:
+            return  # its visitor has gone
         del self._cases[0]
         visitor.tell("judged", found.contiguous().numpy().tobytes(), id=name, shape=list(found.shape))
 
@@ -432,8 +461,11 @@ class Server:
             visitor.tell("sample", raw, id=visitor.waits.pop(said.key), ended=said.ended)
 
     def _alive(self) -> None:
-        """Whoever waits is told that it is not in vain."""
+        """Whoever waits is told that it is not in vain, and whoever comes is heard: it would take us for dead."""
         now = time.monotonic()
+        if self._hears and now - self._looked_at >= GLANCE_S:
+            self._looked_at = now
+            self._look()
         if now - self._alive_at < ALIVE_S:
             return
         self._alive_at = self._heard = now

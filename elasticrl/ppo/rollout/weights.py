@@ -76,12 +76,16 @@ def write(
         (home / PAGE).unlink(missing_ok=True)
         listed: list[dict[str, Any]] = []
         at = 0
-        with os.fdopen(os.open(home / FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        with os.fdopen(os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
             for bucket in buckets:
                 start, crc, tensors = at, 0, []
                 for name, tensor in bucket:
                     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-                    file.write(data)
+                    try:
+                        file.write(data)
+                    except OSError as error:
+                        why = f"{error.strerror} for the weights in {home}, after {at / 1e9:.1f} GB: enlarge that (--shm-size)"
+                        raise OSError(error.errno, f"{why}, or set rollout.dir to a folder with room") from error
                     crc = crc32(data, crc)
                     tensors.append([name, name_of(tensor.dtype), list(tensor.shape), data.nbytes])
                     at += data.nbytes
@@ -137,7 +141,7 @@ class Incoming:
         with ExitStack() as stack:
             stack.enter_context(_locked(home, fcntl.LOCK_EX, within_s))
             (home / PAGE).unlink(missing_ok=True)
-            file = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            file = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_TRUNC, 0o600)
             self._file = stack.enter_context(os.fdopen(file, "r+b"))
             self._turn()
             self._held = stack.pop_all()

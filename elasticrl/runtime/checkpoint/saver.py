@@ -256,6 +256,7 @@ def _start(env: Mapping[str, str], orphan_s: float) -> tuple[socket.socket, Proc
         process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 "elasticrl.runtime.checkpoint",
                 "--writer",

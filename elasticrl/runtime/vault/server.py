@@ -22,7 +22,7 @@ from typing import Any
 from elasticrl.core.address import CONTROL, SOCKET_BYTES, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
-from elasticrl.runtime.vault.channel import PROTOCOL, STILL, Channel, resolved, welcome
+from elasticrl.runtime.vault.channel import HELLO_S, PROTOCOL, STILL, Channel, resolved, welcome
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.holdings import Holding, holding_of
 from elasticrl.runtime.vault.layout import Torn
@@ -479,9 +479,10 @@ class Server:
         assert options.key is not None
         # A caller that goes away or breaks the rules ends its own conversation and nothing else.
         try:
-            channel = await welcome(
-                sock, key=options.key, job=options.job, node=options.node, deadline_s=options.deadline_s
-            )
+            async with asyncio.timeout(HELLO_S):
+                channel = await welcome(
+                    sock, key=options.key, job=options.job, node=options.node, deadline_s=options.deadline_s
+                )
             while True:
                 await _readable(sock)  # a buddy is silent for as long as a step takes: that is no failure
                 frame, size = await channel.receive()
