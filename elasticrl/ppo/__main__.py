@@ -172,6 +172,8 @@ def generating(base: Run) -> tuple[Trainer, Callable[[], None]]:
         if not isinstance(engine, TorchEngine):
             writes = run.first if isinstance(engine, Served) else base.rank == 0
             engine.enter(life=run.life, source=source(tree, trainer, kept=writes), writes=writes, gathers=gathers)
+            if isinstance(engine, Away) and run.first and not writes:
+                engine.tidy()
 
     base.on_let_go(
         lambda: hold({name: at_first(it) for name, it in built.items()}, frozen.whole("ref"), frozen.whole("reward"))

@@ -308,6 +308,16 @@ def test_who_does_not_write_asks_until_the_weights_are_there(tmp_path, nodes, ac
     first.engine.end()
 
 
+def test_what_a_writer_that_died_left_in_memory_goes_with_the_next_life(tmp_path, nodes, actor):
+    died = Trainer(tmp_path, nodes, actor)
+    died.engine.publish(0)
+    assert (tmp_path / "weights" / weights.FILE).exists()
+    heir = Trainer(tmp_path, nodes, actor, life="2 here", writes=False)
+    heir.engine.tidy()
+    assert not (tmp_path / "weights" / weights.FILE).exists()
+    died.engine.end()
+
+
 def test_with_no_engine_a_trainer_waits_so_long_and_then_says_so(tmp_path, actor):
     trainer = Trainer(tmp_path, [], actor, wait_s=0.3)
     trainer.engine.publish(0)

@@ -105,6 +105,10 @@ class Away(Outside):
         else:
             self._forget()
 
+    def tidy(self) -> None:
+        """Nobody on this node writes: what a worker that wrote here, and died, has left in memory goes."""
+        weights.forget(self.home)
+
     def end(self) -> None:
         """The engines are not ours."""
         self._forget()
