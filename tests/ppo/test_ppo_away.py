@@ -308,6 +308,17 @@ def test_who_does_not_write_asks_until_the_weights_are_there(tmp_path, nodes, ac
     first.engine.end()
 
 
+def test_an_engine_to_which_somebody_else_brought_weights_is_given_ours_again(tmp_path, trainer, nodes, actor):
+    """Found by reading: of one who had been replaced, and whose cable healed, the engine's old weights were its last."""
+    trainer.engine.publish(4)
+    (tmp_path / "old").mkdir()
+    old = Trainer(tmp_path / "old", nodes, actor, life="0 before")
+    old.engine.publish(7)
+    old.engine.end()
+    assert nodes[0].hello()["tag"] == {"life": "0 before", "version": 7}
+    assert same(trainer.engine.generate(requests(20), version=4), inline(actor, requests(20)))
+
+
 def test_what_a_writer_that_died_left_in_memory_goes_with_the_next_life(tmp_path, nodes, actor):
     died = Trainer(tmp_path, nodes, actor)
     died.engine.publish(0)

@@ -199,6 +199,8 @@ class Away(Outside):
     def _failed(self, node: str, ask: Ask[K]) -> None:
         if isinstance(ask.failure, Refused) and ask.failure.kind == "stale":
             self.rest.shortly(node)  # they are on their way to it
+            if self._feeder is not None:
+                self._feeder.doubt(node)
             return
         self.rest.begin(node, ask.remote.address)
         left, what = len(ask.part) - ask.finished, ask.question.what

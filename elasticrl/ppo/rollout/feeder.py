@@ -56,6 +56,7 @@ class Line:
     card: bool  # the engine computes on a GPU
     rate: float  # bytes a second, by a probe
     has: weights.Tag | None  # the engine's weights
+    doubted: bool = False  # somebody says that it has not
 
 
 class Cast(threading.Thread):
@@ -153,6 +154,10 @@ class Cast(threading.Thread):
             yield piece
 
 
+def _tag_of(hello: Mapping[str, Any]) -> weights.Tag | None:
+    return weights.Tag(**hello["tag"]) if hello["tag"] else None
+
+
 class Feeder:
     """Keeps every engine's weights those that lie in `home` under the tag that was offered: one thread for each engine."""
 
@@ -185,6 +190,11 @@ class Feeder:
         return all(
             node in self._failed or ((line := lines.get(node)) is not None and line.has == tag) for node in self._roll()
         )
+
+    def doubt(self, node: str) -> None:
+        """It says that it has other weights: somebody who has been replaced may have brought it his once more."""
+        if (line := self._lines.get(node)) is not None:
+            line.doubted = True
 
     def close(self) -> None:
         """Whatever is under way ends within a turn."""
@@ -237,6 +247,8 @@ class Feeder:
                 line = self._lines[node] = self._begun(talk, remote)
                 while self._roll().get(node) == remote:
                     tag = self._tag
+                    if line.doubted:
+                        line.doubted, line.has = False, _tag_of(hello_of(talk, self._makes))
                     if tag is not None and line.has != tag:
                         line.has = tag if self._bring(node, talk, line, tag) else None
                     if line.has == tag:
@@ -259,8 +271,7 @@ class Feeder:
         talk.send("probe", bytes(PROBE))
         talk.receive()
         rate = PROBE / max(time.monotonic() - start, 1e-6)
-        has = weights.Tag(**hello["tag"]) if hello["tag"] else None
-        return Line(remote=remote, host=talk.host, card=hello["card"], rate=rate, has=has)
+        return Line(remote=remote, host=talk.host, card=hello["card"], rate=rate, has=_tag_of(hello))
 
     def _bring(self, node: str, talk: Talk, line: Line, tag: weights.Tag) -> bool:
         """These weights to that engine. False: others have come meanwhile."""
