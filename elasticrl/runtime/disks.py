@@ -16,13 +16,16 @@ from elasticrl.core.words import count
 from elasticrl.runtime.agree import Agreed, exchange, exchange_with, known
 from elasticrl.runtime.checkpoint.local import NEWEST, Choice, Held, bring, choose, held
 from elasticrl.runtime.checkpoint.manifest import name_of
-from elasticrl.runtime.vault.errors import CheckpointError, CheckpointRefused, VaultError
+from elasticrl.runtime.vault.errors import CheckpointError, CheckpointRefused, CheckpointStorage, VaultError
 from elasticrl.runtime.vault.holdings import Holding, Whole, newest_whole
 from elasticrl.runtime.vault.version import Version, alive
 
 if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.place import Place
     from elasticrl.runtime.group import Gang
+
+Had = tuple[tuple[Held, ...], tuple[str, ...]]  # by a disk, and a sentence for each checkpoint that is not good
+Patiently = Callable[[Callable[[], Had]], Had]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +55,32 @@ def agree_on_disks(
     commit: str | None,
     waited_s: float,
     wait: Callable[[str, float], None],
+    patiently: Patiently,
 ) -> Agreed:
     """The newest version whose every shard is in somebody's vault, if it is no older than step `floor`, which generation
     `committed` has committed (None: this rank does not know); else the newest checkpoint of which all parts are on the disks
     that are here. `reload`: do not look into vaults. Collective.
 
     `wait` is called with a sentence, and with how long somebody has `waited_s` already, where something newer is known and
-    lies on disks that are not here. It returns when that was long enough, and raises when others have come.
+    lies on disks that are not here. It returns when that was long enough, and raises when others have come. `patiently` reads
+    a disk again until it answers, for as long as that may take.
     """
-    mine, bad = _held(disk, commit)
-    said = {
-        "node": disk.node, "disk": [each.to_json() for each in mine], "problems": bad,
-        "vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed,
-    }  # fmt: skip
-    lineages_here = (*(h.lineage for h in holdings), *(each.manifest.lineage for each in mine))
-    rows, lineages = exchange_with(gang, said, lineages_here)
-    memory = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
-    everybody = [_known(Held.from_json(row, lineages), floor) for words in rows for row in words["disk"]]
-    by = known([words["committed"] for words in rows])
-    whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor), committed=by)
-    if whole is not None:
-        return _from_memory(whole, everybody, disk.node, floor)
+    for read in (_at_once, patiently):
+        mine, bad, away = _held(disk, commit, read)
+        said = {
+            "node": disk.node, "disk": [each.to_json() for each in mine], "problems": bad, "away": away,
+            "vault": [h.to_json() for h in holdings], "waited_s": waited_s, "committed": committed,
+        }  # fmt: skip
+        lineages_here = (*(h.lineage for h in holdings), *(each.manifest.lineage for each in mine))
+        rows, lineages = exchange_with(gang, said, lineages_here)
+        memory = [Holding.from_json(row, lineages) for words in rows for row in words["vault"]]
+        everybody = [_known(Held.from_json(row, lineages), floor) for words in rows for row in words["disk"]]
+        by = known([words["committed"] for words in rows])
+        whole = None if reload else newest_whole(memory, here=disk.node, floor=Version(floor), committed=by)
+        if whole is not None:
+            return _from_memory(whole, everybody, disk.node, floor)
+        if not any(words["away"] for words in rows):
+            break
     choice = choose(everybody, here=disk.node)
     here = {str(words["node"]) for words in rows}
     if why := _lacking(choice, floor, here):
@@ -95,14 +103,18 @@ def agree_on_disks(
     return Agreed(version=Version(0), lineage=())
 
 
-def _held(disk: Disk, commit: str | None) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """What this node's disk has, if this worker speaks for it."""
+def _at_once(read: Callable[[], Had]) -> Had:
+    return read()
+
+
+def _held(disk: Disk, commit: str | None, read: Patiently) -> tuple[tuple[Held, ...], tuple[str, ...], bool]:
+    """What this node's disk has, if this worker speaks for it; and whether it does not answer just now."""
     if not disk.speaks:
-        return (), ()
+        return (), (), False
     try:
-        return held(disk.place, disk.node, commit=commit, most=disk.offers)
+        return *read(lambda: held(disk.place, disk.node, commit=commit, most=disk.offers)), False
     except CheckpointError as error:
-        return (), (f"{disk.node}: {error}",)
+        return (), (f"{disk.node}: {error}",), isinstance(error, CheckpointStorage)
 
 
 def _known(each: Held, floor: int) -> Held:
@@ -146,6 +158,8 @@ def _bring(disk: Disk, whole: Whole, gang: Gang) -> dict[str, str]:
     if disk.speaks:
         try:
             bring(disk.place, whole, disk.vault, job=disk.job, node=disk.node, timeout_s=disk.timeout_s)
+        except CheckpointStorage as error:
+            words = {"away": f"{disk.node}: {error}"}
         except (CheckpointError, OSError) as error:
             words = {"bad": str(error), "node": disk.node}
         except VaultError as error:
@@ -153,6 +167,8 @@ def _bring(disk: Disk, whole: Whole, gang: Gang) -> dict[str, str]:
     rows = exchange(gang, words)
     if full := [row["full"] for row in rows if "full" in row]:
         raise VaultError("; ".join(full))
+    if away := [row["away"] for row in rows if "away" in row]:
+        raise CheckpointStorage("; ".join(away))
     return {row["node"]: row["bad"] for row in rows if "bad" in row}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from elasticrl.core.model import Rung
 from elasticrl.runtime.agree import Agreed, agree
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from elasticrl.runtime.context import Context
     from elasticrl.runtime.group import Gang, Interrupt
     from elasticrl.runtime.keeper import Keeper
+
+_T = TypeVar("_T")
 
 
 class Search:
@@ -65,19 +67,24 @@ class Search:
         agreed = agree_on_disks(
             disk, holdings, gang, floor=place.resume, committed=committed, reload=rung4, commit=commit,
             waited_s=0.0 if since is None else time.monotonic() - since, wait=partial(self._await_disks, gang.flag),
+            patiently=lambda read: self._patiently(read, gang.flag),
         )  # fmt: skip
         if agreed.version.step >= place.resume:  # else they have been waited for, and are not again at the next fault
             self._lacking_since = None
         return agreed
 
     def _look(self, keeper: Keeper, commit: str | None, flag: Interrupt) -> Found | None:
-        """The newest good checkpoint. A place that does not answer, as file servers do not for a while after a loss of power,
-        is waited for: nothing that it holds is lost.
+        """The newest good checkpoint."""
+        return self._patiently(lambda: newest_good(keeper.place, commit=commit, uncommitted=self._context.alone), flag)
+
+    def _patiently(self, read: Callable[[], _T], flag: Interrupt) -> _T:
+        """A place that does not answer, as file servers do not for a while after a loss of power, is waited for: nothing that
+        it holds is lost.
         """
         limit_s, begun, said = self._tree.checkpoint.wait_s, time.monotonic(), False
         while True:
             try:
-                return newest_good(keeper.place, commit=commit, uncommitted=self._context.alone)
+                return read()
             except CheckpointStorage as error:
                 if time.monotonic() > begun + limit_s:
                     raise

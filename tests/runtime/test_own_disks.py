@@ -185,6 +185,17 @@ def test_nothing_begins_anew_where_a_part_of_every_checkpoint_is_lost_and_nobody
             assert "Bring the missing nodes back with their disks" in worker.text
 
 
+def test_a_disk_that_does_not_answer_at_first_is_no_empty_one(tmp_path):
+    with gang(tmp_path) as nodes:
+        nodes.plan("n0", "n1")
+        committed = until_committed(nodes, 10)
+        power_loss(nodes)
+        nodes.env["ELASTICRL_FAULT"] = "checkpoint.list:full"  # in each worker the first look at its disk
+        nodes.plan("n0", "n1")
+        for node in ("n0", "n1"):
+            said(nodes, node, f"from step {committed}.0")
+
+
 @pytest.mark.slow
 def test_who_comes_late_is_waited_for(tmp_path, undisturbed):
     with gang(tmp_path) as nodes:

@@ -116,6 +116,7 @@ class Local:
 
     def _entries(self) -> list[os.DirEntry[str]]:
         """What lies here; nothing only where there is no such folder: one that is away raises."""
+        faults.reach("checkpoint.list", str(self.root))
         try:
             with os.scandir(self.root) as found:
                 return list(found)
