@@ -8,7 +8,7 @@ import pytest
 from chaos.live.local import Job
 
 pytestmark = pytest.mark.timeout(200)
-ALONE = {"membership": {"min_nodes": 1}, "vault": {"copies": 0}}
+ALONE = {"membership": {"min_nodes": 1, "lease_ttl": "3s", "keepalive": "800ms"}, "vault": {"copies": 0}}
 REFUSED = 78
 
 
