@@ -8,11 +8,13 @@ NCCL's "ok" is the way that it chose, as it said itself.
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,7 +88,7 @@ def over_gloo(task: Task, store: Store, rank: int) -> str:
 def over_nccl(task: Task, store: Store, rank: int) -> str:
     """On the GPU, by a communicator of the two alone."""
     doing = "connect"
-    file = Path(os.environ["NCCL_DEBUG_FILE"])  # what NCCL says of itself
+    file = _said()
     begin = file.stat().st_size if file.exists() else 0
     try:
         options: Any = c10d.ProcessGroupNCCL.Options()
@@ -153,10 +155,18 @@ class Keys(Store):
         return all(self._ask(key, None) is not None for key in keys)
 
 
-def quiet(env: Mapping[str, str], me: str, folder: str) -> dict[str, str]:
-    """What NCCL needs here: to say which way it chose, in a folder of ours alone; and not to wait for its own dumps."""
+@cache
+def _said() -> Path:
+    """What NCCL says of itself from its first communicator on: in a folder of ours alone, where nobody else writes or reads."""
+    file = Path(tempfile.mkdtemp(prefix="elasticrl-probe-"), "nccl")
+    os.environ["NCCL_DEBUG_FILE"] = str(file)
+    return file
+
+
+def quiet(env: Mapping[str, str], me: str) -> dict[str, str]:
+    """What NCCL needs here: to say which way it chose, where nobody else reads; and not to wait for its own dumps."""
     return {
-        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET,P2P,SHM", "NCCL_DEBUG_FILE": f"{folder}/nccl",
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET,P2P,SHM",
         "NCCL_HOSTID": env.get("NCCL_HOSTID", me), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_FR_BUFFER_SIZE": "0",
     }  # fmt: skip
@@ -166,12 +176,13 @@ def main() -> None:
     """Answer until nobody asks any more."""
     task = task_of(json.loads(sys.stdin.readline()))
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="elasticrl-probe-", ignore_cleanup_errors=True) as folder:
-        os.environ.update(quiet(os.environ, task.me, folder))
-        print("ready", flush=True)
-        for line in sys.stdin:
-            carrier, seconds, peer = line.strip().split(" ", 2)
-            print(collectives(task, carrier, peer, float(seconds)), flush=True)
+    os.environ.update(quiet(os.environ, task.me))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        carrier, seconds, peer = line.strip().split(" ", 2)
+        print(collectives(task, carrier, peer, float(seconds)), flush=True)
+    if _said.cache_info().currsize:
+        shutil.rmtree(_said().parent, ignore_errors=True)
     os._exit(0)  # a thread that gloo holds would keep the process
 
 
