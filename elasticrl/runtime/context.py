@@ -97,4 +97,4 @@ def context(config: Path | str | Tree | None, *, seated: bool) -> Context:
     vault = os.environ.get(VAULT)
     place = Path(vault) if vault else Path(tree.vault.dir) / word(tree.job.name) / word(node)
     found = Context(tree=tree, node=node, vault=place, alone=not seated)
-    return found if seated or vault else replace(found, vault=place.with_name(f"{node}.{mark(found.notes_dir)}"))
+    return found if seated or vault else replace(found, vault=place.with_name(mark(found.notes_dir)))

@@ -34,8 +34,8 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def mark(notes_dir: Path) -> str:
-    """What tells a run's vault from those of other runs of that name."""
-    return blake2b(os.fsencode(notes_dir.absolute()), digest_size=4).hexdigest()
+    """What tells a run's vault from those of other runs of that name. Short: an engine's socket may lie below it."""
+    return blake2b(os.fsencode(notes_dir.absolute()), digest_size=3).hexdigest()
 
 
 def claim(vault: Path, notes_dir: Path) -> IO[str]:
