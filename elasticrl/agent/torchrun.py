@@ -261,7 +261,7 @@ class ElasticRendezvous(RendezvousHandler):
                 log.debug("generation %d: %s", plan.generation, error)
                 if time.monotonic() - begun < SLICE.total_seconds() / 2:  # a store that lives is waited for
                     meeting = None  # this one is reached anew
-                    time.sleep(SLICE.total_seconds())
+                    time.sleep(SLICE.total_seconds())  # as long as the wait that failed at once: then it is asked again
                 continue
             meeting.set_timeout(STORE)
             return meeting

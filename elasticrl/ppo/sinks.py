@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -94,104 +94,99 @@ class Bar:
         self._stream.flush()
 
 
-class History:
-    """One JSON line for each step: what a curve is drawn from."""
+class Dispensable:
+    """What training does without: where it refuses, that is said once, and nothing more is written to it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, event: Event) -> None:
-        """Steps alone."""
-        if event.name == "ppo.step":
-            # Monotonic for durations; the wall clock is for whoever lays other curves beside these.
-            at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
-            gang = {name: event.fields[name] for name in ("generation", "world", "made")}
-            found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
-            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # a full disk costs the curve alone
-                file.write(json.dumps(at | found) + "\n")
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class TensorBoard:
-    """Torch's own writer, which needs the package tensorboard. Where its folder is full or lost, that is said, and training
-    goes on without it.
-    """
-
-    def __init__(self, folder: str, out: TextIO) -> None:
-        module: Any = import_module("torch.utils.tensorboard")
-        self._folder, self._out = folder, out
-        self._writer: Any = None
-        with self._softly():
-            self._writer = module.SummaryWriter(folder)
-
-    def write(self, event: Event) -> None:
-        """Numbers as curves, advice as text."""
-        with self._softly():
-            for name, value in event.scalars.items() if self._writer is not None else ():
-                self._writer.add_scalar(name, value, event.step)
-            if event.name == "ppo.advice" and self._writer is not None:
-                self._writer.add_text("advice", event.line, event.step)
-
-    def close(self) -> None:
-        """Everything is in the file."""
-        if self._writer is not None:
-            with self._softly():
-                self._writer.close()
-
-    @contextmanager
-    def _softly(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            print(
-                f"TensorBoard's curves cannot be written to {self._folder} (telemetry.tensorboard): {error}. Nothing more is "
-                "written.",
-                file=self._out,
-                flush=True,
-            )
-
-
-class Wandb:
-    """Weights & Biases, if installed. Where it does not answer, or refuses, that is said, and training goes on without it."""
-
-    def __init__(self, project: str, job: str, out: TextIO) -> None:
-        wandb: Any = import_module("wandb")
-        self._out, self._refusals = out, (wandb.Error, OSError)
-        self._run: Any = None
-        within = dict.fromkeys(("init_timeout", "login_timeout", "finish_timeout"), ANSWER_S)
-        with self._softly():
-            # Under one name, whichever worker tells: the next one goes on with the same curves.
-            settings = wandb.Settings(console="off", **within)
-            self._run = wandb.init(project=project, name=job, id=job, resume="allow", settings=settings)
-
-    def write(self, event: Event) -> None:
-        """Numbers alone."""
-        if self._run is not None and event.scalars:
-            with self._softly():
-                self._run.log(dict(event.scalars), step=event.step)
-
-    def close(self) -> None:
-        """Uploads what is left."""
-        if self._run is not None:
-            with self._softly():
-                self._run.finish()
+    def __init__(self, out: TextIO, sorry: str, refusals: tuple[type[Exception], ...] = (OSError,)) -> None:
+        self._out, self._sorry, self._refusals = out, sorry, refusals
+        self._held: Any = None  # what is written to, as long as it takes it
 
     @contextmanager
     def _softly(self) -> Iterator[None]:
         try:
             yield
         except self._refusals as error:
-            self._run = None
-            print(
-                f"Weights & Biases does not take this job's curves (telemetry.wandb): {str(error) or type(error).__name__}. "
-                "Nothing more is sent; see that this node reaches it, and that its key is in the daemon's environment "
-                "(WANDB_API_KEY).",
-                file=self._out,
-                flush=True,
-            )
+            self._held = None
+            print(self._sorry.format(error=str(error) or type(error).__name__), file=self._out, flush=True)
+
+
+class History(Dispensable):
+    """One JSON line for each step: what a curve is drawn from."""
+
+    def __init__(self, path: Path, out: TextIO) -> None:
+        super().__init__(out, f"{path} cannot be written to ({HISTORY}): {{error}}. Nothing more is written to it.")
+        self._held = path
+
+    def write(self, event: Event) -> None:
+        """Steps alone."""
+        if event.name == "ppo.step" and self._held is not None:
+            # Monotonic for durations; the wall clock is for whoever lays other curves beside these.
+            at = {"at": time.monotonic(), "wall": round(time.time(), 3), "step": event.step}
+            gang = {name: event.fields[name] for name in ("generation", "world", "made")}
+            found = gang | {name: value for name, value in event.fields["metrics"].items() if name in CURVES}
+            with self._softly(), self._held.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(at | found) + "\n")
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class TensorBoard(Dispensable):
+    """Torch's own writer, which needs the package tensorboard."""
+
+    def __init__(self, folder: str, out: TextIO) -> None:
+        super().__init__(
+            out,
+            f"TensorBoard's curves cannot be written to {folder} (telemetry.tensorboard): {{error}}. Nothing more is written.",
+        )
+        module: Any = import_module("torch.utils.tensorboard")
+        with self._softly():
+            self._held = module.SummaryWriter(folder)
+
+    def write(self, event: Event) -> None:
+        """Numbers as curves, advice as text."""
+        if self._held is not None:
+            with self._softly():
+                for name, value in event.scalars.items():
+                    self._held.add_scalar(name, value, event.step)
+                if event.name == "ppo.advice":
+                    self._held.add_text("advice", event.line, event.step)
+
+    def close(self) -> None:
+        """Everything is in the file."""
+        if self._held is not None:
+            with self._softly():
+                self._held.close()
+
+
+class Wandb(Dispensable):
+    """Weights & Biases, if installed. It may not be reached, or refuse."""
+
+    def __init__(self, project: str, job: str, out: TextIO) -> None:
+        wandb: Any = import_module("wandb")
+        super().__init__(
+            out,
+            "Weights & Biases does not take this job's curves (telemetry.wandb): {error}. Nothing more is sent; see that this "
+            "node reaches it, and that its key is in the daemon's environment (WANDB_API_KEY).",
+            (wandb.Error, OSError),
+        )
+        within = dict.fromkeys(("init_timeout", "login_timeout", "finish_timeout"), ANSWER_S)
+        with self._softly():
+            # Under one name, whichever worker tells: the next one goes on with the same curves.
+            settings = wandb.Settings(console="off", **within)
+            self._held = wandb.init(project=project, name=job, id=job, resume="allow", settings=settings)
+
+    def write(self, event: Event) -> None:
+        """Numbers alone."""
+        if self._held is not None and event.scalars:
+            with self._softly():
+                self._held.log(dict(event.scalars), step=event.step)
+
+    def close(self) -> None:
+        """Uploads what is left."""
+        if self._held is not None:
+            with self._softly():
+                self._held.finish()
 
 
 class Sinks:
@@ -227,7 +222,7 @@ def opened(tree: Tree, stream: TextIO | None = None) -> Sinks:
     def make() -> list[Sink]:
         found: list[Sink] = [Lines(out, plain=conf.format == "json")]
         if path := os.environ.get(HISTORY):
-            found.append(History(Path(path)))
+            found.append(History(Path(path), out))
         if conf.tensorboard is not None:
             found.append(TensorBoard(conf.tensorboard, out))
         if conf.wandb is not None and find_spec("wandb") is not None:

@@ -114,6 +114,13 @@ def test_without_the_configuration_a_tied_actor_loads_and_adapters_are_refused(t
         assert all(torch.equal(weight, tensors[f"actor.{name}"]) for name, weight in found.items())
         assert "value_head.weight" in tensors
         assert not any("value_head" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+    if kind != "tied":
+        tiny.write(tmp_path / "moved", hidden=32, layers=2, seed=9)
+        moved = tmp_path / "moved.yaml"
+        moved.write_text(config.read_text().replace(str(base), str(tmp_path / "moved")))
+        said = elasticrl("checkpoint", "export", run, tmp_path / "merged", "--config", moved, ok=1)
+        assert "its adapters belong to other ones" in said
+        assert not (tmp_path / "merged").exists()
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text().replace(ADAPTERS, "").replace(TIED, ""))
     said = elasticrl("checkpoint", "export", run, tmp_path / "other", "--config", other, ok=1)

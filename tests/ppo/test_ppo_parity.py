@@ -280,6 +280,9 @@ def test_an_adaptive_coefficient_is_steered_and_measuring_a_step_twice_changes_n
     fixed = kl.Coefficient(0.1)
     fixed.observe(step=0, kl=99.0, samples=10)
     assert fixed.of(1) == 0.1
+    again = kl.Coefficient(0.4)  # the configuration was changed for a restart
+    again.load_state_dict(fixed.state_dict())
+    assert again.of(1) == 0.4
 
 
 def test_a_batch_beyond_the_horizon_steers_by_a_fifth_and_never_below_0():

@@ -201,6 +201,13 @@ def test_curves_go_to_weights_and_biases_or_it_is_said_why_not_and_training_goes
 def test_a_folder_for_curves_that_cannot_be_written_to_costs_the_curves_alone(tmp_path):
     (tmp_path / "file").touch()
     out = io.StringIO()
-    where = sinks.TensorBoard(str(tmp_path / "file/curves"), out)
-    assert "TensorBoard's curves cannot be written to" in out.getvalue()
-    where.close()
+    step = Event(
+        name="ppo.step", step=0, fields={"generation": 1, "world": 1, "made": 0, "metrics": {}}, line="", scalars={}
+    )
+    for where in (sinks.TensorBoard(str(tmp_path / "file/curves"), out), sinks.History(tmp_path / "file/history", out)):
+        for _ in range(2):
+            where.write(step)
+        where.close()
+    assert [line.partition(" cannot")[0] for line in out.getvalue().splitlines()] == [
+        "TensorBoard's curves", f"{tmp_path}/file/history",
+    ]  # fmt: skip

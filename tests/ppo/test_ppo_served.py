@@ -389,8 +389,9 @@ def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folde
         first.enter(actor)
         first.engine.publish(0)
         with ThreadPoolExecutor(1) as ahead:
+            first.waited.clear()
             flight = ahead.submit(first.engine.generate, requests(16), version=0)
-            time.sleep(1.0)
+            until(lambda: first.waited, "a block that is under way")
             begun = time.monotonic()
             with Talk(tmp_path / SOCKET, within_s=20.0) as talk:
                 assert talk.ask("hello")["tag"] == {"life": "1 here", "version": 0}

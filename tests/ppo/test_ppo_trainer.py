@@ -336,6 +336,16 @@ def test_overlap_generates_half_of_the_next_step_by_the_weights_before(folders, 
     assert (set(uses.values()), len(uses)) == ({1}, 3 * 2 * 32)
 
 
+def test_what_was_generated_ahead_in_another_width_is_generated_anew(folders):
+    trainer, run = job(folders["qwen2"], overlap=True)
+    trainer.step(0)
+    later, anew = job(folders["qwen2"], overlap=True)
+    later.engine.sampling = dataclasses.replace(later.engine.sampling, max_tokens=later.engine.sampling.max_tokens + 3)
+    anew.buffer.load_state_dict(run.buffer.state_dict())
+    later.step(1)
+    assert all(len(rows["mask"][0]) == later.engine.sampling.max_tokens for rows in anew.buffer.rows.values())
+
+
 @pytest.mark.parametrize("batch", [32, 48])
 def test_what_was_generated_ahead_for_another_batch_is_generated_anew(folders, batch):
     trainer, run = job(folders["qwen2"], overlap=True)

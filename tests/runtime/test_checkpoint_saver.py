@@ -1,5 +1,6 @@
 """The background writer as a real process: it outlives its worker, dies alone, and never makes training wait."""
 
+import json
 import os
 import select
 import signal
@@ -139,6 +140,32 @@ def test_a_writer_that_refuses_a_torn_snapshot_keeps_no_file_open(tmp_path: Path
     for file in files:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(file)
+
+
+def test_only_a_save_of_a_later_generation_says_that_a_gang_broke_up(monkeypatch: pytest.MonkeyPatch):
+    """A gang that grows is told of commits, and prunes, under the next one's number."""
+    monkeypatch.setattr("elasticrl.runtime.checkpoint.writer.GRACE_S", 0.0)
+    asked = {"op": "save", "step": 3, "update": 0, "generation": 1}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        hope = Hope(Inbox(theirs), asked, 60.0)
+        for op in ("committed", "prune"):
+            ours.send(json.dumps({"op": op, "generation": 2}).encode())
+        assert [hope(), hope()] == ["", ""]
+        ours.send(json.dumps({**asked, "generation": 2}).encode())
+        assert [hope(), hope()][1].startswith("generation 2 saves already")
+
+
+def test_a_save_that_met_a_full_disk_clears_away_what_an_earlier_generation_left(vault: Vault, tmp_path: Path):
+    job, left = Job(seed=1).train(1), tmp_path / "ck/.saving-step-00000005-g0"
+    for fault, stays in (("checkpoint.tensor@2:readonly", True), ("checkpoint.tensor@2:full", False)):
+        left.mkdir(parents=True, exist_ok=True)
+        saver = Saver(str(tmp_path / "ck"), facts=FACTS, env={"ELASTICRL_FAULT": fault})
+        saver.save(snapshot(vault, job, 10), finish=True)
+        (outcome,) = saver.wait(60)
+        assert not outcome.ok
+        assert left.exists() == stays
+        saver.close()
 
 
 def test_what_a_writer_said_before_it_was_killed_is_heard(vault: Vault, tmp_path: Path):

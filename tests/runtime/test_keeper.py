@@ -147,6 +147,9 @@ def test_a_server_that_hangs_as_a_generation_seals_its_first_state_holds_up_nobo
         keeper.keep(Parts(model=torch.nn.Linear(3, 2)), Version(3), steps=3, whole=True)
         keeper.await_copies(lambda: None)
         assert {held.version for held in holdings([node])} == {Version(1), Version(3)}
+        keeper.sealed("d", late=True)
+        assert not keeper._released, "copies of it still come: what they lie on is needed"
+        keeper.kept.sealed = False
         node.signal(signal.SIGSTOP)
         start = time.monotonic()
         keeper.sealed("d")

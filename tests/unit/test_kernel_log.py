@@ -49,6 +49,20 @@ def test_without_a_ring_the_journal_is_asked_from_its_cursor_on(tmp_path: Path, 
     assert [watch.read() for _ in range(3)] == ["[   12.000000] eth0: link is down", "", ""]
 
 
+def test_a_journal_that_was_late_at_boot_is_asked_again(tmp_path: Path, monkeypatch) -> None:
+    journal = tmp_path / "journalctl"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    watch = kernel_log.Watch(tmp_path / "nothing")
+    assert watch.deaf
+    assert watch.read() == ""
+    journal.write_text(
+        '#!/bin/sh\ncase "$*" in *--after-cursor=c1*) echo "[   12.000000] eth0: link is down";; esac\necho "-- cursor: c1"\n'
+    )
+    journal.chmod(0o755)
+    assert [watch.read() for _ in range(2)] == ["", "[   12.000000] eth0: link is down"]
+    assert not watch.deaf
+
+
 def test_below_another_root_this_machines_journal_is_not_asked(tmp_path: Path, monkeypatch) -> None:
     journal = tmp_path / "journalctl"
     journal.write_text(f'#!/bin/sh\n[ "$1" = --root={tmp_path} ] && exit 1\necho "[   12.000000] eth0: link is down"\n')

@@ -51,6 +51,7 @@ def test_tensors_are_added_up_as_numbers_are_and_hold_nothing_of_what_made_them(
     for loss in losses:
         late.add(loss=loss, right=torch.tensor([3]))
         soon.add(loss=loss.item(), right=3)
+    assert all(isinstance(held, torch.Tensor) for held in late.held.values()), "on a GPU, to read one is to wait for it"
     assert late.row() == soon.row()
     assert late.sums == soon.sums
     assert not any(held.requires_grad for held in late.held.values())
