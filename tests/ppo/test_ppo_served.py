@@ -389,14 +389,15 @@ def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folde
         first.enter(actor)
         first.engine.publish(0)
         with ThreadPoolExecutor(1) as ahead:
-            first.waited.clear()
             flight = ahead.submit(first.engine.generate, requests(16), version=0)
-            until(lambda: first.waited, "a block that is under way")
-            begun = time.monotonic()
-            with Talk(tmp_path / SOCKET, within_s=20.0) as talk:
-                assert talk.ask("hello")["tag"] == {"life": "1 here", "version": 0}
-            assert time.monotonic() < begun + 0.6
-            assert not flight.done(), "it was long"
+            took = []
+            while not flight.done():
+                begun = time.monotonic()
+                with Talk(tmp_path / SOCKET, within_s=20.0) as talk:
+                    assert talk.ask("hello")["tag"] == {"life": "1 here", "version": 0}
+                took.append(time.monotonic() - begun)
+            assert len(took) > 5
+            assert max(took) < 0.8, "the block is of seconds"
             flight.result(60.0)
         assert pid_of(tmp_path) == pid
         assert [sentence for sentence in idle.said if "adopted" not in sentence] == []

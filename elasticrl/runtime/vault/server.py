@@ -235,7 +235,7 @@ class Server:
                         raise VaultError(f"{request.get('op')!r} is not one of {', '.join(sorted(operations))}")
                     work = operation(request)
                     told = request.get(STILL, False)
-                    answer = {"ok": True, **await (self._still(work, reader, writer) if told else work)}
+                    answer = {"ok": True, **await (self._still(work, writer) if told else work)}
                 except (VaultError, OSError, TimeoutError) as error:
                     answer = {"ok": False, "why": str(error) or type(error).__name__}
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -248,15 +248,11 @@ class Server:
         finally:
             writer.close()
 
-    async def _still(
-        self, work: Coroutine[Any, Any, dict[str, Any]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> dict[str, Any]:
-        """What it comes to; the caller hears now and then that it is under way, and it ends where the caller has gone."""
+    async def _still(self, work: Coroutine[Any, Any, dict[str, Any]], writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """What it comes to; the caller hears now and then that it is under way. It ends where that cannot be told any more."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=STILL_S))[0]:
-                if reader.at_eof():
-                    raise ConnectionResetError("the caller has gone")
                 writer.write(json.dumps({"v": PROTOCOL, STILL: True}).encode() + b"\n")
                 async with asyncio.timeout(self.options.deadline_s):
                     await writer.drain()
