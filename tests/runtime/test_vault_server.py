@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -580,6 +581,16 @@ def test_what_is_being_written_is_not_released_under_its_writer(tmp_path: Path):
         assert slot.path.exists(), "a state that is just being kept"
         slot.unlock()
         slots.close()
+
+
+def test_what_somebody_looks_at_just_as_it_may_go_goes_a_moment_later(tmp_path: Path):
+    with cluster(tmp_path, 1) as (node,):
+        old = node.keep(1)
+        looked = pin(old)
+        assert isinstance(looked, Pinned)
+        threading.Timer(0.05, looked.close).start()
+        node.control.release(Version(5))
+        assert not old.exists(), "nothing releases it before the next generation"
 
 
 def test_a_buddy_that_lost_its_memory_has_the_copies_again_with_the_next_plan(tmp_path: Path):

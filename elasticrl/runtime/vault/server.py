@@ -49,6 +49,7 @@ from elasticrl.runtime.vault.version import Version
 
 LINE = 64 << 20  # of the control socket: the ring of a large gang is one line
 PAUSE_S = 0.1  # before the next caller is listened for, where one could not be
+GLANCES = 3  # pauses for who looks at what may go just then: it would stay until the next generation
 STILL_S = 1.0  # between words to who waits for what takes long
 SMALL = 1  # a shard of no more blocks is fetched whole, whatever was asked of it
 
@@ -395,26 +396,40 @@ class Server:
         What was fetched goes too, however new, unless somebody reads it now: it was for a restore, and those are over.
         """
         floor = Version(int(request["step"]), int(request["update"]))
+        removed, glanced = self._drop_before(floor, fetched=True)
+        for _ in range(GLANCES):
+            if not glanced:
+                break
+            await asyncio.sleep(PAUSE_S)
+            more, glanced = self._drop_before(floor, fetched=False)  # one that was fetched since is for another restore
+            removed += more
+        self._scan()
+        return {"removed": removed}
+
+    def _drop_before(self, floor: Version, *, fetched: bool) -> tuple[list[str], bool]:
+        """The names of what has gone, and whether something stays because somebody looks at it just now."""
         families: dict[tuple[str, str], list[tuple[Path, Version | None]]] = {}
-        fetched: dict[tuple[str, str], list[Path]] = {}
+        copies: dict[tuple[str, str], list[Path]] = {}
         holdings = dict(self._scan())
         for path, name in files(self.options.directory):
             if name.writer.startswith((PART, FETCHED)):
-                fetched.setdefault((name.origin, name.writer), []).append(path)
+                copies.setdefault((name.origin, name.writer), []).append(path)
                 continue
             version = holdings[path].version if path in holdings else _version_of(path)
             families.setdefault((name.origin, name.writer), []).append((path, version))
         removed: list[str] = []
-        for (origin, writer), members in families.items():
+        stale = 0
+        for family, members in families.items():
             versions = [version for _, version in members if version is not None]
             # A family without any sealed version is just being written for the first time.
             if not versions or max(versions) >= floor:
                 continue
-            removed += self._drop((origin, writer), [path for path, _ in members])
-        for family, paths in fetched.items():
+            stale += len(members)
+            removed += self._drop(family, [path for path, _ in members])
+        glanced = len(removed) < stale
+        for family, paths in copies.items() if fetched else ():
             removed += self._drop(family, paths)
-        self._scan()
-        return {"removed": removed}
+        return removed, glanced
 
     def _drop(self, family: tuple[str, str], paths: Iterable[Path]) -> list[str]:
         """Remove these, but for what is being written or read; the names of those that are gone."""
