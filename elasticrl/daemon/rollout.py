@@ -24,7 +24,7 @@ from elasticrl import __version__
 from elasticrl.agent.spec import environment, write_private
 from elasticrl.config import dumps
 from elasticrl.core.address import join
-from elasticrl.core.model import REFUSED, Member, Phase, Rollout, Verb, View
+from elasticrl.core.model import REFUSED, Member, Phase, Plan, Record, Rollout, Verb, View, Work
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
@@ -44,6 +44,8 @@ KEEPER: Final = "elasticrl.ppo.rollout.node"
 PAUSE_S: Final = 0.5  # before the first new keeper; each further one doubles it
 PAUSE_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0  # a keeper that has lived for so long was started well
+LOOK_S: Final = 0.5  # between looks whether a gang that ends still makes its last step
+TRAINS: Final = (Work.JOINING, Work.TRAINING, Work.STALLED)
 END_S: Final = 20.0  # for a keeper to end, with its engine or without
 
 
@@ -68,6 +70,7 @@ class RolloutDaemon(Daemon):
         self.home.lock()
         self._ending: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
+        self._over: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._told: dict[str, Any] = {"note": "its keeper starts"}
         self._met: int | None = None
         self._keeper: asyncio.subprocess.Process | None = None
@@ -93,6 +96,7 @@ class RolloutDaemon(Daemon):
             await stack.enter_async_context(background(self._guard_store(), "etcd", self.log))
             belongs = await stack.enter_async_context(background(self._belong(), "lease", self.log))
             keeps = await stack.enter_async_context(background(self._keep(), "keeper", self.log))
+            await stack.enter_async_context(background(self._outlast(), "end", self.log))
             self._hear_signals(self._signalled)
             self.log.info("daemon.started", member=str(self.me), pid=os.getpid(), adopted=False, version=__version__)
             self.notify.ready(f"{self.me} is up")
@@ -135,9 +139,38 @@ class RolloutDaemon(Daemon):
             self._met = view.generation
         if view.drain == self.me:
             self._end(End(code=0, reason="drained by an operator", over=True))
-        if self._is_over(view):
+        if self._is_over(view) and not self._over.done():
             assert view.plan is not None
-            self._end(End(code=view.plan.exit_code or 0, reason=view.plan.reason, over=True))
+            self._over.set_result(view.plan)
+
+    async def _outlast(self) -> None:
+        """The job is to end: with a step that it may have begun, for which it asks this node's engine. So that stays until rank 0
+        has ended, or the time is up in which a gang makes its last step and saves.
+
+        Found by its test, in which nothing happened for a minute: engines went at the word, the gang waited for them until it
+        was killed, and what it had made since the last save was lost.
+        """
+        plan = await self._over
+        limit = time.monotonic() + 2 * self.settings.recovery.drain_s
+        while time.monotonic() < limit and await self._trains(plan):
+            await asyncio.sleep(LOOK_S)
+        self._end(End(code=plan.exit_code or 0, reason=plan.reason, over=True))
+
+    async def _trains(self, plan: Plan) -> bool:
+        """Whether rank 0 of this plan has workers; of others one would have to watch all."""
+        if not plan.seats:
+            return False
+        first = plan.seats[0].member
+        key = keys.member_key(first.node)
+        try:
+            entry = await self.store.get(key)
+            record = keys.load(Record, entry.value, key) if entry else None
+        except StoreError:
+            return True  # nobody knows, and it has its time
+        except ValueError as error:
+            self._unreadable(str(error))
+            return False
+        return record is not None and record.member == first and record.work in TRAINS
 
     def _is_over(self, view: View) -> bool:
         return view.plan is not None and view.plan.phase is Phase.STOP and view.generation != self._met

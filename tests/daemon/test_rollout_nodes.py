@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +21,14 @@ from elasticrl.config import dumps, load
 from elasticrl.ppo import tiny
 from elasticrl.ppo.rollout import weights
 from elasticrl.ppo.rollout.service import ENGINE_LOCK
+from elasticrl.runtime.checkpoint.place import place
+from elasticrl.runtime.checkpoint.shelf import listing
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 STOPPED = 75
+DRAIN_S = 60.0  # `recovery.drain`
 PATIENCE_S = 200.0  # on a machine that is busy with other tests
 TRAIN, GENERATE = ("n0", "n1"), ("r0", "r1")
 
@@ -177,8 +181,10 @@ def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_
     job.until(lambda: job.step() >= at + 3, PATIENCE_S, "steps with both again")
     assert job.ask("n0", "status")["generation"] == 2
     job.ask("n0", "stop")
+    begun = time.monotonic()
     ended = list(job.daemons.values())
     job.until(lambda: all(daemon.poll() is not None for daemon in ended), PATIENCE_S, "the end of the job")
+    assert time.monotonic() - begun < DRAIN_S, "the step that is under way gets its engines, and no worker is killed"
     assert [daemon.returncode for daemon in ended] == [STOPPED] * 4
     job.check()
     for node in GENERATE:
@@ -189,3 +195,5 @@ def test_rollout_nodes_die_and_come_back_and_the_bits_are_those_of_an_engine_in_
     same = compare(read(alone(job, tmp_path, used.steps)), read(run))
     assert same.ok, same.sentence
     assert same.steps >= used.steps
+    saved, *_ = listing(place(str(run)))
+    assert saved.version.step == job.step(), "it ends with a save of the last step"
