@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from elasticrl.cli.options import Config
+
 if TYPE_CHECKING:
     from elasticrl.config import Tree
 
@@ -51,9 +53,6 @@ LOOKS: Final = (
 )  # fmt: skip
 PLAIN: Final = re.compile(r"^(?:null|none|true|false|\d{1,6}|\*+|\[removed\]|set|unset)$", re.IGNORECASE)  # no secret
 NAMED: Final = re.compile(WORDS, re.IGNORECASE)
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
-]
 Folders = Annotated[
     list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Also what lies in these: logs, state of a run.")
 ]

@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticrl.cli.main import Exit
+from elasticrl.cli.options import AsJson, Overrides
 from elasticrl.core.words import count
 
 if TYPE_CHECKING:
     from elasticrl.config import Loaded
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in YAML.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Values in place of the file's, such as ppo.lr=1e-5.", show_default=False
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:

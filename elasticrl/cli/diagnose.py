@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from elasticrl.cli.options import AsJson
+
 Logs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -25,7 +27,6 @@ Job = Annotated[
 Run = Annotated[
     Path | None, typer.Option("--run-dir", help="With --now: where the daemons' sockets are.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:

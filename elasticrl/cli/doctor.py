@@ -5,10 +5,11 @@ import json
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from elasticrl.cli.options import AsJson, Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,9 +22,6 @@ MORE_S: Final = 10.0  # than it was given, until the test of other nodes is ende
 NAMED: Final = 8  # ways that a line names
 MOST: Final = 16  # nodes of which all pairs are tested; each then has fifteen partners, one after the other
 
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
-]
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -34,7 +32,6 @@ Nodes = Annotated[
     ),
 ]
 Me = Annotated[str | None, typer.Option("--me", metavar="NAME", help="Which of --nodes this is; the host's name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Within = Annotated[float, typer.Option("--within", min=3.0, help="Seconds for the test of other nodes.")]
 Least = Annotated[
     float,

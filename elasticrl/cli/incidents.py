@@ -7,15 +7,13 @@ from typing import Annotated, Final
 
 import typer
 
+from elasticrl.cli.options import AsJson, Config
+
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or the beginning of its id; `last`.")]
-Config = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The job's configuration.", show_default=False)
-]
 State = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="In place of node.state_dir.", show_default=False)
 ]
 SYSTEM: Final = Path("/var/lib/elasticrl")  # node.state_dir as it is unless a configuration says otherwise
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:

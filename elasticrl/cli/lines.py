@@ -19,7 +19,8 @@ import typer
 
 from elasticrl.cli import find, render
 from elasticrl.cli.main import Exit
-from elasticrl.cli.operate import AsJson, Job, Run, StoreAt, from_store
+from elasticrl.cli.operate import StoreAt, from_store
+from elasticrl.cli.options import AsJson, Job, Run
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 
 LOOK_S: Final = 0.2  # between looks at files that are followed

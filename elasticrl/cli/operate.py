@@ -12,12 +12,9 @@ import typer
 
 from elasticrl.cli import find, render, screen
 from elasticrl.cli.main import Exit
+from elasticrl.cli.options import AsJson, Job, Run, Yes
 from elasticrl.cli.pace import Pace
 
-Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
-Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 StoreAt = Annotated[
     str | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticrl.cli.main import Exit
+from elasticrl.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
     from elasticrl.config import Tree
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from elasticrl.ppo.estimate import Estimate, Line
 
 File = Annotated[Path, typer.Argument(metavar="CONFIG", help="A configuration in YAML.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.", show_default=False),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +31,7 @@ def plan(
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each worker's device, such as 80GiB.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate memory, bytes on the wire and phase budgets of CONFIG; nothing is started, no weights are read."""
     from elasticrl.cli import useless

@@ -17,6 +17,7 @@ import typer
 
 from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
+from elasticrl.cli.options import Overrides
 from elasticrl.core.model import REFUSED, Outcome
 from elasticrl.core.words import bar, count
 
@@ -29,7 +30,6 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration.
 Adopt = Annotated[
     bool, typer.Option("--adopt", help="If the store has lost the job, go on from its newest good checkpoint.")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values in place of the file's.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from elasticrl.cli.main import Exit
+from elasticrl.cli.options import AsJson, Yes
 from elasticrl.cli.render import size
 from elasticrl.report.table import table
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from elasticrl.runtime.checkpoint.place import Place
     from elasticrl.runtime.checkpoint.shelf import Entry
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.", show_default=False)]
 Other = Annotated[Path | None, typer.Argument(metavar="[RUN_B]", help="Another run's directory.", show_default=False)]
 Where = Annotated[
@@ -235,7 +235,7 @@ def checkpoint_prune(
     keep_last: Annotated[int, typer.Option("--keep-last", min=1, help="The newest so many stay.")] = 3,
     keep_every: Annotated[int, typer.Option("--keep-every", min=0, help="Those at multiples of this step stay.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints. Never the newest good one, which is found by hashing, and nothing newer than the last commit."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from elasticrl.cli.options import Job, Run
+
 if TYPE_CHECKING:
     from elasticrl.agent.beats import Snapshot
 
 LOOK_S: Final = 0.05
 FIRST_S: Final = 1.0  # until the first picture, at most
 KEPT_S: Final = 30.0  # of looks, for shares and rates
-Job = Annotated[str | None, typer.Option("--job", help="Which job, if several run here.", show_default=False)]
-Run = Annotated[Path | None, typer.Option("--run-dir", help="Where the daemons' sockets are.", show_default=False)]
 Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between pictures.")]
 Once = Annotated[bool, typer.Option("--once", help="Look for so long, print one picture, and end.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, once.")]

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from elasticrl import __version__
+from elasticrl.cli.options import AsJson
 
 #: What decides how elasticrl behaves, beside itself.
 PACKAGES: Final = (
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With packages, etcd, GPUs and machine.")] = False,
 ) -> None:
     """Print the versions of elasticrl and Python; with --verbose, what a bug report should say."""
