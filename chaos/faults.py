@@ -6,6 +6,7 @@ The one idea: a fault is a value. A scenario is a list of them, a seed draws suc
 the list it drew.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,6 +18,7 @@ class Fault:
     """One thing that goes wrong.
 
     `node` is a name or a role that is looked up when the fault strikes: leader, deputy, rank 0, last rank, seated, spare.
+    Of several that are seated or spare the simulator draws one, and for "" any node; live it is always the first.
     `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal), or
     `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; `step N` may follow. `nth` counts arrivals there.
     Live, where one job takes many scenarios, both count from the scenario's beginning.
@@ -149,6 +151,26 @@ PLACES: Final = (
     *("saving", "reform", "forming", "elected", "committing", "probing", "held"),
 )
 ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
+
+
+def holder(role: str, *, seats: Sequence[str], leader: str, spares: Iterable[str] = ()) -> str:
+    """The node that has a role, the first if several have; "" if nobody has it. What is no role is a name.
+
+    >>> [holder(role, seats=["n0", "n1"], leader="n0") for role in ("deputy", "spare", "n7")]
+    ['n1', '', 'n7']
+    """
+    match role:
+        case "leader":
+            return leader
+        case "deputy":
+            return next((node for node in seats if node != leader), "")
+        case "rank 0" | "seated" | "":
+            return next(iter(seats), "")
+        case "last rank":
+            return next(reversed(seats), "")
+        case "spare":
+            return next(iter(spares), "")
+    return role
 
 
 def check(fault: Fault) -> str:

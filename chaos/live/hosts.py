@@ -20,7 +20,7 @@ from typing import Any, Final
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.faults import Fault
+from chaos.faults import Fault, holder
 from chaos.live.checks import AFTER_S, BLOCKING, BUDGETS
 from chaos.scenario import Scenario, Unusable
 from elasticrl.core.address import split
@@ -138,19 +138,10 @@ def whom(role: str, known: Known, hosts: Hosts) -> str:
     """The node of a role or name; empty if there is none that the file has."""
     seated = [row["node"] for row in sorted(known.rows, key=lambda row: row["rank"] or 0) if row["rank"] is not None]
     leader = next((row["node"] for row in known.rows if row["leader"]), "")
-    names = sorted(hosts.hosts)
-    found = {
-        "leader": leader,
-        "deputy": next((node for node in seated if node != leader), ""),
-        "rank 0": seated[0] if seated else "",
-        "seated": seated[0] if seated else "",
-        "": seated[0] if seated else "",
-        "last rank": seated[-1] if seated else "",
-        "spare": next((row["node"] for row in known.rows if row["state"] == "spare"), ""),
-    }.get(role)
-    if found is None and role not in hosts.hosts and role[1:].isdigit():  # n2 of a scenario: the third of the file
-        found = names[int(role[1:])] if int(role[1:]) < len(names) else ""
-    found = role if found is None else found
+    spares = [row["node"] for row in known.rows if row["state"] == "spare"]
+    if role not in hosts.hosts and role[1:].isdigit():  # n2 of a scenario: the third of the file
+        return next(iter(sorted(hosts.hosts)[int(role[1:]) :]), "")
+    found = holder(role, seats=seated, leader=leader, spares=spares)
     return found if found in hosts.hosts else ""
 
 

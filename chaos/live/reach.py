@@ -6,7 +6,7 @@ The one idea: a fault names a role, and who has it is looked up when it strikes.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.faults import Fault
+from chaos.faults import Fault, holder
 from chaos.live.box import Box
 from chaos.live.eye import Eye
 from chaos.live.lab import Lab
@@ -40,18 +40,8 @@ class Reach:
         plan = self.eye.plan
         seats = [seat.member.node for seat in plan.seats] if plan else []
         leader = self.eye.leader.partition("/")[0]
-        match role:
-            case "leader":
-                return leader
-            case "deputy":
-                return next((node for node in seats if node != leader), "")
-            case "rank 0" | "seated" | "":
-                return seats[0] if seats else ""
-            case "last rank":
-                return seats[-1] if seats else ""
-            case "spare":
-                return next((node for node in self.lab.boxes if node not in seats), "")
-        name = f"n{int(role[1:])}" if role[1:].isdigit() else role
+        role = f"n{int(role[1:])}" if role[1:].isdigit() else role
+        name = holder(role, seats=seats, leader=leader, spares=(node for node in self.lab.boxes if node not in seats))
         return name if name in self.lab.boxes else ""
 
     def boxes(self, *without: str) -> list[Box]:

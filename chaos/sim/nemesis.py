@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from chaos.faults import Fault
+from chaos.faults import Fault, holder
 from chaos.history import Eased, Elected, Fact, Healed, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
@@ -111,14 +111,6 @@ class Nemesis:
         seats = [seat.member.node for seat in plan.seats] if plan else []
         chance = self.world.chance("whom")
         match role:
-            case "leader":
-                name = leader.node if leader else ""
-            case "rank 0":
-                name = seats[0] if seats else ""
-            case "last rank":
-                name = seats[-1] if seats else ""
-            case "deputy":
-                name = next((node for node in seats if leader is None or node != leader.node), "")
             case "seated":
                 name = chance.choice(seats) if seats else ""
             case "spare":
@@ -130,7 +122,7 @@ class Nemesis:
             case "":
                 name = chance.choice(sorted(cluster.nodes))
             case _:
-                name = role
+                name = holder(role, seats=seats, leader=leader.node if leader else "")
         return cluster.nodes.get(name)
 
     # ---- what
