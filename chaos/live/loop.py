@@ -7,7 +7,6 @@ its own is left out, and said so.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,9 @@ from pathlib import Path
 from chaos.live.box import Box
 from chaos.live.proc import alive, all_pids, environment
 from elasticrl.diagnose.process import started_at
+from elasticrl.store.embedded import tied
 
 MARK = "ELASTICRL_CHAOS_BOX"
-# As a box's PID 1 dies with the driver, each process here does: nothing stays behind a driver that is killed.
-BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class LoopBox(Box):
@@ -44,8 +42,8 @@ class LoopBox(Box):
         self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Start something with its mark."""
-        bound = [sys.executable, "-I", "-S", "-c", BOUND, *command]
-        return self._launch(bound, log, {**(env or {}), MARK: self.wire})
+        # As a box's PID 1 dies with the driver, each process here does: nothing stays behind a driver that is killed.
+        return self._launch(tied(command), log, {**(env or {}), MARK: self.wire})
 
     def path(self, inner: str) -> Path:
         """Its files lie in a folder of the lab."""

