@@ -126,7 +126,7 @@ class Store(Section):
     """The etcd user's password. Only from the environment (ELASTICRL__STORE__PASSWORD), never in a file or an argument,
     which others can read."""
     password_file: Text | None = None
-    """A file that holds nothing but the password, readable by the daemon's user alone."""
+    """A file that holds nothing but the password, which only its owner and its group may read."""
     tls: Tls = Tls()
 
 
@@ -487,6 +487,6 @@ class Web(Section):
     """What a viewer must show. Only from the environment (ELASTICRL__WEB__TOKEN), never in a file or an argument, which
     others can read."""
     token_file: Text | None = None
-    """A file that holds nothing but the token, readable by the daemon's user alone."""
+    """A file that holds nothing but the token, which only its owner and its group may read."""
     every_s: Seconds = 1.0
     """Seconds between looks while somebody watches. Less is livelier, at more reads of the store."""

@@ -1,4 +1,4 @@
-"""Passwords: from the environment, or from a file that only its owner can read."""
+"""Passwords: from the environment, or from a file that its owner and its group alone can read."""
 
 from pathlib import Path
 

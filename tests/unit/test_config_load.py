@@ -356,8 +356,9 @@ def test_a_password_in_a_file_or_an_argument_is_refused_and_not_repeated(given_t
 def test_a_password_file_must_be_closed_to_others(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("geheim\n")
-    file.chmod(0o400)
-    assert reveal(None, str(file)) == "geheim"
+    for mode in (0o400, 0o440):
+        file.chmod(mode)
+        assert reveal(None, str(file)) == "geheim"
     file.chmod(0o444)
     with pytest.raises(ConfigError, match=r"must be closed to others \(its mode is 0444\)"):
         reveal(None, str(file))
