@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from elasticrl.agent.beats import Snapshot, State
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Lap, Stall, Work
-from elasticrl.core.model import Pace as Took
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Lap, Pace, Stall, Work
 from elasticrl.core.suspect import Budgets, Progress
 from elasticrl.core.value import dataclass
 
@@ -102,9 +101,9 @@ SIGN_S = 1.0  # who waits outside says so at least as often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How long phases take here: budgets, the phase each worker was last seen in, and the stall it then was in. `halves`: the
-    phase that it has left for a wait outside of the gang, and how long that had taken.
+class Usual:
+    """How long phases usually take here: budgets, the phase each worker was last seen in, and the stall it then was in.
+    `halves`: the phase that it has left for a wait outside of the gang, and how long that had taken.
     """
 
     budgets: Budgets
@@ -112,7 +111,7 @@ class Pace:
     stalls: Mapping[int, Stall] = field(default_factory=dict)
     halves: Mapping[int, tuple[str, float]] = field(default_factory=dict)
 
-    def learn(self, workers: Sequence[Beating], now: float) -> "Pace":
+    def learn(self, workers: Sequence[Beating], now: float) -> "Usual":
         """A phase that was left between two looks took about as long as from its beginning to the next one's.
 
         One that a broken gang ended says how long the fault took, and what is left of a reform after its first collective
@@ -147,7 +146,7 @@ class Pace:
             at_work = worker.beat.state is State.TRAINING and not (worker.finished or worker.stopped)
             if stall and at_work:
                 stalls[worker.slot] = stall
-        return Pace(budgets=budgets, seen=seen, stalls=stalls, halves=halves)
+        return Usual(budgets=budgets, seen=seen, stalls=stalls, halves=halves)
 
 
 def _trained_on(before: Snapshot, after: Snapshot) -> bool:
@@ -162,7 +161,7 @@ class Stride:
 
     at: float = 0.0
     seen: Mapping[int, Snapshot] = field(default_factory=dict)  # then
-    took: tuple[Took, ...] = ()
+    took: tuple[Pace, ...] = ()
     lap: Lap | None = None  # outlives its gang: what broke it is weighed against what was usual
 
     def after(self, workers: Iterable[Beating], now: float, every_s: float) -> "Stride":
@@ -178,7 +177,7 @@ class Stride:
         if now < self.at + every_s or any(w.beat.step <= self.seen[w.slot].step for w in workers):
             return self
         took = tuple(
-            Took(slot=w.slot, phase=name, seconds=round((seconds - before) / steps, 5))
+            Pace(slot=w.slot, phase=name, seconds=round((seconds - before) / steps, 5))
             for w in workers
             for steps in [w.beat.step - self.seen[w.slot].step]
             for then in [dict(self.seen[w.slot].spent)]

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from elasticrl.agent import exits, pool, seat, warm, wire, worker
 from elasticrl.agent.beats import Snapshot
 from elasticrl.agent.echo import Echo
-from elasticrl.agent.gather import Beating, Look, Pace, Stride, look
+from elasticrl.agent.gather import Beating, Look, Stride, Usual, look
 from elasticrl.agent.logs import Logs, TorchLogs
 from elasticrl.agent.server import Server
 from elasticrl.agent.spec import Spec
@@ -133,7 +133,7 @@ class Hand(LocalElasticAgent):
         self._ended: list[Ended] = []
         self._ends = 0
         self._last = Look()
-        self._pace = Pace(budgets=Budgets(settings=spec.timeouts))
+        self._usual = Usual(budgets=Budgets(settings=spec.timeouts))
         self._stride = Stride()
         self._problem = ""
         self._stopping = ""
@@ -623,9 +623,9 @@ class Hand(LocalElasticAgent):
             alive = life(process.pid) if quiet and not process.finished else None
             stopped = alive is not None and alive.stopped
             beating.append(Beating(slot=slot, beat=beat, stopped=stopped, finished=process.finished))
-        self._pace = self._pace.learn(beating, now)
+        self._usual = self._usual.learn(beating, now)
         self._stride = self._stride.after(beating, now, REPORT_S)
-        return look(beating, self._generation, self._pace.budgets, now)
+        return look(beating, self._generation, self._usual.budgets, now)
 
     def _report_now(self) -> Report:
         """The whole picture."""

@@ -22,5 +22,5 @@ async def apart(call: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
             done.set_exception(error)
 
-    threading.Thread(target=run, name="elasticrl-inquiry", daemon=True).start()
+    threading.Thread(target=run, name="elasticrl-apart", daemon=True).start()
     return await asyncio.wrap_future(done)

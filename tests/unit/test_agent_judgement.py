@@ -9,7 +9,7 @@ import pytest
 
 from elasticrl.agent.beats import Snapshot, State
 from elasticrl.agent.exits import RECENT_S, Facts, Memory, exception_of, judge, killed_in, last_line
-from elasticrl.agent.gather import Beating, Pace, look, stall_of
+from elasticrl.agent.gather import Beating, Usual, look, stall_of
 from elasticrl.agent.spec import BadSpec, Spec, common_env, dump, environment, load
 from elasticrl.agent.warm import lost
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Work
@@ -181,7 +181,7 @@ def test_the_step_of_a_node_is_the_one_that_all_its_workers_have_sealed() -> Non
 
 
 def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)], 90.1).learn([beating(since=90.6, phase="rollout")], 90.7)
+    pace = Usual(budgets=BUDGETS).learn([beating(since=90.0)], 90.1).learn([beating(since=90.6, phase="rollout")], 90.7)
     assert pace.budgets.took["update"].lately == (pytest.approx(0.6),)
     other = pace.learn([beating(since=99.0, pid=8)], 99.1)  # another process: nothing can be said
     assert other.budgets == pace.budgets
@@ -189,7 +189,7 @@ def test_a_phases_budget_is_learned_from_how_long_it_took() -> None:
 
 def test_a_phase_takes_as_long_as_its_parts_before_and_behind_waits_outside() -> None:
     said = [("reward", 90.0), (OUTSIDE, 92.0), (OUTSIDE, 92.5), ("reward", 110.0), (OUTSIDE, 111.0), ("reward", 111.5)]
-    pace = Pace(budgets=BUDGETS)
+    pace = Usual(budgets=BUDGETS)
     for phase, since in said:
         pace = pace.learn([beating(since=since, phase=phase)], since)
     assert pace.budgets.took.keys() == {OUTSIDE}, "it was never over"
@@ -208,7 +208,7 @@ def test_a_phase_takes_as_long_as_its_parts_before_and_behind_waits_outside() ->
 @pytest.mark.parametrize("state", [State.PARKED, State.JOINING])
 def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
     # Else each hang made the next one's victims wait ten times as long.
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0)], 95.0)
+    pace = Usual(budgets=BUDGETS).learn([beating(since=90.0)], 95.0)
     parked, formed = (
         beating(since=105.0, phase="parked", state=state),
         beating(since=105.0, phase="reform", generation=15),
@@ -221,7 +221,7 @@ def test_a_phase_that_a_broken_gang_ended_teaches_nothing(state: State) -> None:
 def test_what_was_ended_as_a_hang_has_twice_as_long_at_its_step_and_no_other(*, waiting: bool):
     # Found by reading: an evaluation of 8 s every 500 steps of 50 ms was killed at its step for ever.
     settings = Timeouts(default_phase_s=60.0, floor_s=2.0)
-    usual = Pace(budgets=reduce(lambda known, _: known.learn("update", 0.05), range(20), Budgets(settings=settings)))
+    usual = Usual(budgets=reduce(lambda known, _: known.learn("update", 0.05), range(20), Budgets(settings=settings)))
     assert usual.budgets.budget("update") == 2.0
     slow, pace, tries = beating(since=90.0, step=499, waiting=waiting), usual, 1
     while tries < 10:
@@ -250,13 +250,15 @@ def test_what_was_ended_as_a_hang_has_twice_as_long_at_its_step_and_no_other(*, 
 
 
 def test_a_stopped_process_is_not_slow_and_teaches_nothing():
-    pace = Pace(budgets=Budgets(settings=Timeouts()).learn("update", 0.05))
+    pace = Usual(budgets=Budgets(settings=Timeouts()).learn("update", 0.05))
     pace = pace.learn([beating(since=90.0, stopped=True)], 95.0).learn([beating(since=96.0, pid=8)], 96.0)
     assert pace.budgets.budget("update", 100) == 2.0
 
 
 def test_the_moment_between_a_reform_and_the_first_step_is_not_how_long_a_reform_takes() -> None:
-    pace = Pace(budgets=BUDGETS).learn([beating(since=90.0, phase="reform")], 90.0).learn([beating(since=90.01)], 90.02)
+    pace = (
+        Usual(budgets=BUDGETS).learn([beating(since=90.0, phase="reform")], 90.0).learn([beating(since=90.01)], 90.02)
+    )
     assert pace.budgets.budget("reform") == BUDGETS.budget("reform")
 
 
