@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from elasticrl.agent.datagram import PING, PONG, seal, unseal
-from elasticrl.agent.spec import write_private
+from elasticrl.agent.owned import write_private
 from elasticrl.core.address import join
 from elasticrl.core.model import Member
 

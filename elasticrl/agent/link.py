@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elasticrl.agent import spec as specs
 from elasticrl.agent import wire
+from elasticrl.agent.owned import write_private
 from elasticrl.core.pauses import pause
 
 RETRY_S = 0.05  # a unix socket costs nothing to try
@@ -80,7 +81,7 @@ def agent_command(spec: specs.Spec, runtime: Path) -> list[str]:
     """How an agent is started, once what it is told has been written down here."""
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = runtime / "agent.json"
-    specs.write_private(told, specs.dump(spec))
+    write_private(told, specs.dump(spec))
     return [sys.executable, "-m", "elasticrl.agent", "--runtime-dir", str(runtime), "--spec", str(told)]
 
 

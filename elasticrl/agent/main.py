@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from elasticrl.agent import warm
-from elasticrl.agent.spec import BadSpec, common_env, load, write_private
+from elasticrl.agent.owned import write_private
+from elasticrl.agent.spec import BadSpec, common_env, load
 from elasticrl.shell.notify import Notify
 
 CONFIG = "config.yaml"  # the effective configuration, for the workers

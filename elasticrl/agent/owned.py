@@ -1,13 +1,15 @@
-"""Whose a folder is: what lies in one that others can change says what they want.
+"""Whose a folder is, and what we put into our own: what lies in one that others can change says what they want.
 
 The one idea: the processes of a node find each other, and what they are to run, by names in folders. Below `/tmp` or `/dev/shm`
 anybody can have made such a folder first. So each is looked at before anything in it is believed.
 """
 
+import fcntl
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import IO
 
 
 def bound(path: Path, mode: int) -> socket.socket:
@@ -24,6 +26,32 @@ def bound(path: Path, mode: int) -> socket.socket:
         found.close()
         raise
     return found
+
+
+def write_private(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a file that nobody else can read, whole or not at all; `sync`: it is on the disk when this returns."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)  # of a forerunner that was killed; or of somebody else, who would keep it open
+    private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(private, "w", encoding="utf-8") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def taken_by(lock: IO[str]) -> str:
+    """The pid of who has this file, opened with `a+`; empty if it is ours from now on, until it is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        return lock.read().strip() or "unknown"
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return ""
 
 
 def shared(folder: Path) -> str:

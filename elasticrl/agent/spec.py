@@ -76,19 +76,6 @@ def dump(spec: Spec) -> str:
     return json.dumps(_spec().dump_python(spec, mode="json"), indent=1)
 
 
-def write_private(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a file that nobody else can read, whole or not at all; `sync`: it is on the disk when this returns."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)  # of a forerunner that was killed; or of somebody else, who would keep it open
-    private = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(private, "w", encoding="utf-8") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    fresh.replace(path)
-
-
 def environment(spec: Spec) -> dict[str, str]:
     """What the agent runs in: `common_env`, and ours without what only the daemon itself wants."""
     theirs = dict(inherited(os.environ).items() - {NO_PLUGINS})

@@ -3,10 +3,21 @@ their paths may be.
 """
 
 from ipaddress import ip_address
+from pathlib import PurePath
 from typing import Final
 
 CONTROL: Final = "control.sock"  # where a daemon answers in its folder, and a vault in its own
 SOCKET_BYTES: Final = 107  # of a unix socket's path at most, says the kernel
+
+
+def overlong(socket: PurePath) -> str:
+    """Why a unix socket cannot have this path; empty if it can.
+
+    >>> overlong(PurePath("/run/elasticrl/job/n0/control.sock"))
+    ''
+    """
+    length = len(bytes(socket))
+    return f"{socket} has {length} bytes, and a socket's path may have {SOCKET_BYTES}" if length > SOCKET_BYTES else ""
 
 
 def join(host: str, port: int) -> str:

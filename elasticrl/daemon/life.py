@@ -5,16 +5,13 @@ one still running goes on as the same member under the same lease; one that does
 and kill -9 of the daemon cost no step, and a restarted daemon never keeps a place its workers have lost.
 """
 
-import fcntl
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from elasticrl.agent.owned import strange
-from elasticrl.agent.spec import write_private
-from elasticrl.core.address import CONTROL, SOCKET_BYTES
+from elasticrl.agent.owned import strange, taken_by, write_private
+from elasticrl.core.address import CONTROL, overlong
 from elasticrl.core.model import Member
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.refusal import Refusal
@@ -49,12 +46,8 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        length = len(os.fsencode(self.control))
-        if length > SOCKET_BYTES:
-            raise Refusal(
-                f"{self.control} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
-                "shorten node.run_dir, job.name or node.name"
-            )
+        if why := overlong(self.control):
+            raise Refusal(f"{why}: shorten node.run_dir, job.name or node.name")
         for each in (folder.parents[1], folder.parent, folder):
             each.mkdir(parents=True, exist_ok=True, mode=0o750)
             if why := strange(each):
@@ -72,17 +65,10 @@ class Home:
     def lock(self) -> None:
         """Be the only daemon here, or raise `Taken`."""
         held = (self.folder / "daemon.lock").open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            held.seek(0)
-            pid = held.read().strip() or "unknown"
+        if pid := taken_by(held):
             held.close()
             here = f"a daemon for this job and node runs here already (pid {pid}, {self.folder})"
-            raise Taken(f"{here}; stop it, or give this one another node.name") from None
-        held.truncate(0)
-        held.write(str(os.getpid()))
-        held.flush()
+            raise Taken(f"{here}; stop it, or give this one another node.name")
         self._lock = held
 
     def load(self) -> Life | None:

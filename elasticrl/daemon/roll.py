@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
-from elasticrl.agent.spec import write_private
+from elasticrl.agent.owned import write_private
 from elasticrl.core.model import Rollout
 from elasticrl.daemon.secret import engine_key
 from elasticrl.shell import keys

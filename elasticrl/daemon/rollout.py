@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl import __version__
-from elasticrl.agent.spec import environment, write_private
+from elasticrl.agent.owned import write_private
+from elasticrl.agent.spec import environment
 from elasticrl.config import dumps
 from elasticrl.core.address import join
 from elasticrl.core.model import REFUSED, Member, Phase, Plan, Record, Rollout, Verb, View, Work

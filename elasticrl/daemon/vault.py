@@ -20,9 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticrl.agent.owned import unsafe
-from elasticrl.agent.spec import write_private
-from elasticrl.core.address import CONTROL, SOCKET_BYTES, join
+from elasticrl.agent.owned import unsafe, write_private
+from elasticrl.core.address import CONTROL, join, overlong
 from elasticrl.core.grid import until_next
 from elasticrl.core.heirs import inherited
 from elasticrl.core.model import Plan
@@ -95,12 +94,8 @@ def ring_of(plan: Plan | None, copies: int) -> Ring | None:
 def folder_of(base: str, job: str, node: str) -> Path:
     """One vault's directory; `Refusal` if the socket in it would have too long a path."""
     folder = Path(base) / job / node
-    length = len(os.fsencode(folder / CONTROL))
-    if length > SOCKET_BYTES:
-        raise Refusal(
-            f"{folder / CONTROL} has {length} bytes, and a socket's path may have {SOCKET_BYTES}: "
-            "shorten vault.dir, job.name or node.name"
-        )
+    if why := overlong(folder / CONTROL):
+        raise Refusal(f"{why}: shorten vault.dir, job.name or node.name")
     return folder
 
 

@@ -6,13 +6,13 @@ process at a time has it, and what lies there goes if the folder is no longer th
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import weakref
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING
 
+from elasticrl.agent.owned import taken_by
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.slots import BESIDE, files, prepare
@@ -44,7 +44,11 @@ def claim(vault: Path, notes_dir: Path) -> IO[str]:
         lock = (prepare(vault) / "lock").open("a+", encoding="ascii")
         _held.add(lock)
         try:
-            _take(lock, notes_dir)
+            if pid := taken_by(lock):
+                raise Misuse(
+                    f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one "
+                    "another job.name or checkpoint.dir; for several workers start it with `elasticrl run`"
+                )
             _tidy(vault, notes_dir)
         except BaseException:
             lock.close()
@@ -55,21 +59,6 @@ def claim(vault: Path, notes_dir: Path) -> IO[str]:
             "that can be written to."
         ) from error
     return lock
-
-
-def _take(lock: IO[str], notes_dir: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        pid = lock.read().strip() or "unknown"
-        raise Misuse(
-            f"another process makes this run ({notes_dir.absolute()}, pid {pid}): end it first, or give this one another "
-            "job.name or checkpoint.dir; for several workers start it with `elasticrl run`"
-        ) from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
 
 
 def _tidy(vault: Path, notes_dir: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.spec import Spec, dump, environment, write_private
+from elasticrl.agent.owned import write_private
+from elasticrl.agent.spec import Spec, dump, environment
 from elasticrl.agent.spec import load as load_spec
 from elasticrl.cli.node import Asked, follows, serve
 from elasticrl.config import ConfigError, dumps, load, loads

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.spec import write_private
+from elasticrl.agent.owned import write_private
 from elasticrl.cli.find import NotFound, NotOurs, daemon, made_private, private_run_dir
 
 

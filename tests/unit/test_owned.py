@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.agent.owned import strange, unsafe
-from elasticrl.agent.spec import write_private
+from elasticrl.agent.owned import strange, unsafe, write_private
 from elasticrl.cli import find
 from elasticrl.cli.serve import vaults_of
 from elasticrl.daemon.life import Home

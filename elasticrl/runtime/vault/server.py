@@ -19,7 +19,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from elasticrl.core.address import CONTROL, SOCKET_BYTES, split
+from elasticrl.agent.owned import write_private
+from elasticrl.core.address import CONTROL, overlong, split
 from elasticrl.core.ring import NOBODY, Ring, buddies
 from elasticrl.runtime.vault import layout
 from elasticrl.runtime.vault.channel import HELLO_S, PROTOCOL, STILL, Channel, resolved, welcome
@@ -106,10 +107,8 @@ class Server:
         """Take the directory over; the torn files that were dropped are returned."""
         options = self.options
         prepare(options.directory)
-        if len(os.fsencode(self.socket_path)) > SOCKET_BYTES:
-            raise VaultError(
-                f"{self.socket_path} is too long for a socket ({SOCKET_BYTES} bytes at most): shorten vault.dir."
-            )
+        if why := overlong(self.socket_path):
+            raise VaultError(f"{why}: shorten vault.dir.")
         self._lock_fd = os.open(options.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,7 +298,7 @@ class Server:
         self._ring = ring
         if remember:
             try:
-                _write_atomically(self.options.directory / RING, json.dumps(_ring_json(ring)))
+                write_private(self.options.directory / RING, json.dumps(_ring_json(ring)))
             except OSError as error:  # it is followed all the same: what copies need first is a ring
                 self._complaint = f"the ring of generation {ring.generation} is not on the disk: {error}"
         addresses = dict(ring.addresses)
@@ -684,9 +683,3 @@ def _ring_json(ring: Ring) -> dict[str, object]:
         "addresses": dict(ring.addresses),
         "copies": ring.copies,
     }
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.replace(path)
