@@ -52,7 +52,7 @@ from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
-from elasticrl.daemon.stored import AGAIN_S, highest_incarnation, how_it_ended, record_at, the_secret
+from elasticrl.daemon.stored import highest_incarnation, how_it_ended, record_at, the_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -61,6 +61,7 @@ from elasticrl.shell import keys
 from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
 from elasticrl.shell.notify import Notify
+from elasticrl.shell.sight import AGAIN_S
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
 from elasticrl.shell.ways import outward
@@ -287,7 +288,7 @@ class Daemon:
 
     async def _name_taken(self, store: Store, last: Life | None) -> str:
         """Why this node cannot have its name; "" if it can. A dead one's record goes with its lease, which is awaited."""
-        deadline, said = time.monotonic() + self.settings.membership.lease_ttl_s + 2 * AGAIN_S, False
+        deadline, said = time.monotonic() + self.settings.membership.lease_ttl_s + 4 * AGAIN_S, False
         here = await asyncio.to_thread(numbers_of, self.host)
         while True:
             record = await self._patiently(lambda: record_at(store, keys.member_key(self.name)))

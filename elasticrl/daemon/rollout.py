@@ -34,10 +34,10 @@ from elasticrl.daemon.operators import promise
 from elasticrl.daemon.refusal import FAILED
 from elasticrl.daemon.secret import engine_key, run_of
 from elasticrl.daemon.spec import for_workers
-from elasticrl.daemon.stored import AGAIN_S, how_it_ended, the_secret
+from elasticrl.daemon.stored import how_it_ended, the_secret
 from elasticrl.daemon.vault import folder_of
 from elasticrl.shell import keys
-from elasticrl.shell.sight import Sight
+from elasticrl.shell.sight import AGAIN_S, Sight
 from elasticrl.store import Lease, Store, StoreError
 from elasticrl.store.protocol import LeaseGone
 

@@ -8,13 +8,11 @@ The one idea: a function of a store alone, so who has no daemon reads the job as
 import asyncio
 import secrets
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from elasticrl.core.model import Member, Phase, Plan, Quarantine, Record
 from elasticrl.shell import keys
 from elasticrl.store import Absent, Get, Listing, Put, Store
-
-AGAIN_S: Final = 1.0  # between attempts to reach a store that is away
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Batch, Entry, Event, Get, Store, StoreError
 
-AGAIN_S: Final = 0.5  # between attempts to read a store that is away
+AGAIN_S: Final = 0.5  # between attempts to reach a store that is away
 
 T = TypeVar("T")
 Whose = TypeVar("Whose", Record, Quarantine)
