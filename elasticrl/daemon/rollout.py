@@ -145,15 +145,15 @@ class RolloutDaemon(Daemon):
             self._over.set_result(view.plan)
 
     async def _outlast(self) -> None:
-        """The job is to end: with a step that it may have begun, for which it asks this node's engine. So that stays until rank 0
-        has ended, or the time is up in which a gang makes its last step and saves.
+        """The job is to end: with a step that it may have begun, for which it asks this node's engine. So that stays until
+        rank 0 has ended, or the time is up in which a gang makes its last step and saves.
 
         Found by its test, in which nothing happened for a minute: engines went at the word, the gang waited for them until it
         was killed, and what it had made since the last save was lost.
         """
         plan = await self._over
         limit = time.monotonic() + 2 * self.settings.recovery.drain_s
-        while time.monotonic() < limit and await self._trains(plan):
+        while time.monotonic() < limit and await self._trains(plan):  # noqa: ASYNC110 # the store tells it, when asked
             await asyncio.sleep(LOOK_S)
         self._end(End(code=plan.exit_code or 0, reason=plan.reason, over=True))
 
