@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from elasticrl.report.story import SLOW, STAGES, Age, Story
+from elasticrl.report.story import SHOWN, SLOW, STAGES, Age, Generation, Story
 from elasticrl.report.text import human
 
 #: name -> the stand-in that is drawn with; the page's style says what it looks like.
@@ -44,8 +44,9 @@ STYLE: Final[Any] = {
     "lines.linewidth": 1.6, "lines.solid_capstyle": "round", "xtick.major.size": 0, "ytick.major.size": 0,
 }  # fmt: skip
 WIDE, PHONE = 9.4, 4.3  # inches; 72 units of the drawing each
-ROWS: Final = 24  # nodes or ranks that are drawn; more would be a texture
-TOLD: Final = 250  # bars of a drawing that have a tooltip
+ROWS: Final = SHOWN
+TOLD: Final = 250  # bars of a drawing that have a tooltip, and lines across it
+DRAWN: Final = 10_000  # bars of a drawing
 POINTS: Final = 400  # of a curve; of more, each stretch's mean
 
 #: Seconds between the ticks of an axis of time.
@@ -53,6 +54,7 @@ APART: Final = (
     0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
 )  # fmt: skip
 
+MARKED: Final = frozenset({"timeline", "phases", "curve", "pace"})  # drawings with a line for each generation
 CURVES: Final = ("reward", "kl", "loss")
 
 Draw = Callable[[Figure, Story, bool], None]  # True: for a phone
@@ -122,11 +124,7 @@ def timeline(figure: Figure, story: Story, phone: bool) -> None:
     axes.set_yticks(range(len(nodes)), nodes)
     axes.set_ylim(len(nodes) - 0.45, -0.95)
     clock(axes, story, phone=phone)  # before the marks, whose numbers are as far apart as the axis allows
-    marks(
-        axes,
-        [(each.at - story.begin, f"{each.number}", each.fault, each.reason) for each in story.generations],
-        at=-0.6,
-    )
+    marks(axes, [(each.at - story.begin, each) for each in story.generations], at=-0.6)
     diamonds(axes, story, rows)
     present = [
         state
@@ -180,7 +178,7 @@ def bars(axes: Axes, found: Sequence[Bar]) -> None:
     """All of them as one collection but those that somebody may point at, the longest and darkest, which say what they are: a
     day of faults is thousands, and each that is an object of its own costs milliseconds.
     """
-    ranked = sorted(found, key=lambda bar: -bar.width * bar.alpha)
+    ranked = sorted(found, key=lambda bar: -bar.width * bar.alpha)[:DRAWN]
     for bar in ranked[:TOLD]:
         shape = Polygon(bar.corners, facecolor=to_rgba(bar.colour, bar.alpha), linewidth=0)
         shape.set_gid(tip(bar.said))
@@ -193,31 +191,59 @@ def bars(axes: Axes, found: Sequence[Bar]) -> None:
         )
 
 
-def marks(axes: Axes, places: Sequence[tuple[float, str, bool, str]], at: float | None = None) -> None:
+def marks(axes: Axes, places: Sequence[tuple[float, Generation]], at: float | None = None) -> None:
     """Faults as full lines, other changes of the plan as dotted ones; numbers where there is room."""
     low, high = axes.get_xlim()
     last = -1e18
-    for x, text, fault, reason in places:
+    for x, each in spaced(places):
         line = axes.axvline(
             x,
-            color=COLOURS["fault" if fault else "change"],
-            linewidth=1.1 if fault else 0.8,
-            linestyle="-" if fault else (0, (2, 2)),
+            color=COLOURS["fault" if each.fault else "change"],
+            linewidth=1.1 if each.fault else 0.8,
+            linestyle="-" if each.fault else (0, (2, 2)),
             zorder=3,
         )
-        line.set_gid(tip(f"generation {text}: {reason}"))
+        line.set_gid(tip(f"generation {each.number}: {each.reason}"))
         if at is not None and x - last > (high - low) / 28:
             axes.text(
                 x,
                 at,
-                text,
+                f"{each.number}",
                 ha="center",
                 va="center",
                 fontsize=7.5,
-                color=COLOURS["fault" if fault else "soft"],
+                color=COLOURS["fault" if each.fault else "soft"],
                 bbox={"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 1.2},
             )
             last = x
+
+
+def spaced(places: Sequence[tuple[float, Generation]], most: int | None = None) -> list[tuple[float, Generation]]:
+    """At most so many lines: of more, the first in each stretch of the axis, or the first that answers a fault."""
+    most = TOLD if most is None else most
+    if len(places) <= most:
+        return list(places)
+    low = min(x for x, _ in places)
+    width = (max(x for x, _ in places) - low) / most or 1.0
+    kept: dict[int, tuple[float, Generation]] = {}
+    for x, each in places:
+        stretch = min(most - 1, int((x - low) / width))
+        if stretch not in kept or (each.fault and not kept[stretch][1].fault):
+            kept[stretch] = x, each
+    return [kept[stretch] for stretch in sorted(kept)]
+
+
+def undrawn(name: str, story: Story) -> str:
+    """What a drawing leaves out, because it would be too much for a page, in sentences."""
+    said = []
+    if name in MARKED and len(story.generations) > TOLD:
+        said.append(
+            f"Of {len(story.generations):,} generations at most {TOLD} are drawn as lines: one in each stretch, which answers "
+            "a fault if any of it does."
+        )
+    if name == "timeline" and len(story.spans) > DRAWN:
+        said.append(f"Of {len(story.spans):,} bars the longest {DRAWN:,} are drawn.")
+    return "".join(f" {sentence}" for sentence in said)
 
 
 def clock(axes: Axes, story: Story, *, phone: bool) -> None:
@@ -296,7 +322,7 @@ def phases(figure: Figure, story: Story, phone: bool) -> None:
     axes.set_ylim(
         0, 1.15 * total[min(len(total) - 1, int(0.98 * len(total)))]
     )  # one long recovery must not flatten all else
-    marks(axes, [(each.step + 0.5, str(each.number), each.fault, each.reason) for each in story.generations[1:]])
+    marks(axes, [(each.step + 0.5, each) for each in story.generations[1:]])
     step_axis(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
     handles = [Rectangle((0, 0), 1, 1, color=COLOURS[f"s{i}"], label=name) for i, name in enumerate(labels)]
@@ -384,10 +410,7 @@ def curve(figure: Figure, story: Story, _phone: bool) -> None:
         axes.set_xlim(told[0][0], max(told[-1][0], told[0][0] + 1))
         axes.grid(visible=True, axis="y")
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        marks(
-            axes,
-            [(each.step - 0.5, str(each.number), each.fault, each.reason) for each in story.generations[1:]],
-        )
+        marks(axes, [(each.step - 0.5, each) for each in story.generations[1:]])
     step_axis(panels[-1])
 
 
@@ -408,7 +431,7 @@ def pace(figure: Figure, story: Story, phone: bool) -> None:
     axes.set_ylabel(next(name for name in CURVES if any(name in note.facts for note in story.curve)))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     clock(axes, story, phone=phone)
-    marks(axes, [(each.at - story.begin, str(each.number), each.fault, each.reason) for each in story.generations[1:]])
+    marks(axes, [(each.at - story.begin, each) for each in story.generations[1:]])
 
 
 def ages(figure: Figure, story: Story, phone: bool) -> None:

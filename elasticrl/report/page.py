@@ -11,11 +11,12 @@ from typing import Final
 
 from elasticrl.diagnose.incident import Incident
 from elasticrl.diagnose.report import TITLES
-from elasticrl.report.charts import drawings
+from elasticrl.report.charts import drawings, undrawn
 from elasticrl.report.story import SLOW, STAGES, Story
 from elasticrl.report.text import facts, headline, human, within
 
 EVIDENCE: Final = 12  # facts of an incident that are spelled out
+LISTED: Final = 1000  # rows of a table, the newest
 LIGHT: Final = {
     "paper": "#ffffff", "page": "#f6f7f9", "ink": "#16191f", "soft": "#5b6472", "grid": "#d9dde4", "card": "#ffffff",
     "training": "#2f9e6e", "starting": "#b9c2cf", "recovering": "#e39b1f", "waiting": "#d5dae2", "done": "#7aa6d9",
@@ -47,7 +48,7 @@ def page(story: Story) -> str:
     body = [_head(story)]
     for name, (title, words) in TITLED.items():
         if name in drawn:
-            said = f"<h2>{title}</h2><p class=soft>{escape(words + _more(name, story))}</p>"
+            said = f"<h2>{title}</h2><p class=soft>{escape(words + _more(name, story) + undrawn(name, story))}</p>"
             body.append(f"<section>{said}{drawn[name]}{_details(name, story)}</section>")
         if name == "recoveries":
             body.append(_incidents(story.incidents, troubled=bool(story.faults)))
@@ -91,9 +92,12 @@ def _details(name: str, story: Story) -> str:
     if name == "timeline":
         rows = [
             (str(g.number), within(story, g.at), g.phase, g.rung, str(g.world), f"{g.step:,}", g.reason)
-            for g in story.generations
+            for g in story.generations[-LISTED:]
         ]
-        return _folded("Generations", table(("", "at (UTC)", "phase", "rung", "ranks", "step", "reason"), rows))
+        return _folded(
+            _newest("Generations", len(story.generations)),
+            table(("", "at (UTC)", "phase", "rung", "ranks", "step", "reason"), rows),
+        )
     if name == "recoveries":
         rows2 = [
             (
@@ -103,12 +107,17 @@ def _details(name: str, story: Story) -> str:
                 *(human(r.stages.get(n, 0.0)) for n in STAGES),
                 r.reason,
             )
-            for r in story.recoveries
+            for r in story.recoveries[-LISTED:]
         ]
         return _folded(
-            "Figures", table(("", "rung", "slowest at", *(n.replace("_", " ") for n in STAGES), "reason"), rows2)
+            _newest("Figures", len(story.recoveries)),
+            table(("", "rung", "slowest at", *(n.replace("_", " ") for n in STAGES), "reason"), rows2),
         )
     return ""
+
+
+def _newest(title: str, rows: int) -> str:
+    return title if rows <= LISTED else f"{title}: the newest {LISTED:,} of {rows:,}"
 
 
 def _incidents(incidents: Sequence[Incident], *, troubled: bool) -> str:
@@ -175,6 +184,8 @@ def _foot(story: Story) -> str:
     parts = [f"<p class=soft>Read: {escape(', '.join(story.left.files) or 'nothing')}.</p>"]
     if story.left.unread:
         parts.append(_folded("Passed over", _bullets(story.left.unread)))
+    if story.left_out:
+        parts.append(f"<h3>Left out</h3>{_bullets(story.left_out)}")
     if story.missing:
         parts.append(f"<h3>Not known</h3>{_bullets(story.missing)}")
     return f"<section>{''.join(parts)}</section>"

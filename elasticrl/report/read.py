@@ -6,17 +6,18 @@ files that somebody copied together (`journalctl -u elasticrl -o cat > n00.log`)
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISREG
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from elasticrl.diagnose.incident import Incident, found
+from elasticrl.diagnose.incident import Unreadable, load
+from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
+from elasticrl.report.left import Happening, Left, Note, Took
 from elasticrl.runtime.checkpoint.manifest import MANIFEST
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
@@ -32,113 +33,61 @@ BIGGEST: Final = 512 * 1024 * 1024  # bytes of a file that is looked at
 LOG: Final = re.compile(r"\.(jsonl|log(\.\d+)?)$")  # rotated ones too
 SAID: Final = re.compile(r"\[Step (\d+)\] (.*)")  # what the trainer prints of a step
 TIME: Final = re.compile(r"(\w+): (\d+(?:\.\d+)?)ms")
+Row = TypeVar("Row")
 FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
 ATTEMPT: Final = re.compile(r"attempt_(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """One event of a daemon's log.
-
-    Example: Happening(at=1763764533.58, node="n0", name="plan.adopted", said={"generation": 1})
-    """
-
-    at: float  # seconds since 1970
-    node: str
-    name: str
-    said: Mapping[str, Any]
-
-    def whole(self, field_name: str) -> int:
-        """A field that is a whole number; 0 if it is not there."""
-        value = self.said.get(field_name)
-        return value if isinstance(value, int) else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Took:
-    """What one rank's step took.
-
-    Example: Took(at=1763764533.58, node="n0", rank=0, step=3, generation=1, seconds={"update": 0.5})
-    """
-
-    at: float
-    node: str
-    rank: int
-    step: int
-    generation: int
-    seconds: Mapping[str, float]
-    waited: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 1
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """What the trainer noted of a step.
-
-    Example: Note(step=3, generation=1, facts={"reward": 0.4, "kl": 0.1}, at=1763764533.58)
-    """
-
-    step: int
-    generation: int
-    facts: Mapping[str, float]
-    at: float | None = None  # seconds since 1970, where it was written down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """All that a run left behind, as far as it was found."""
-
-    where: str
-    job: str = ""
-    happenings: tuple[Happening, ...] = ()
-    took: tuple[Took, ...] = ()
-    said: tuple[Took, ...] = ()  # the same by rank 0's own word, without times of day
-    notes: tuple[Note, ...] = ()
-    incidents: tuple[Incident, ...] = ()
-    checkpoints: tuple[Entry, ...] = ()
-    digests: History | None = None
-    samples: Audit | None = None
-    files: tuple[str, ...] = ()  # what was read, in words
-    unread: tuple[str, ...] = ()  # and what could not be, or was passed over
-
-
 def read(folder: Path) -> Left:
-    """Everything below a folder."""
+    """Everything below a folder, each line by itself. Daemons' logs are gone through twice: first for whose run is the newest,
+    then for what it left; and steps' times after them, as a node's last sign of life is known by its next start.
+    """
     gathered = _Gathered()
     for path in sorted(path for path in folder.rglob("*") if LOG.search(path.name)):
         if not {DIGESTS, LEDGER, "trace", "etcd", "incidents"} & set(path.parts[-3:]):
-            _one(path, gathered)
-    home, passed = _home(folder, gathered)
-    incidents, broken = found(sorted({path.parent for path in folder.rglob("incidents/*.json")}))
+            _sort(path, gathered)
+    home, passed = _home(folder, gathered.runs.nodes)
+    job, ours, begun, others = gathered.runs.newest()
+    logs = Logs()
+    for event in _each(gathered.logs, happening, gathered.unread):
+        if ours(event):
+            logs.add(event)
+    paces = Paces(logs.starts())
+    for line in _each(gathered.steps, took, gathered.unread):
+        if begun is None or line.at >= begun:
+            paces.add(line)
+    cases, broken = _cases(folder, job, begun)
     unread = [*gathered.unread, *broken, *passed]
-    job, begun = _newest(gathered, unread)
-    incidents = [each for each in incidents if each.job == job or not job]
-    if begun is not None:
-        gathered.took = [line for line in gathered.took if line.at >= begun]
-        incidents = [each for each in incidents if datetime.fromisoformat(each.began).timestamp() >= begun]
+    unread += [f"{name}: another one ({number} events)" for name, number in others.items()]
     digests = samples = None
     entries: list[Entry] = []
     if home is not None:
         digests, samples, entries = _state(home, unread)
-    notes = _chosen(gathered.notes, unread)
-    if not notes or any("loss" in each.facts for each in gathered.printed):
-        notes = tuple(gathered.printed) or notes  # the trainer's own events say more than its history
+    history, printed = _chosen(gathered.notes, unread), gathered.printed.rows
+    notes, noted = (history.rows, history.every) if history is not None else ([], 1)
+    if printed and (not notes or any("loss" in facts.facts for _, facts in printed)):
+        # The trainer's own events say more than its history.
+        notes, noted = [facts for _, facts in printed], gathered.printed.every
+    log, pace = logs.value(), paces.value()
     files = (
-        f"{len(gathered.logs)} daemon logs ({len(gathered.happenings)} events)",
-        f"{len(gathered.took)} lines of steps' times",
+        f"{len(gathered.logs)} daemon logs ({log.events} events)",
+        f"{pace.lines} lines of steps' times",
         f"{len(notes)} notes of the trainer",
-        f"{len(incidents)} incidents",
+        f"{cases.seen} incidents",
         f"{len(entries)} checkpoints",
     )
     return Left(
         where=folder.name or str(folder),
         job=job or (home.name if home else folder.name),
-        happenings=tuple(sorted(gathered.happenings, key=lambda each: each.at)),
-        took=tuple(sorted(gathered.took, key=lambda each: each.at)),
-        said=tuple(sorted(gathered.said, key=lambda each: (each.step, each.generation))),
+        log=log,
+        pace=pace,
+        took=tuple(sorted(paces.rows.rows, key=lambda each: each.at)),
+        every=paces.rows.every if pace.lines else gathered.printed.every,
+        said=tuple(sorted((times for times, _ in printed), key=lambda each: (each.step, each.generation))),
         notes=tuple(sorted(notes, key=lambda note: (note.step, note.generation))),
-        incidents=tuple(incidents),
+        noted=noted,
+        incidents=cases.told(),
+        untold=cases.untold,
         checkpoints=tuple(entries),
         digests=digests,
         samples=samples,
@@ -149,37 +98,15 @@ def read(folder: Path) -> Left:
 
 @dataclass(slots=True)
 class _Gathered:
-    happenings: list[Happening] = field(default_factory=list)
-    took: list[Took] = field(default_factory=list)
-    said: list[Took] = field(default_factory=list)
-    printed: list[Note] = field(default_factory=list)
-    notes: dict[Path, list[Note]] = field(default_factory=dict)
+    runs: Runs = field(default_factory=Runs)
     logs: list[Path] = field(default_factory=list)
+    steps: list[Path] = field(default_factory=list)
+    printed: Thin[tuple[Took, Note]] = field(default_factory=lambda: Thin(lambda pair: pair[0].step))
+    notes: dict[Path, Thin[Note]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
 
-def _newest(gathered: _Gathered, unread: list[str]) -> tuple[str, float | None]:
-    """The job and the run that was on last, and since when, if there was another before: a machine's journal has all that ever
-    ran on it. Of the others nothing is told but that they were there.
-    """
-    events = sorted(gathered.happenings, key=lambda each: each.at)
-    job = next((str(name) for each in reversed(events) if (name := each.said.get("job"))), "")
-    mine = [each for each in events if each.said.get("job", job) == job]
-    run = next((name for each in reversed(mine) if (name := each.said.get("run"))), None)
-    others = [each for each in events if each.said.get("job", job) != job or each.said.get("run", run) != run]
-    if not others:
-        return job, None
-    names = Counter(
-        f"job {each.said.get('job', job)}" + (f", run {name}" if (name := each.said.get("run")) else "")
-        for each in others
-    )
-    unread += [f"{name}: another one ({count} events)" for name, count in names.items()]
-    begun = min(each.at for each in mine if each.said.get("run") == run)
-    gathered.happenings = [each for each in mine if each.at >= begun and each.said.get("run", run) == run]
-    return job, begun
-
-
-def _one(path: Path, into: _Gathered) -> None:
+def _sort(path: Path, into: _Gathered) -> None:
     """A file, by what its first JSON lines say; one without any may be a worker's output. Line by line: a log may be long."""
     try:
         status = path.stat()  # a run that goes on may have taken it away since it was listed
@@ -201,16 +128,19 @@ def _known(path: Path, first: Sequence[Mapping[str, Any]], lines: Iterable[Mappi
     """A file of JSON lines, if it is one that we know."""
     if any("event" in line and "at" in line for line in first):
         into.logs.append(path)
-        into.happenings += [event for line in lines if (event := happening(line))]
+        for event in filter(None, map(happening, lines)):
+            into.runs.add(event)
     elif first and {"step", "rank", "seconds"} <= first[0].keys():
-        into.took += [row for line in lines if (row := took(line))]
+        into.steps.append(path)
     elif first and {"step", "reward"} <= first[0].keys():
-        into.notes[path] = [told for line in lines if (told := note(line))]
+        history = into.notes[path] = Thin[Note](lambda told: told.step)
+        for told in filter(None, map(note, lines)):
+            history.add(told)
     else:
-        steps = [pair for line in lines if (pair := step_event(line))]
-        into.said += [times for times, _ in steps]
-        into.printed += [facts for _, facts in steps]
-        return bool(steps)
+        before = into.printed.seen
+        for pair in filter(None, map(step_event, lines)):
+            into.printed.add(pair)
+        return into.printed.seen > before
     return True
 
 
@@ -218,9 +148,35 @@ def _output(path: Path, into: _Gathered) -> None:
     """What a worker printed for people."""
     if ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
         with path.open(encoding="utf-8", errors="replace") as stream:
-            for times, facts in printed(stream, int(attempt[1])):
-                into.said.append(times)
-                into.printed.append(facts)
+            for pair in printed(stream, int(attempt[1])):
+                into.printed.add(pair)
+
+
+def _each(paths: Iterable[Path], of: Callable[[Mapping[str, Any]], Row | None], unread: list[str]) -> Iterator[Row]:
+    """What the lines of these files say, one after the other."""
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as stream:
+                yield from filter(None, map(of, _objects(stream)))
+        except OSError as error:
+            unread.append(f"{path.name}: {error.strerror}")
+
+
+def _cases(folder: Path, job: str, begun: float | None) -> tuple[Cases, list[str]]:
+    """The incidents of this job's run, file by file, and what is none."""
+    cases, broken = Cases(), []
+    for inside in sorted({path.parent for path in folder.rglob("incidents/*.json")}):
+        for path in sorted(inside.glob("*.json")):
+            try:
+                each = load(path)
+            except Unreadable as error:
+                broken.append(str(error))
+                continue
+            if job and each.job != job:
+                continue
+            if begun is None or datetime.fromisoformat(each.began).timestamp() >= begun:
+                cases.add(each)
+    return cases, broken
 
 
 def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -305,25 +261,24 @@ def printed(lines: Iterable[str], generation: int) -> Iterator[tuple[Took, Note]
         )
 
 
-def _chosen(histories: Mapping[Path, Sequence[Note]], unread: list[str]) -> tuple[Note, ...]:
+def _chosen(histories: Mapping[Path, Thin[Note]], unread: list[str]) -> Thin[Note] | None:
     """Of several histories in one folder, that of the run with most generations: the others are what it is compared with."""
     if not histories:
-        return ()
-    ranked = sorted(histories.items(), key=lambda item: (-len({n.generation for n in item[1]}), -len(item[1])))
+        return None
+    ranked = sorted(histories.items(), key=lambda item: (-len({n.generation for n in item[1].rows}), -item[1].seen))
     unread += [f"{path.name}: another run's history" for path, _ in ranked[1:]]
-    return tuple(ranked[0][1])
+    return ranked[0][1]
 
 
-def _home(folder: Path, gathered: _Gathered) -> tuple[Path | None, list[str]]:
-    """Where checkpoints, ledger and digests are; of several runs, that with most generations."""
+def _home(folder: Path, logged: Collection[str]) -> tuple[Path | None, list[str]]:
+    """Where checkpoints, ledger and digests are; of several runs, that with most generations. `logged`: nodes with a log."""
     marks = {path.parent for name in (DIGESTS, LEDGER) for path in folder.rglob(name) if path.is_dir()}
     marks |= {path.parent.parent for path in folder.rglob(MANIFEST)}
     # Nodes' own directories side by side are one run.
     homes = sorted(marks)
     if len(homes) <= 1:
         return (homes[0] if homes else None), []
-    logged = {each.node for each in gathered.happenings}
-    if {home.name for home in homes} <= logged:
+    if {home.name for home in homes} <= set(logged):
         return homes[0].parent, []
     ranked = sorted(homes, key=lambda home: (-_generations(home), str(home)))
     return ranked[0], [f"{home.relative_to(folder)}: another run's state" for home in ranked[1:]]

@@ -4,24 +4,22 @@ The one idea: nothing is told twice. When the job trained, what each recovery co
 events that operators see, so the page cannot disagree with the logs it was made from.
 """
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
 from elasticrl.core.goodput import APART, goodput, stepped
 from elasticrl.diagnose.incident import Incident
-from elasticrl.report.read import Happening, Left, Note, Took
+from elasticrl.report.left import Left, Life, Log, Note, Took
 
 STAGES: Final = ("detect", "decide", "reform", "restore", "first_step")
 TRAINING: Final = frozenset({"training"})
-#: What a daemon says while it is in the job, and never on its way up.
-LIVELY: Final = frozenset(
-    {"plan.adopted", "workers.changed", "node.state", "checkpoint.committed", "recovery.done", "daemon.stopped"}
-)
+SHOWN: Final = 24  # nodes or ranks that are drawn; more would be a texture
 UNSHOWN: Final = APART - {"reform"}  # before a rank came, and between two groups; how long those take to form is shown
 BINS: Final = 96  # columns of the heat map
 MANY: Final = 8  # ranks from which on the median of all stands for that of the others
@@ -101,7 +99,7 @@ class Story:
     begin: float
     end: float
     nodes: tuple[str, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # of the first `SHOWN` nodes
     generations: tuple[Generation, ...]
     recoveries: tuple[Recovery, ...]
     incidents: tuple[Incident, ...]  # each once; `node` names all who saw it
@@ -118,18 +116,18 @@ class Story:
     heat: Heat | None
     curve: tuple[Note, ...]
     missing: tuple[str, ...]
+    left_out: tuple[str, ...]  # what was too much to be told whole, in sentences
 
     @property
     def goodput(self) -> float | None:
         """Sealed steps, each at what a step usually takes, by the time from the first training to the last; None without
         steps.jsonl.
         """
-        lines = [line for line in self.left.took if stepped(line.seconds)]
-        if self.counted is None or self.until <= self.counted or not lines:
+        pace, lines = self.left.pace, [line for line in self.left.took if stepped(line.seconds)]
+        if self.counted is None or self.until <= self.counted or pace.first is None or not lines:
             return None
-        begun = min(line.step - line.steps for line in lines)
         usual = median(sum(line.seconds.values()) / line.steps for line in lines)
-        return goodput(max(line.step for line in lines) - begun, usual, self.until - self.counted)
+        return goodput(pace.newest - pace.first, usual, self.until - self.counted)
 
     @property
     def trained(self) -> float | None:
@@ -146,125 +144,100 @@ class Story:
 
 def tell(left: Left) -> Story:
     """The whole story."""
-    happenings = left.happenings
-    nodes = tuple(
-        sorted({each.node for each in happenings if each.node} | {each.node for each in left.took if each.node})
-    )
-    times = [each.at for each in happenings] + [each.at for each in left.took]
-    begin, end = (min(times), max(times)) if times else (0.0, 0.0)
+    log, pace = left.log, left.pace
+    nodes = tuple(sorted(name for name in {*log.nodes, *pace.nodes} if name))
+    begin = min([log.begin] * bool(log.events) + [pace.begin] * bool(pace.lines), default=0.0)
+    end = max([log.end] * bool(log.events) + [pace.end] * bool(pace.lines), default=0.0)
     generations = _generations(left)
-    own, signs = _by_node(left)
-    spans = tuple(span for node in nodes for span in _spans(node, own[node], sorted(signs[node]), end))
-    trained, since, until = _trained(spans, generations)
+    spans, training = _spans(left, nodes, end)
+    trained, since, until = _trained(training, generations)
     counted = _counted(left, since)
     phases, phases_of = _phases(left)
     curve = tuple({note.step: note for note in left.notes if note.facts}.values())
     steps = max(
-        [each.whole("step") for each in happenings if each.name == "workers.changed"]
-        + [line.step for line in left.took] + [note.step + 1 for note in left.notes]
-        + [max(left.digests.steps, default=0) if left.digests else 0],
-        default=0,
+        log.steps, pace.steps, max((note.step + 1 for note in left.notes), default=0),
+        max(left.digests.steps, default=0) if left.digests else 0,
     )  # fmt: skip
     return Story(
         left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
-        recoveries=_recoveries(happenings, generations),
-        incidents=merged(left.incidents), trained_s=trained, since=since, counted=counted, until=until, steps=steps,
-        outcome=_outcome(generations),
-        commits=_ages([(e.at, e.whole("step")) for e in happenings if e.name == "checkpoint.committed"], since, end),
-        sealed=_ages([(line.at, line.step) for line in left.took], counted, until),
+        recoveries=_recoveries(log, generations), incidents=left.incidents,
+        trained_s=trained, since=since, counted=counted, until=until, steps=steps, outcome=_outcome(generations),
+        commits=_ages(log.committed, since, end), sealed=_ages(pace.sealed, counted, until),
         phases=phases, phases_of=phases_of, heat=heat(left.took), curve=curve, missing=_missing(left, curve),
+        left_out=_left_out(left),
     )  # fmt: skip
 
 
 def _counted(left: Left, since: float | None) -> float | None:
     """Since when steps' times are kept: from the first training on, unless the oldest have gone (`steps.LIMIT`)."""
-    lines = [line for line in left.took if stepped(line.seconds)]
-    if since is None or not lines:
+    pace = left.pace
+    if since is None or pace.first is None or pace.first <= left.log.trained:
         return since
-    first = next(
-        (e.whole("step") for e in left.happenings if e.name == "workers.changed" and e.said.get("work") == "training"),
-        0,
-    )
-    if min(line.step - line.steps for line in lines) <= first:
-        return since
-    return max(since, min(line.at - sum(line.seconds.values()) for line in lines))
-
-
-def merged(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """What several nodes saw, once: as the one tells it that has most grounds, at the cost of whom it cost most."""
-    groups: dict[tuple[object, ...], list[Incident]] = defaultdict(list)
-    for each in incidents:
-        groups[each.generation, each.verdict.fault, each.verdict.ranks, each.verdict.nodes].append(each)
-    found = []
-    for seen in groups.values():
-        best = max(seen, key=lambda each: (len(each.verdict.because), len(each.evidence), len(each.timeline)))
-        costs = [each.seconds for each in seen if each.seconds is not None]
-        nodes = ", ".join(sorted({each.node for each in seen}))
-        found.append(
-            replace(best, node=nodes, seconds=max(costs, default=None), began=min(each.began for each in seen))
-        )
-    return tuple(sorted(found, key=lambda each: each.began))
+    return max(since, pace.began)
 
 
 def _generations(left: Left) -> tuple[Generation, ...]:
     """Each plan once, as the first node adopted it."""
-    found: dict[int, Generation] = {}
-    sealed = [(line.at, line.step) for line in left.took]
-    sealed += [
-        (each.at, each.whole("step")) for each in left.happenings if each.name in {"workers.changed", "worker.exited"}
-    ]
-    sealed.sort()
+    sealed = sorted((at, step) for reached in (left.pace.sealed, left.log.reached) for step, at in reached.items())
     newest = list(accumulate((step for _, step in sealed), max, initial=0))
-    for each in left.happenings:
-        if each.name == "plan.adopted" and (number := each.whole("generation")) not in found:
-            found[number] = Generation(
-                number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
-                world=each.whole("world"), members=each.whole("members"), reason=str(each.said.get("reason", "")),
-                step=newest[bisect_right(sealed, (each.at, 1 << 62))],
-            )  # fmt: skip
-    return tuple(found[number] for number in sorted(found))
+    return tuple(
+        Generation(
+            number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
+            world=each.whole("world"), members=each.whole("members"), reason=str(each.said.get("reason", "")),
+            step=newest[bisect_right(sealed, (each.at, 1 << 62))],
+        )
+        for number, each in sorted(left.log.plans.items())
+    )  # fmt: skip
 
 
-def _by_node(left: Left) -> tuple[Mapping[str, list[Happening]], Mapping[str, list[float]]]:
-    """Each node's own log, and when it showed signs of life."""
-    own: dict[str, list[Happening]] = defaultdict(list)
-    signs: dict[str, list[float]] = defaultdict(list)
-    for each in left.happenings:
-        own[each.node].append(each)
-        if each.name in LIVELY:
-            signs[each.node].append(each.at)
-    for line in left.took:
-        signs[line.node].append(line.at)
-    return own, signs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """When nodes began and ceased to train, all of them together, each in the order of time."""
+
+    starts: Sequence[float]
+    ends: Sequence[float]
 
 
-def _spans(node: str, own: Sequence[Happening], signs: Sequence[float], end: float) -> list[Span]:
+def _spans(left: Left, nodes: Sequence[str], end: float) -> tuple[tuple[Span, ...], Training]:
+    """What the nodes did that are shown, and when any of them trained."""
+    shown: list[Span] = []
+    starts, ends = array("d"), array("d")
+    for place, node in enumerate(nodes):
+        life, seen = left.log.nodes.get(node, Life()), left.pace.nodes.get(node, ())
+        for span in _spans_of(node, life, sorted([*life.signs, *seen]), end):
+            if span.state == "training":
+                starts.append(span.start)
+                ends.append(span.end)
+            if place < SHOWN:
+                shown.append(span)
+    return tuple(shown), Training(starts=array("d", sorted(starts)), ends=array("d", sorted(ends)))
+
+
+def _spans_of(node: str, life: Life, signs: Sequence[float], end: float) -> Iterator[Span]:
     """What a node did, from its own log. Where that breaks off and begins again, it was away."""
-    found: list[Span] = []
     state, since, trained = "", 0.0, False
 
-    def close(at: float) -> None:
+    def until(at: float) -> Iterator[Span]:
         if state and at > since:
-            found.append(Span(node=node, start=since, end=at, state=state))
+            yield Span(node=node, start=since, end=at, state=state)
 
-    for each in own:
+    for at, what in life:
         fresh = state
-        if each.name == "daemon.started":
-            close(max((at for at in signs if at < each.at), default=each.at))  # its last sign of life
-            fresh, trained = ("starting", False) if not each.said.get("adopted") else (state or "starting", trained)
-            state, since = fresh, each.at
+        if what in ("daemon.started", "daemon.adopted"):
+            before = bisect_left(signs, at)
+            yield from until(signs[before - 1] if before else at)  # its last sign of life
+            fresh, trained = ("starting", False) if what == "daemon.started" else (state or "starting", trained)
+            state, since = fresh, at
             continue
-        if each.name == "daemon.stopped":
-            close(each.at)
+        if what == "daemon.stopped":
+            yield from until(at)
             state = ""
             continue
-        if each.name == "workers.changed":
-            fresh, trained = state_of(str(each.said.get("work", "")), trained=trained)
+        fresh, trained = state_of(what, trained=trained)
         if fresh != state:
-            close(each.at)
-            state, since = fresh, each.at
-    close(min(end, signs[-1]) if signs else end)
-    return found
+            yield from until(at)
+            state, since = fresh, at
+    yield from until(min(end, signs[-1]) if signs else end)
 
 
 def state_of(work: str, *, trained: bool) -> tuple[str, bool]:
@@ -278,47 +251,45 @@ def state_of(work: str, *, trained: bool) -> tuple[str, bool]:
     return ("recovering" if trained else "starting"), trained
 
 
-def _trained(spans: Sequence[Span], generations: Sequence[Generation]) -> tuple[float, float | None, float]:
+def _trained(training: Training, generations: Sequence[Generation]) -> tuple[float, float | None, float]:
     """Seconds in which as many nodes trained as the plan has; when that first was so, and when it last was."""
-    training = [span for span in spans if span.state == "training"]
-    if not training:
+    starts, ends = training.starts, training.ends
+    if not starts:
         return 0.0, None, 0.0
-    edges = sorted({edge for span in training for edge in (span.start, span.end)} | {each.at for each in generations})
-    starts, ends = sorted(span.start for span in training), sorted(span.end for span in training)
+    plans = sorted(generations, key=lambda each: each.at)
+    asked = [members for _, members in accumulate(((each.number, each.members) for each in plans), max)]
+    adopted = [each.at for each in plans]
     total, since, until = 0.0, None, 0.0
-    for start, stop in pairwise(edges):
-        plan = next((each for each in reversed(generations) if each.at <= start), None)
-        here = bisect_right(starts, start) - bisect_right(
-            ends, start
-        )  # begun, and not over before `stop`, as that is an edge
-        if here and (plan is None or here >= plan.members):
+    for start, stop in pairwise(sorted([*starts, *ends, *adopted])):
+        if stop == start:
+            continue
+        plan = bisect_right(adopted, start)
+        # Those that have begun, and are not over before `stop`, as that is an edge.
+        here = bisect_right(starts, start) - bisect_right(ends, start)
+        if here and (not plan or here >= asked[plan - 1]):
             total += stop - start
             since = start if since is None else since
             until = stop
     return total, since, until
 
 
-def _recoveries(happenings: Iterable[Happening], generations: Sequence[Generation]) -> tuple[Recovery, ...]:
+def _recoveries(log: Log, generations: Sequence[Generation]) -> tuple[Recovery, ...]:
     reasons = {each.number: each.reason for each in generations}
-    worst: dict[int, Recovery] = {}
-    for each in happenings:
-        stages, total = each.said.get("stages"), each.said.get("total_s")
-        if each.name != "recovery.done" or not isinstance(stages, dict) or not isinstance(total, int | float):
-            continue
-        number = each.whole("generation")
-        if number not in worst or total > worst[number].total_s:
-            worst[number] = Recovery(
-                generation=number, at=each.at, rung=str(each.said.get("rung", "")), node=each.node, total_s=float(total),
-                stages={str(name): float(value) for name, value in stages.items()}, reason=reasons.get(number, ""),
-            )  # fmt: skip
-    return tuple(worst[number] for number in sorted(worst))
+    return tuple(
+        Recovery(
+            generation=number, at=each.at, rung=str(each.said.get("rung", "")), node=each.node,
+            total_s=float(each.said["total_s"]), reason=reasons.get(number, ""),
+            stages={str(name): float(value) for name, value in each.said["stages"].items()},
+        )
+        for number, each in sorted(log.recovered.items())
+    )  # fmt: skip
 
 
-def _ages(made: Sequence[tuple[float, int]], since: float | None, end: float) -> tuple[Age, ...]:
-    """From one renewal to the next: each time that a newer step than ever before was reached."""
+def _ages(made: Mapping[int, float], since: float | None, end: float) -> tuple[Age, ...]:
+    """From one renewal to the next: each time that a newer step than ever before was reached. `made`: when each first was."""
     newest, last = -1, since
     found: list[Age] = []
-    for at, step in sorted(made):
+    for at, step in sorted((at, step) for step, at in made.items()):
         if step <= newest:
             continue
         if last is not None and at > last:
@@ -392,10 +363,26 @@ def _outcome(generations: Sequence[Generation]) -> str:
     return last.reason if last.phase == "stop" else f"it goes on, or was cut off: {last.reason}"
 
 
+def _left_out(left: Left) -> tuple[str, ...]:
+    """What was more than is kept, so that a long run of many nodes fits into memory."""
+    said = []
+    if left.every > 1:
+        whose = f"{left.pace.lines:,} lines of steps' times" if left.pace.lines else "the steps that rank 0 printed"
+        said.append(
+            f"Of {whose} those of each step that {left.every} divides are kept: what a step usually takes, its phases and the "
+            "slow ranks are reckoned from them."
+        )
+    if left.noted > 1:
+        said.append(f"Of the trainer's notes those of each step that {left.noted} divides are kept.")
+    if left.untold:
+        said.append(f"Of {len(left.incidents) + left.untold:,} incidents the newest {len(left.incidents):,} are told.")
+    return tuple(said)
+
+
 def _missing(left: Left, curve: Sequence[Note]) -> tuple[str, ...]:
     """What the page would show if it had been kept, and which line keeps it."""
     said = []
-    if not left.happenings:
+    if not left.log.events:
         said.append(
             "No daemon's log: timeline, goodput and recoveries are missing. With telemetry.format json (the default off a "
             "terminal) it is the daemon's output: `elasticrl run` keeps it in log_dir; under systemd: "
@@ -411,7 +398,7 @@ def _missing(left: Left, curve: Sequence[Note]) -> tuple[str, ...]:
         )
     elif not any("loss" in note.facts for note in curve):
         said.append("No loss: the trainer notes reward and KL only; `loss` in its history would be drawn here.")
-    if left.happenings and not left.incidents:
+    if left.log.events and not left.incidents:
         said.append("No incident was written down: daemons keep them in state_dir/JOB/NODE/incidents.")
     if left.digests is None:
         said.append("No digests: whether steps came to the same bits is not known. `lanes.digest` writes them.")

@@ -105,6 +105,7 @@ def text(story: Story) -> str:
     lines += ["", "INCIDENTS", *(_incidents(story.incidents) or ["none was written down"])]
     lines += ["", f"Read: {', '.join(left.files)}."]
     lines += [f"Passed over: {reason}" for reason in left.unread]
+    lines += [f"Left out: {reason}" for reason in story.left_out]
     lines += [f"Not known: {reason}" for reason in story.missing]
     return "\n".join(lines)
 

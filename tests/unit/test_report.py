@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,9 +21,10 @@ from elasticrl.core.judge import judge
 from elasticrl.core.model import Exit
 from elasticrl.daemon.steps import Line, Marks, after
 from elasticrl.diagnose import incident
-from elasticrl.report.charts import COLOURS, TOLD, timed
-from elasticrl.report.page import DARK, LIGHT, page
-from elasticrl.report.read import Left, Took, read
+from elasticrl.report.charts import COLOURS, DRAWN, TOLD, timed
+from elasticrl.report.left import Left, Took
+from elasticrl.report.page import DARK, LIGHT, LISTED, page
+from elasticrl.report.read import read
 from elasticrl.report.story import Span, Story, heat, tell
 from elasticrl.report.text import clock, facts, human, text, within
 
@@ -265,6 +267,85 @@ def test_a_file_is_read_as_a_stream_and_a_torn_end_is_passed_over(run: Path) -> 
     left = read(run)
     assert sum(line.node == "n0" for line in left.took) == 10
     assert left.took[0].seconds.keys() == {"rollout", "update"}
+
+
+def long_run(folder: Path, *, nodes: int, steps: int) -> None:
+    """Nodes that train together from 2 s on, a step each half second, and say much that no page tells."""
+    for n in range(nodes):
+        node = f"n{n:02d}"
+        at = [log(2.0 + s / 100, "store.slow", node, said="x" * 60, after_s=s / 7) for s in range(5 * steps)]
+        head = [
+            log(0.0, "daemon.started", node, adopted=False),
+            log(1.0, "plan.adopted", node, generation=1, rung="start", world=nodes, members=nodes, reason="first plan"),
+            log(2.0, "workers.changed", node, work="training", generation=1, step=0),
+        ]
+        (folder / node).mkdir(parents=True)
+        (folder / f"{node}.daemon.log").write_text("".join(json.dumps(row) + "\n" for row in [*head, *at]))
+        rows = [
+            {"at": 1795293242.0 + s / 2, "node": node, "rank": n, "step": s, "generation": 1, "bytes": 10,
+             "seconds": {"rollout": 0.1, "values": 0.1, "update": 0.3}, "waited": {"update": 0.01}}
+            for s in range(1, steps + 1)
+        ]  # fmt: skip
+        (folder / node / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_memory_does_not_grow_with_nodes_and_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_run(tmp_path, nodes=20, steps=201)
+    monkeypatch.setattr("elasticrl.report.gather.LINES", 500)
+    tracemalloc.start()
+    try:
+        story = story_of(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20, "kept as values, 20,160 events and 4,020 lines are tens of MiB"
+    # What every line goes into is as it was: of 201 steps the last is kept though it is no 16th.
+    assert (story.steps, len(story.nodes), story.left.pace.lines, story.left.log.events) == (201, 20, 4020, 20 * 1008)
+    assert len(story.sealed) > 200
+    assert story.goodput == pytest.approx(201 * 0.5 / (story.until - story.begin - 2.0), rel=1e-3)
+    assert len(story.left.took) <= 501
+
+
+def test_what_was_too_much_to_be_kept_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = page(story_of(run))
+    assert "Left out" not in whole
+    monkeypatch.setattr("elasticrl.report.gather.LINES", 7)
+    monkeypatch.setattr("elasticrl.report.gather.CASES", 1)
+    (first,) = incident.found([run / "state" / "toy" / "n0" / "incidents"])[0]
+    newer = replace(first, id="20261121203907-g3", generation=3, began="2026-11-21T20:39:07.000Z")
+    incident.save(run / "state" / "toy" / "n0" / "incidents", newer)
+    story = story_of(run)
+    said = (
+        "Of 23 lines of steps&#x27; times those of each step that 4 divides are kept",
+        "Of the trainer&#x27;s notes those of each step that 2 divides are kept.",
+        "Of 2 incidents the newest 1 are told.",
+    )
+    made, told = page(story), text(story)
+    for sentence in said:
+        assert sentence in made
+        assert f"Left out: {sentence.replace('&#x27;', chr(39))}" in told
+    assert [each.generation for each in story.incidents] == [3]
+    assert (story.steps, story.curve[-1].step) == (10, 9), "the newest step is told whichever it is"
+
+
+def test_lines_and_bars_of_a_drawing_are_bounded_and_the_page_says_so(run: Path) -> None:
+    story = story_of(run)
+    plans = [
+        replace(story.generations[0], number=i, at=story.begin + i / 400, rung="reform" if i % 100 == 50 else "start")
+        for i in range(4000)
+    ]
+    spans = [
+        Span(node="n0", start=story.begin + i / 2000, end=story.begin + (i + 0.5) / 2000, state="waiting")
+        for i in range(DRAWN + 500)
+    ]
+    made = page(replace(story, generations=tuple(plans), spans=tuple(spans)))
+    assert f"Of 4,000 generations at most {TOLD} are drawn as lines" in made
+    assert f"Of {DRAWN + 500:,} bars the longest {DRAWN:,} are drawn." in made
+    assert f"Generations: the newest {LISTED:,} of 4,000" in made
+    wide = made[made.index('aria-label="what each node did when"') :].split("</svg>")[0]
+    assert wide.count("<title>generation ") == TOLD
+    assert sum(f"<title>generation {i}: " in wide for i in range(50, 4000, 100)) == 40, "no fault goes for a change"
+    assert "are drawn" not in page(story)
 
 
 def test_the_words_say_the_same(run: Path) -> None:
