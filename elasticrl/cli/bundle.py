@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,6 +54,8 @@ LOOKS: Final = (
 )  # fmt: skip
 PLAIN: Final = re.compile(r"^(?:null|none|true|false|\d{1,6}|\*+|\[removed\]|set|unset)$", re.IGNORECASE)  # no secret
 NAMED: Final = re.compile(WORDS, re.IGNORECASE)
+#: Where daemons and agents write their keys down, in a node's runtime directory: as a whole file, or as that field of one.
+KEYS: Final = {"vault.key": "", "rollout.key": "", "rollouts.json": "key", "echo.json": "secret"}
 Folders = Annotated[
     list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Also what lies in these: logs, state of a run.")
 ]
@@ -149,8 +152,15 @@ def written(secret: str) -> tuple[str, ...]:
 
 
 def secrets_here(tree: "Tree | None") -> set[str]:
-    """Those that this machine knows: of the environment, by their names, and of the configuration."""
-    found = {value for name, value in os.environ.items() if NAMED.search(name)}
+    """Those that this machine knows: of the environment and that of our units, by their names; of the configuration; and the
+    keys in daemons' runtime directories.
+    """
+    from elasticrl.cli import find
+    from elasticrl.diagnose.units import units
+
+    environments = [os.environ, *(unit.environment for unit in units())]
+    found = {value for each in environments for name, value in each.items() if NAMED.search(name)}
+    found |= set(keys_in((*find.run_dirs(), *(() if tree is None else (Path(tree.node.run_dir),)))))
     if tree is None:
         return found
     from elasticrl.config import ConfigError, reveal
@@ -167,6 +177,14 @@ def secrets_here(tree: "Tree | None") -> set[str]:
         except ConfigError:
             continue  # not readable by us: then it cannot be in what we read either, but by its look
     return found | {value for name, value in tree.agent.env.items() if NAMED.search(name)}
+
+
+def keys_in(folders: Iterable[Path]) -> Iterator[str]:
+    """The keys in these runtime directories, as far as this user may read them."""
+    for path in (path for folder in folders for name in KEYS for path in folder.glob(f"*/*/{name}")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            text, name = path.read_text(encoding="utf-8"), KEYS[path.name]
+            yield str(json.loads(text)[name]) if name else text.strip()
 
 
 def _configuration(config: Path | None) -> tuple["Tree | None", str]:

@@ -88,6 +88,32 @@ def test_no_secret_is_in_it_wherever_it_was_written(run: Path, tmp_path: Path, m
     assert "removed" in done.output
 
 
+def test_secrets_of_the_units_and_the_daemons_own_keys_are_known_by_value(run: Path, tmp_path: Path) -> None:
+    # Found by reading: whose names nobody has in a shell, and which look like any digest.
+    home = tmp_path / "run" / "toy" / "n0"
+    home.mkdir(parents=True)
+    digits = {name: char * 64 for name, char in (("vault", "a"), ("rollout", "b"), ("roll", "c"), ("echo", "d"))}
+    (home / "vault.key").write_text(digits["vault"])
+    (home / "rollout.key").write_text(digits["rollout"])
+    (home / "rollouts.json").write_text(json.dumps({"key": digits["roll"], "engines": []}))
+    (home / "echo.json").write_text(json.dumps({"node": "n0", "incarnation": 1, "secret": digits["echo"]}))
+    file = tmp_path / "environment"
+    file.write_text("ELASTICRL__STORE__PASSWORD=of-the-unit's-file\nNCCL_DEBUG=of-no-interest\n")
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.write_text(
+        "#!/bin/sh\ncat <<'SAID'\nId=elasticrl.service\nLoadState=loaded\n"
+        f"Environment=HF_TOKEN=of-the-unit-itself\nEnvironmentFiles={file} (ignore_errors=yes)\nSAID\n"
+    )
+    systemctl.chmod(0o755)
+    run.write_text(run.read_text().replace("node: {", f"node: {{run_dir: {tmp_path}/run, "))
+    secrets = [*digits.values(), "of-the-unit's-file", "of-the-unit-itself"]
+    (tmp_path / "log" / "toy" / "n0.daemon.log").write_text("\n".join([f"said {each} by mistake" for each in secrets]))
+    out = tmp_path / "b.tar.gz"
+    assert bundled("--config", str(run), "-o", str(out)).exit_code == 0
+    text = contents(out)["elasticrl-support/logs/n0.daemon.log"]
+    assert text == "\n".join([f"said {HIDDEN} by mistake"] * len(secrets))
+
+
 def test_what_helps_is_in_it(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     out = tmp_path / "b.tar.gz"
