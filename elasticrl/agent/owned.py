@@ -54,6 +54,15 @@ def taken_by(lock: IO[str]) -> str:
     return ""
 
 
+def made_closed(folder: Path) -> None:
+    """Make a folder in which prompts and answers may lie (logs, traces, checkpoints), and those above it that are missing,
+    closed to others; what the group may do, the umask says. One that is there keeps its mode: whoever made it has chosen.
+    """
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            each.mkdir(mode=0o770, exist_ok=True)
+
+
 def shared(folder: Path) -> str:
     """Why this is no directory that only this user can enter; empty if it is one."""
     status = folder.lstat()

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from elasticrl.agent.owned import made_closed
 from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
@@ -97,7 +98,7 @@ def run(
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     tree, run_dir = settled(config, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
-    with claimed(run_dir, tree.job.name, logs):
+    with claimed(run_dir, tree.job.name, (logs, Path(tree.node.state_dir) / tree.job.name)):
         etcd = start_store(tree) if tree.store.embedded else None
         endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
         if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):
@@ -139,14 +140,16 @@ def refused(why: str) -> typer.Exit:
 
 
 @contextmanager
-def claimed(run_dir: Path, job: str, logs: Path) -> Iterator[None]:
+def claimed(run_dir: Path, job: str, folders: Iterable[Path]) -> Iterator[None]:
     """Inside, no other run on this machine plays this job: they would end each other's etcd and vaults."""
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            made_closed(folder)
         (run_dir / job).mkdir(mode=0o700, exist_ok=True)
         file = (run_dir / job / "run.lock").open("ab")
     except OSError as error:
-        raise refused(f"{error.filename}: {error.strerror}; telemetry.log_dir must be yours to write") from None
+        rule = "telemetry.log_dir and node.state_dir must be yours to write"
+        raise refused(f"{error.filename}: {error.strerror}; {rule}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
+from elasticrl.agent.owned import made_closed
 from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
@@ -155,6 +156,12 @@ class Daemon:
     def _logs(self) -> Path:
         return Path(self.tree.telemetry.log_dir) / self.tree.job.name / self.name
 
+    def _close_folders(self) -> None:
+        """What is written below them may quote prompts and answers."""
+        for folder in (self._logs.parent, self.state_dir.parent):
+            with suppress(OSError):  # whoever writes there says why it cannot be
+                made_closed(folder)
+
     def _vault_options(self) -> Options:
         tree = self.tree
         return Options(
@@ -176,6 +183,7 @@ class Daemon:
     async def run(self) -> int:
         """Until the core leaves (its exit code) or a signal hands over (0)."""
         self.home.lock()
+        self._close_folders()
         told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._hear_signals(lambda number: None if told.done() else told.set_result(number.name))
         async with AsyncExitStack() as stack:

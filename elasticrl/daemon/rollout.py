@@ -69,6 +69,7 @@ class RolloutDaemon(Daemon):
     async def run(self) -> int:
         """Until the job is over (its exit code), this node is drained, or a signal hands over (0)."""
         self.home.lock()
+        self._close_folders()
         self._ending: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
         self._over: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticrl.agent.owned import made_closed
 from elasticrl.core.words import count
 from elasticrl.runtime.bits import Bits, difference
 from elasticrl.runtime.data.ledger import SUFFIX, decode, encode, files_of
@@ -78,7 +79,8 @@ class Chronicle:
             self._file = None
 
     def _open(self) -> int:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        made_closed(self.directory.parent)
+        self.directory.mkdir(exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             if os.fstat(file).st_size == 0:

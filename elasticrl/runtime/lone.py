@@ -12,7 +12,7 @@ import weakref
 from hashlib import blake2b
 from typing import IO, TYPE_CHECKING
 
-from elasticrl.agent.owned import taken_by
+from elasticrl.agent.owned import made_closed, taken_by
 from elasticrl.runtime.misuse import Misuse
 from elasticrl.runtime.vault.errors import DataError
 from elasticrl.runtime.vault.slots import BESIDE, files, prepare
@@ -73,7 +73,7 @@ def _tidy(vault: Path, notes_dir: Path) -> None:
 def _life(file: Path) -> str:
     """What this folder's run is known by, made up where it is new."""
     if not (known := _read(file)):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        made_closed(file.parent)
         known = secrets.token_hex(8)
         file.write_text(known, encoding="ascii")
     return known

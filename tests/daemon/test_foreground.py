@@ -94,6 +94,8 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
     assert not (folder / "vault" / "fg").exists()
     last = max(int(line.split()[4]) for line in (folder / "history").read_text().splitlines())
     assert (folder / "saves" / f"step-{last:08d}").exists()
+    for kept in ("log", "state"):
+        assert not (folder / kept / "fg").stat().st_mode & 0o007, "what may quote prompts is open to others"
     logs = "".join(log.read_text() for log in (folder / "log" / "fg").glob("*.daemon.log"))
     assert "stopped by an operator" in logs
     assert "Traceback" not in logs

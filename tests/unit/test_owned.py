@@ -2,18 +2,27 @@
 
 import asyncio
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from elasticrl.agent.owned import strange, unsafe, write_private
+=======
+from elasticrl.agent.owned import made_closed, strange, unsafe
+from elasticrl.agent.spec import write_private
+>>>>>>> 6707a0b (A job's folders for logs, traces, state and checkpoints are made closed to others, whatever started it)
 from elasticrl.cli import find
 from elasticrl.cli.serve import vaults_of
 from elasticrl.daemon.life import Home
 from elasticrl.daemon.refusal import Refusal
 from elasticrl.daemon.vault import dismiss
 from elasticrl.ppo.rollout.attend import Attendant, Limits
+from elasticrl.runtime.checkpoint.place import Local
+from elasticrl.runtime.chronicle import Chronicle
+from elasticrl.runtime.data.ledger import Ledger
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.slots import prepare
 
@@ -74,6 +83,36 @@ def test_one_s_own_and_a_group_of_one_s_own_are_no_others(tmp_path: Path) -> Non
     sticky.chmod(0o1777)
     Home(sticky / "job" / "n0")
     assert [strange(tmp_path / "run" / name) for name in ("", "job", "job/n0")] == [""] * 3
+
+
+def ledger(job: Path) -> None:
+    Ledger(job, writer="n0").close()
+
+
+def chronicle(job: Path) -> None:
+    Chronicle(job, "n0").add(step=1, generation=1, digest="00")
+
+
+def checkpoint(job: Path) -> None:
+    Local(job).begin("step-00000001-g1")
+
+
+@pytest.mark.parametrize("make", [made_closed, ledger, chronicle, checkpoint])
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o750), (0o002, 0o770), (0o077, 0o700)])
+def test_a_job_s_folder_is_made_closed_to_others_and_one_that_is_there_is_left(
+    tmp_path: Path, make: Callable[[Path], None], mask: int, mode: int
+) -> None:
+    # Found by reading: prompts, answers and weights were open to every user of a machine where the umask is the usual one.
+    before = os.umask(mask)
+    try:
+        make(tmp_path / "new" / "toy")
+        (tmp_path / "there").mkdir()
+        (tmp_path / "there").chmod(0o755)
+        make(tmp_path / "there")
+    finally:
+        os.umask(before)
+    for folder, found in (("new", mode), ("new/toy", mode), ("there", 0o755)):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == found
 
 
 def test_what_is_private_is_not_written_into_a_file_that_lay_there_before(tmp_path: Path) -> None:

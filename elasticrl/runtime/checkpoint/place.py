@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from elasticrl.agent.owned import made_closed
 from elasticrl.runtime.checkpoint.manifest import MANIFEST, FileEntry, parse_name
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import CheckpointStorage
@@ -126,7 +127,8 @@ class Local:
     def begin(self, name: str) -> None:
         """Have a staging directory; several writers of one gang share it."""
         faults.reach("checkpoint.begin", name)
-        (self.root / f"{STAGING}{name}").mkdir(parents=True, exist_ok=True)
+        made_closed(self.root)
+        (self.root / f"{STAGING}{name}").mkdir(exist_ok=True)
 
     @contextmanager
     def output(self, name: str, file: str) -> Iterator[Output]:

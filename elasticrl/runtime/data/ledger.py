@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticrl.agent.owned import made_closed
 from elasticrl.runtime.data.cursor import SampleId, Segment
 from elasticrl.runtime.vault import faults
 from elasticrl.runtime.vault.errors import DataError
@@ -216,7 +217,8 @@ class Ledger:
             raise OSError(self._ill.errno, self._ill.strerror)
         first = os.O_EXCL if self._ill is None else 0
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            made_closed(self.directory.parent)
+            self.directory.mkdir(exist_ok=True)
             return os.open(self._path, os.O_WRONLY | os.O_CREAT | first | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             self._ill, self._again = error, time.monotonic() + AGAIN_S
