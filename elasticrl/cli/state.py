@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.", show_default=False)]
 Other = Annotated[Path | None, typer.Argument(metavar="[RUN_B]", help="Another run's directory.", show_default=False)]
+IDLE_S: Final = 86400.0  # a save that nobody has written into for so long is nobody's: far over any checkpoint.timeout
 Where = Annotated[
     str,
     typer.Argument(metavar="RUN_OR_URL", help="A run's or a checkpoint directory, or a URL.", show_default=False),
@@ -238,14 +239,17 @@ def checkpoint_prune(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old checkpoints. Never the newest good one, which is found by hashing, and nothing newer than the last commit."""
+    """Remove old checkpoints, and what saves left that nobody goes on with: those that a commit has overtaken, and those into
+    which nothing was written for a day. Never the newest good one, which is found by hashing, and no checkpoint newer than the
+    last commit.
+    """
     from elasticrl.cli.operate import confirm
     from elasticrl.runtime.checkpoint import shelf
     from elasticrl.runtime.vault.errors import StateError
 
     place = place_of(where)
     try:
-        going = shelf.prunable(place, keep_last=keep_last, keep_every=keep_every)
+        going = shelf.prunable(place, keep_last=keep_last, keep_every=keep_every, idle_s=IDLE_S)
         if going and not dry_run:
             if not as_json:
                 typer.echo("\n".join(going))

@@ -16,6 +16,7 @@ from elasticrl.runtime.checkpoint.shelf import (
     mark_committed,
     newest_good,
     overtaken,
+    prunable,
     prune,
     read_committed,
     verify,
@@ -261,6 +262,37 @@ def test_pruning_clears_what_failed_saves_left_before_this_generations_newest_co
     assert "step-00000010-g2" in gone
     (still,) = where.leftovers()
     assert "step-00000030-g2" in still
+
+
+def test_who_does_not_know_the_generation_clears_what_the_newest_commit_has_overtaken(where: Place):
+    # Found by reading: an operator's prune left all of it, which after days of full disks may be most of what is there.
+    for step, generation in ((5, 1), (10, 2), (30, 2), (20, 3)):
+        name = name_of(Version(step), generation)
+        where.begin(name)
+        with where.output(name, "data-0000.distcp") as out:
+            out.write(b"a shard whose fellow never came")
+    save(where, 20, generation=2)
+    save(where, 25, generation=3, commit=False)
+    gone = prunable(where, keep_last=3)
+    assert sorted(name[-16:] for name in gone) == ["step-00000005-g1", "step-00000010-g2"]
+
+
+def test_a_save_into_which_nothing_is_written_any_more_is_nobodys(tmp_path: Path):
+    where = Local(tmp_path)
+    save(where, 10)
+    old, new = (name_of(Version(step), 1) for step in (20, 30))
+    for name in (old, new):
+        where.begin(name)
+        with where.output(name, "data-0000.distcp") as out:
+            out.write(b"a shard whose fellow never came")
+    for path in (
+        tmp_path / f"{STAGING}{old}",
+        tmp_path / f"{STAGING}{old}" / "data-0000.distcp",
+        tmp_path / f"{STAGING}{new}",
+    ):
+        os.utime(path, (1.0, 1.0))  # of the newer one's the file is of now: its writer goes on with it
+    assert prunable(where, keep_last=3, idle_s=3600.0) == (f"{STAGING}{old}",)
+    assert prunable(where, keep_last=3) == ()
 
 
 def test_a_commit_whose_mark_failed_is_marked_with_the_one_that_follows_it(where: Place):

@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -100,6 +101,9 @@ class Place(Protocol):
 
     def leftovers(self) -> list[str]:
         """What interrupted saves and removals have left."""
+
+    def idle_s(self, leftover: str) -> float | None:
+        """For how long nothing has been written into it; None where nobody knows."""
 
 
 class Local:
@@ -219,6 +223,13 @@ class Local:
         """What interrupted saves and removals have left."""
         return sorted(entry.name for entry in self._entries() if entry.name.startswith((STAGING, TRASH)))
 
+    def idle_s(self, leftover: str) -> float | None:
+        """By the newest of what is in it. A shard that is being written grows all the while."""
+        with suppress(OSError):  # it has just gone, or is published
+            folder = self.root / leftover
+            return time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        return None
+
 
 class Url:
     """Anything that fsspec can open: s3://, gs://, memory://, ... There a checkpoint exists from its manifest on."""
@@ -322,6 +333,10 @@ class Url:
     def leftovers(self) -> list[str]:
         """Directories without a manifest."""
         return sorted(name for name in self._folders() if not self._there(name, MANIFEST))
+
+    def idle_s(self, leftover: str) -> float | None:  # noqa: ARG002 # each kind of store has other words for it, or none
+        """Not known."""
+        return None
 
 
 def place(where: str | Path) -> Place:

@@ -241,10 +241,17 @@ def doomed(
 
 
 def prunable(
-    place: Place, *, keep_last: int, keep_every: int = 0, generation: int | None = None, commit: str | None = None
+    place: Place,
+    *,
+    keep_last: int,
+    keep_every: int = 0,
+    generation: int | None = None,
+    commit: str | None = None,
+    idle_s: float | None = None,
 ) -> tuple[str, ...]:
     """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
-    unfinished.
+    unfinished. `generation`: the job's present one; for who does not know it, that of the newest commit. `idle_s`: and whatever
+    nobody has written into for so long.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
     if nothing is good: every byte may then be needed for a rescue.
@@ -254,15 +261,19 @@ def prunable(
         found = newest_good(place, commit=commit)
         good = found.manifest.name if found else None
         gone = list(doomed(entries, keep_last=keep_last, keep_every=keep_every, good=good, commit=commit))
+        if generation is None:
+            generation = max((e.generation for e in entries if e.committed or e.name == commit), default=None)
         for leftover in place.leftovers():
             parsed = parse_name(leftover.removeprefix(STAGING))
-            if leftover.startswith(TRASH) or (generation is not None and parsed is not None and parsed[1] < generation):
+            older = generation is not None and parsed is not None and parsed[1] < generation
+            deserted = idle_s is not None and (place.idle_s(leftover) or 0.0) > idle_s
+            if leftover.startswith(TRASH) or older or deserted:
                 gone.append(leftover)
         # Of its own generation alone: after a step back older generations' commits are newer than what is being saved.
         own = [e.version for e in entries if e.generation == generation and (e.committed or e.name == commit)]
         if generation is not None and own:
             gone.extend(overtaken(place, max(own), generation))
-    return tuple(gone)
+    return tuple(dict.fromkeys(gone))
 
 
 def overtaken(place: Place, version: Version, generation: int, *, earlier: bool = False) -> tuple[str, ...]:
