@@ -14,7 +14,10 @@ from elasticrl.runtime.chronicle import read
 ROWS = [{"prompt": f"{number:03}", "chosen": f"{number:03}"[::-1], "rejected": "1"} for number in range(100)]
 
 
-def start(folder: Path, steps: int, allow: str = "", *, lanes: int = 2) -> Life:
+DPO = "algorithm: dpo, batch: 8"
+
+
+def start(folder: Path, steps: int, allow: str = "", *, lanes: int = 2, ppo: str = DPO) -> Life:
     """One life of the job, alone."""
     (folder / "job.yaml").write_text(
         f"job: {{name: small, program: elasticrl.ppo, steps: {steps}}}\nnode: {{name: n0}}\nmembership: {{max_nodes: 1}}\n"
@@ -22,7 +25,7 @@ def start(folder: Path, steps: int, allow: str = "", *, lanes: int = 2) -> Life:
         f"store: {{embedded: true}}\nlanes: {{count: {lanes}}}\n"
         f"model: {{path: {folder}/actor}}\nrollout: {{max_tokens: 5}}\n"
         f"data: {{path: {folder}/pairs.jsonl, max_prompt: 6}}\n"
-        "ppo: {algorithm: dpo, batch: 8, mini_batch: 8, micro_batch: 4, epochs: 1}\n"
+        f"reward: {{function: 'elasticrl.ppo.tasks:reverse'}}\nppo: {{{ppo}, mini_batch: 8, micro_batch: 4, epochs: 1}}\n"
     )
     (folder / "job.py").write_text("from elasticrl.ppo.__main__ import main\n\nmain('job.yaml')\n")
     return live(folder / "job.py")
@@ -65,6 +68,22 @@ def test_a_job_whose_reference_was_changed_is_refused_unless_told(tmp_path: Path
     assert max(read(tmp_path / "run" / "small").steps) == 4
     again = start(tmp_path, 6)
     assert again.returncode == 0, again.stderr
+
+
+def test_a_job_whose_groups_were_changed_with_its_batch_is_refused_unless_told(tmp_path: Path):
+    # Of as many prompts as before, so the data position says nothing of it.
+    tiny.write(tmp_path / "actor", hidden=16, layers=1)
+    write(tmp_path, ROWS)
+    before, after = ("algorithm: grpo, " + said for said in ("batch: 8, group: 2", "batch: 16, group: 4"))
+    first = start(tmp_path, 2, ppo=before)
+    assert first.returncode == 0, first.stderr
+    refused = start(tmp_path, 4, ppo=after)
+    assert refused.returncode != 0
+    assert "group was 2 and is 4" in refused.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 2, "nothing was trained"
+    allowed = start(tmp_path, 4, allow="batch", ppo=after)
+    assert allowed.returncode == 0, allowed.stderr
+    assert max(read(tmp_path / "run" / "small").steps) == 4
 
 
 def test_a_job_goes_on_with_more_lanes_if_told(tmp_path: Path):

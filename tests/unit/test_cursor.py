@@ -158,6 +158,20 @@ def test_another_batch_lane_count_or_data_is_refused_unless_allowed(change: dict
     resumed(replace(WALK, **change), before, "lanes", "batch", "data")
 
 
+def test_as_many_prompts_in_groups_of_another_size_are_another_batch():
+    # Found by reading: ppo.batch and ppo.group changed together leave the walk as it was, and nobody said a word.
+    before = Cursor(WALK, group=4)
+    before.advance(6)
+    state = before.state_dict()
+    with pytest.raises(CheckpointRefused, match=r"group was 4 and is 8.*--allow batch"):
+        Cursor(WALK, group=8).load_state_dict(state)
+    after = Cursor(WALK, group=8, allow=("batch",))
+    after.load_state_dict(state)
+    assert row(after, range(7, 9)) == row(before, range(7, 9))
+    del state["group"]  # as an earlier version kept it: nothing is known
+    Cursor(WALK, group=8).load_state_dict(state)
+
+
 def test_another_number_of_epochs_needs_no_permission():
     from dataclasses import replace
 

@@ -107,11 +107,12 @@ class Cursor:
     Register it as a part of the run's state: what it keeps is small, and is what a resumed run is checked against.
     """
 
-    def __init__(self, walk: Walk, *, allow: Collection[str] = ()) -> None:
+    def __init__(self, walk: Walk, *, allow: Collection[str] = (), group: int = 1) -> None:
         if walk.size is None:
             raise DataError("A Cursor needs to know the number of samples; for a stream use StreamLoader.")
         _check(walk)
         self.walk = walk
+        self.group = group  # how many samples are made of each of the walk's, as of a prompt
         self.allow = frozenset(allow)  # what may differ from the run that is gone on from
         self._segments: tuple[Segment, ...] = (Segment(first=0, epoch=0, offset=0, walk=walk),)
         self._next = 0  # the draw after the newest one that was asked to be kept
@@ -168,11 +169,18 @@ class Cursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the row was joined on, and how far it was used."""
-        return {"next": self._next, "segments": [segment.to_json() for segment in self._segments]}
+        return {"next": self._next, "segments": [segment.to_json() for segment in self._segments], "group": self.group}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Go on where it was. Another batch, lane count or data than it was is refused unless it was allowed by name."""
         segments = tuple(Segment.from_json(row) for row in state["segments"])
+        group = int(state.get("group", self.group))  # states of before had none
+        if group != self.group and "batch" not in self.allow:
+            raise CheckpointRefused(
+                f"The walk's batch changed (group was {group} and is {self.group}): each of its prompts would be answered "
+                "another number of times than the learning rate was chosen for. Set it back, or continue with --allow batch "
+                "(checkpoint.allow)."
+            )
         self._next = int(state["next"])
         self._segments = join_on(segments, self.walk, self._next, self.allow)
 
