@@ -99,7 +99,7 @@ class Runs:
         for of, name in others:
             said = f"job {job if of == ABSENT else of}" + (f", run {name}" if name not in ("", ABSENT) else "")
             names[said] += int(self._seen[of, name][0])
-        begun = min(self._seen[whose][1] for whose in mine if whose[1] == run)
+        begun = min((self._seen[whose][1] for whose in mine if whose[1] == run), default=-inf)
 
         def ours(event: Happening) -> bool:
             of, name = _whose(event)

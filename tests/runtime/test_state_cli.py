@@ -188,6 +188,16 @@ def test_prune_asks_and_never_takes_the_newest_good_one(copy: Path):
     assert "No checkpoint at" in elasticrl("checkpoint", "prune", copy, "--keep-last", 1, "--yes", ok=1)
 
 
+def test_prune_clears_what_broken_saves_left_and_leaves_a_save_that_goes_on(copy: Path):
+    for name in ("step-00000008-g3", "step-00000010-g4", "step-00000011-g4"):
+        (copy / "checkpoints" / f".saving-{name}").mkdir()
+    os.utime(copy / "checkpoints" / ".saving-step-00000010-g4", (1.0, 1.0))
+    gone = elasticrl("checkpoint", "prune", copy, "--keep-last", 9, "--yes").split()
+    assert gone[:2] == [".saving-step-00000008-g3", ".saving-step-00000010-g4"]
+    left = [path.name for path in (copy / "checkpoints").glob(".saving-*")]
+    assert left == [".saving-step-00000011-g4"]
+
+
 def test_export_writes_safetensors_from_the_newest_good_one(copy: Path, tmp_path: Path):
     flip(copy / "checkpoints" / "step-00000009-g4" / "data-0001.distcp", 2000)
     (tmp_path / "config.json").write_text("{}")

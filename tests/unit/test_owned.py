@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
-from elasticrl.agent.owned import strange, unsafe, write_private
-=======
-from elasticrl.agent.owned import made_closed, strange, unsafe
-from elasticrl.agent.spec import write_private
->>>>>>> 6707a0b (A job's folders for logs, traces, state and checkpoints are made closed to others, whatever started it)
+from elasticrl.agent.owned import made_closed, strange, unsafe, write_private
 from elasticrl.cli import find
 from elasticrl.cli.serve import vaults_of
 from elasticrl.daemon.life import Home
