@@ -164,12 +164,10 @@ def secrets_here(tree: "Tree | None") -> set[str]:
     if tree is None:
         return found
     from elasticrl.config import ConfigError, reveal
-    from elasticrl.config.section import leaves
-    from elasticrl.config.tree import Tree as Root
-    from elasticrl.config.tree import values
+    from elasticrl.config.tree import leaf, values
 
     for key, value in values(tree).items():
-        if leaves(Root)[key].secret and value is not None:
+        if leaf(key).secret and value is not None:
             found.add(value.get_secret_value())  # type: ignore[attr-defined] # a secret's type
     for file in (tree.store.password_file, tree.web.token_file):
         try:

@@ -7,8 +7,8 @@ daemon takes up at once, and those that would make another run of it.
 from typing import Literal, TypeVar
 
 from elasticrl.config.relations import RELATIONS
-from elasticrl.config.section import Section, key_of, leaves
-from elasticrl.config.tree import Tree, values
+from elasticrl.config.section import Section, key_of
+from elasticrl.config.tree import Tree, leaf, values
 from elasticrl.core.value import dataclass
 
 When = Literal["live", "restart", "never"]
@@ -98,9 +98,9 @@ def changes(old: Tree, new: Tree) -> tuple[Change, ...]:
     """All keys that differ between two trees, in the order of the schema."""
     before, after = values(old), values(new)
     return tuple(
-        Change(key=key, old=leaf.render(before[key]), new=leaf.render(after[key]), when=when(key))
-        for key, leaf in leaves(Tree).items()
-        if before[key] != after[key]
+        Change(key=key, old=leaf(key).render(before.get(key)), new=leaf(key).render(after.get(key)), when=when(key))
+        for key in dict.fromkeys((*before, *after))
+        if before.get(key) != after.get(key)
     )
 
 

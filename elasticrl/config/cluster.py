@@ -7,7 +7,7 @@ of it trades. `elasticrl.core.settings` holds the part of these that the core de
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from pydantic import SecretStr
+from pydantic import ConfigDict, Field, SecretStr
 
 from elasticrl.config.section import (
     Bytes,
@@ -27,8 +27,10 @@ from elasticrl.config.section import (
     Span,
     Text,
     Whole,
+    key_of,
 )
 from elasticrl.config.units import MiB
+from elasticrl.core.model import PHASE_NAME
 
 
 class Job(Section):
@@ -206,8 +208,14 @@ class Recovery(Section):
 class Phase(Section):
     """The longest that a worker may be in each phase without progress. null: timeouts.default_phase.
 
-    A phase's budget is learned from its history; these cap it, and hold alone until there is a history.
+    A phase's budget is learned from its history; these cap it, and hold alone until there is a history. A script's own phases
+    stand here too, by the names that it gives to run.phase.
     """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"propertyNames": {"pattern": f"^{PHASE_NAME}$"}})
+    __pydantic_extra__: dict[str, Seconds | None] = Field(init=False)
+    """Seconds. Any other phase, by the name that the script gives to run.phase: a letter and up to 31 letters, digits, dashes
+    and underscores. elasticrl.ppo has none."""
 
     rollout_s: Seconds | None = 300.0
     """Seconds. Generating samples. More allows longer answers and a cold engine; a hang in it stays unseen as long."""
@@ -231,6 +239,10 @@ class Phase(Section):
     """Seconds. What a save asks of the training thread; the writing is done elsewhere."""
     reform_s: Seconds | None = None
     """Seconds. Leaving a broken group and joining the next; recovery.reform usually ends it first."""
+
+    def caps(self) -> dict[str, float | None]:
+        """By the phase's name."""
+        return {key_of(name): getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
 
 
 class Timeouts(Section):

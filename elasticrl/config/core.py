@@ -24,7 +24,7 @@ def to_core(tree: Tree) -> settings.Settings:
         recovery=_same(settings.Recovery, tree.recovery),
         health=_same(settings.Health, tree.health),
         timeouts=settings.Timeouts(
-            phase_s={name.removesuffix("_s"): cap_s for name, cap_s in times.phase if cap_s is not None},
+            phase_s={name: cap_s for name, cap_s in times.phase.caps().items() if cap_s is not None},
             default_phase_s=times.default_phase_s,
             floor_s=times.floor_s,
             slack=times.slack,

@@ -8,7 +8,7 @@ the reading: values that are in doubt are put aside, the others are checked agai
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -19,13 +19,16 @@ from pydantic_core import ErrorDetails
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from elasticrl.config.finding import DEFAULT, ConfigError, Finding, Origin, in_order
-from elasticrl.config.relations import RELATIONS, Relation
-from elasticrl.config.section import DURATION_MARK, Leaf, leaves, sections
+from elasticrl.config.relations import OUR_TRAINER, RELATIONS, Relation
+from elasticrl.config.section import DURATION_MARK, Leaf, Section, extra_leaf, leaf_of, leaves, open_sections, sections
 from elasticrl.config.source import NULL, STR, Unreadable, compose, flow, line_of, pairs, plain, read_file
 from elasticrl.config.tree import Tree, put, values
+from elasticrl.config.tree import leaf as leaf_at
+from elasticrl.core.model import misnamed
 from elasticrl.core.value import dataclass
 
 PREFIX = "ELASTICRL__"
+RUNTIMES = frozenset({"disks"})  # phases that the runtime begins by itself, of any script; update and save are keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +162,20 @@ class _Sheet:
                 self.take(value, key, place)
             elif (leaf := leaves(Tree).get(key)) is not None:
                 self.put(leaf, value, where, place)
+            elif (kind := open_sections(Tree).get(prefix)) is not None and not _is_field(kind, key_node.value):
+                self.phase(extra_leaf(kind, key), value, where, place)
             else:
                 self.unknown(key, prefix, where)
             first.setdefault(key, where)
+
+    def phase(self, leaf: Leaf, node: Node, where: Origin, place: Callable[[Node], Origin]) -> None:
+        """One of a script's own."""
+        if why := misnamed(leaf.path[-1]):
+            self.doubtful.add(leaf.key)
+            remedy = "Give it the name that the script calls run.phase with, such as evaluate."
+            self.report(_Rule("must be the name of a phase", remedy), where, _cut(leaf.key), why)
+            return
+        self.put(leaf, node, where, place)
 
     def put(self, leaf: Leaf, node: Node, where: Origin, place: Callable[[Node], Origin]) -> None:
         """The value of one leaf."""
@@ -259,6 +273,7 @@ class _Sheet:
             tree = self.build()
         self.doubtful |= {key for key in leaves(Tree) if key not in self.origins and self.was_meant(key)}
         self.findings += self.misfits.values()
+        self.findings += self.strange(tree)
         self.findings += [
             self.broken(relation, tree)
             for relation in RELATIONS
@@ -266,13 +281,31 @@ class _Sheet:
         ]
         return tree
 
+    def strange(self, tree: Tree) -> Iterator[Finding]:
+        """Phases that nobody but a script can begin, where they look like an error. Warnings: a script may call them so."""
+        known, ours = _keys_of("timeouts.phase"), tree.job.program == OUR_TRAINER
+        for name in sorted(set(tree.timeouts.phase.model_extra or ()) - RUNTIMES):
+            key, near = f"timeouts.phase.{name}", difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if not near and not ours:
+                continue
+            values = f"no phase of {OUR_TRAINER} is called so" + (f"; the nearest is {near[0]}" if near else "")
+            rename = f"Rename it to {near[0]}" if near else "Remove it"
+            yield Finding(
+                where=self.origins.get(key, DEFAULT),
+                key=key,
+                rule=f"has no effect with {OUR_TRAINER}" if ours else "should be a phase that the script begins",
+                values=values,
+                remedy=f"{rename}." if ours else f'{rename}, unless the script has run.phase("{name}").',
+                level="warning",
+            )
+
     def was_meant(self, key: str) -> bool:
         return any(key == meant or key.startswith(f"{meant}.") for meant in self.meant)
 
     def build(self) -> Tree:
         root: dict[str, object] = {key: {} for key, field_ in Tree.model_fields.items() if field_.is_required()}
         for key, value in self.raw.items():
-            put(root, leaves(Tree)[key].path, value)
+            put(root, leaf_at(key).path, value)
         return Tree.model_validate(root)
 
     def mistyped(self, detail: ErrorDetails) -> None:
@@ -300,7 +333,9 @@ class _Sheet:
 
     def broken(self, relation: Relation, tree: Tree) -> Finding:
         known = values(tree)
-        written = [self.origins[key] for key in relation.keys if key in self.origins]
+        beside = {key.rpartition(".")[0] for key in relation.keys} & open_sections(Tree).keys()
+        names = [key for key in self.origins if key.rpartition(".")[0] in beside and key not in leaves(Tree)]
+        written = [self.origins[key] for key in (*relation.keys, *names) if key in self.origins]
         silent = [key for key in relation.keys if key not in self.origins and _is_number(known[key])]
         why, remedy = relation.says(tree)
         if written and 0 < len(silent) <= 3:  # which of the numbers are defaults; a longer list tells nobody anything
@@ -326,7 +361,16 @@ def _sections() -> frozenset[str]:
 
 def _leaf_at(loc: tuple[int | str, ...]) -> Leaf:
     keys = (".".join(map(str, loc[:length])) for length in range(1, len(loc) + 1))
-    return next(leaves(Tree)[key] for key in keys if key in leaves(Tree))
+    return next(leaf for key in keys if (leaf := leaf_of(Tree, key)) is not None)
+
+
+def _keys_of(section: str) -> list[str]:
+    return [leaf.path[-1] for leaf in leaves(Tree).values() if leaf.key == f"{section}.{leaf.path[-1]}"]
+
+
+def _is_field(kind: type[Section], name: str) -> bool:
+    """It is what the code calls a field, as `rollout_s`: no name beside the fields."""
+    return name in kind.model_fields
 
 
 def _nearest(key: str, prefix: str) -> str | None:

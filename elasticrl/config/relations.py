@@ -69,8 +69,7 @@ def _lease_needs(t: Tree) -> float:
 def _caps(t: Tree) -> dict[str, float]:
     """The cap of each phase."""
     default = t.timeouts.default_phase_s
-    named = {name.removesuffix("_s"): cap for name, cap in t.timeouts.phase}
-    return {name: default if cap is None else cap for name, cap in named.items()}
+    return {name: default if cap is None else cap for name, cap in t.timeouts.phase.caps().items()}
 
 
 def _longest(t: Tree) -> tuple[str, float]:

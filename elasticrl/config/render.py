@@ -13,9 +13,10 @@ from pydantic_core.core_schema import WithDefaultSchema
 from elasticrl.config.changes import SAID, when
 from elasticrl.config.finding import DEFAULT, Origin
 from elasticrl.config.relations import RELATIONS
-from elasticrl.config.section import Leaf, leaves, sections
+from elasticrl.config.section import Leaf, extra_leaf, leaves, open_sections, sections
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
+from elasticrl.config.tree import leaf as leaf_at
 
 
 def show(tree: Tree, origins: Mapping[str, Origin]) -> str:
@@ -44,7 +45,7 @@ def shown(tree: Tree, origins: Mapping[str, Origin]) -> dict[str, dict[str, obje
 
 def _entries(tree: Tree, origins: Mapping[str, Origin]) -> Iterator[tuple[Leaf, str, object, Origin]]:
     for key, value in values(tree).items():
-        leaf = leaves(Tree)[key]
+        leaf = leaf_at(key)
         if leaf.mapping and isinstance(value, Mapping) and value:
             for name, text in sorted(value.items()):
                 yield leaf, name, text, origins.get(f"{key}.{name}", DEFAULT)
@@ -62,6 +63,8 @@ def json_schema() -> str:
         entry.pop("title", None)
         if not leaf.required:
             entry["default"] = leaf.plain(leaf.default)
+    for key, kind in open_sections(Tree).items():
+        definitions[kind.__name__]["additionalProperties"]["description"] = extra_leaf(kind, f"{key}.NAME").doc
     schema = {"$schema": GenerateJsonSchema.schema_dialect} | schema | {"title": "elasticrl"}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -106,6 +109,7 @@ def markdown() -> str:
         if key:
             parts.append(f"## {key}\n\n{' '.join((kind.__doc__ or '').split())}\n")
         if own:
+            own += [extra_leaf(kind, f"{key}.NAME")] if key in open_sections(Tree) else []
             rows = "".join(_row(leaf) for leaf in own)
             parts.append(f"| key | must be | default | changes | meaning |\n|---|---|---|---|---|\n{rows}")
     parts.append(

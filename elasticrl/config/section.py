@@ -33,6 +33,9 @@ def key_of(attribute: str) -> str:
     return attribute.removesuffix("_s").removesuffix("_bytes")
 
 
+EXTRA = "__pydantic_extra__"
+
+
 class Section(BaseModel):
     """A named group of keys. Frozen; strict: a value of another type is refused, never converted."""
 
@@ -252,6 +255,27 @@ def sections(root: type[Section], prefix: str = "") -> Iterator[tuple[str, type[
     for name, field in root.model_fields.items():
         if inner := section_class(field):
             yield from sections(inner, f"{prefix}.{key_of(name)}".lstrip("."))
+
+
+@cache
+def open_sections(root: type[Section]) -> Mapping[str, type[Section]]:
+    """Those that take names beside their fields, by key. What such a name may have is the annotation of their extras."""
+    return {key: kind for key, kind in sections(root) if kind.model_config.get("extra") == "allow"}
+
+
+def leaf_of(root: type[Section], key: str) -> Leaf | None:
+    """The leaf of a key: a field, or a name beside the fields of an open section."""
+    where, _, name = key.rpartition(".")
+    kind = None if key in leaves(root) else open_sections(root).get(where)
+    return leaves(root).get(key) if kind is None or not name else extra_leaf(kind, key)
+
+
+def extra_leaf(kind: type[Section], key: str) -> Leaf:
+    """That of a name beside an open section's fields."""
+    (annotation,) = get_args(inspect.get_annotations(kind)[EXTRA])[1:]
+    return Leaf(
+        key=key, section=kind, attribute=EXTRA, annotation=annotation, metadata=(), default=None, required=False
+    )
 
 
 def section_class(field: FieldInfo) -> type[Section] | None:

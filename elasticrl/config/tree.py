@@ -6,7 +6,7 @@ a worker is handed, what a manifest's hash covers and what `config show` prints 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from elasticrl.config.cluster import (
     Agent,
@@ -25,7 +25,7 @@ from elasticrl.config.cluster import (
     Vault,
     Web,
 )
-from elasticrl.config.section import Section, leaves
+from elasticrl.config.section import Leaf, Section, key_of, leaf_of
 from elasticrl.config.training import Data, Model, Placement, Ppo, Reward, Rollout
 
 
@@ -65,12 +65,24 @@ def run_dir(tree: Tree, node: str) -> str:
 
 def values(tree: Tree) -> Mapping[str, object]:
     """Every key with its value, as the code holds it."""
-    found: dict[str, object] = {}
-    for leaf in leaves(Tree).values():
-        section: object = tree
-        for name in leaf.path[:-1]:
-            section = getattr(section, name)
-        found[leaf.key] = getattr(section, leaf.attribute)
+    return dict(_values(tree, ""))
+
+
+def _values(section: Section, prefix: str) -> Iterator[tuple[str, object]]:
+    for name in type(section).model_fields:
+        key, value = f"{prefix}{key_of(name)}", getattr(section, name)
+        if isinstance(value, Section):
+            yield from _values(value, f"{key}.")
+        else:
+            yield key, value
+    for name, value in sorted((section.model_extra or {}).items()):
+        yield f"{prefix}{name}", value
+
+
+def leaf(key: str) -> Leaf:
+    """That of a key which `values` has."""
+    found = leaf_of(Tree, key)
+    assert found is not None, f"{key} is no key"
     return found
 
 
@@ -78,9 +90,8 @@ def dumps(tree: Tree) -> str:
     """The tree as JSON that `loads` reads back to an equal tree, but for secrets, which are left out."""
     root: dict[str, object] = {}
     for key, value in values(tree).items():
-        leaf = leaves(Tree)[key]
-        if not leaf.secret:
-            put(root, leaf.path, leaf.plain(value))
+        if not leaf(key).secret:
+            put(root, leaf(key).path, leaf(key).plain(value))
     return json.dumps(root, sort_keys=True, allow_nan=False)
 
 

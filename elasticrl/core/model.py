@@ -5,6 +5,7 @@ itself; a `Commit` is the newest disk checkpoint; a `View` is what a node has se
 yesterday's view can be compared with today's.
 """
 
+import re
 from collections.abc import Mapping
 from enum import Enum, IntEnum, StrEnum
 from functools import cached_property
@@ -257,6 +258,18 @@ OUTSIDE: Final = "outside"
 LOADING: Final = "warm"
 #: That of a worker from when it has taken its rank in a generation until it trains there.
 MEETING: Final = "reform"
+#: What a script may call a phase of its own: it is a key of the configuration, and has 32 bytes in a beat.
+PHASE_NAME: Final = r"[A-Za-z][A-Za-z0-9_-]{0,31}"
+_STATES: Final = frozenset({OUTSIDE, LOADING, MEETING, "parked", "done"})
+
+
+def misnamed(phase: str) -> str:
+    """Why no script may call a phase so, as "it ..."; "" if it may."""
+    if phase in _STATES:
+        return "it is what the runtime calls a state of its own"
+    if not re.fullmatch(PHASE_NAME, phase):
+        return "it is not a letter and up to 31 letters, digits, dashes and underscores"
+    return ""
 
 
 def meanwhile(work: Work, phase: str) -> bool:

@@ -536,7 +536,7 @@ def _budgets(tree: Tree, roles: list[Role], world: int, rate: Rate) -> list[Budg
     if nodes := _rollout_nodes(tree):
         formula = f"{nodes} rollout nodes x {size} B x P {actor.count:,} / {NETWORK:g} B/s"
         seconds["sync"] = (nodes * size * actor.count / NETWORK, formula)
-    caps = {name.removesuffix("_s"): cap for name, cap in times.phase}
+    caps = times.phase.caps()
     found = []
     for phase in flow.of(ppo, tied=tree.model.value_head == "tied").phases:
         took, formula = seconds[phase]

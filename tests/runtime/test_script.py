@@ -403,6 +403,26 @@ def test_weights_that_the_model_has_no_longer_are_missed(tmp_path: Path, steps: 
     assert re.search(rf"{memory}.* {re.escape(said)}", life.stderr), life.stderr
 
 
+PHASE = """
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=torch.nn.Linear(2, 2), optimizer=SGD(lr=0.1))
+    for step in run.steps(1):
+        with run.phase("evaluate"), run.phase("save-2_b"):
+            print("may be")
+        with run.phase("done"):
+            print("may not be")
+"""
+
+
+def test_a_phase_cannot_be_called_as_a_state_of_the_runtime_is(tmp_path: Path):
+    life = start(tmp_path, PHASE)
+    assert "may be" in life.stdout
+    assert "may not be" not in life.stdout
+    assert (
+        "Misuse: run.phase('done'): no phase can be called so: it is what the runtime calls a state of" in life.stderr
+    )
+
+
 def test_an_older_torch_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
     with pytest.raises(Misuse, match=r"torch 2\.11\.0\+cu128 is installed here, and this wants 2\.13\.0 or later"):

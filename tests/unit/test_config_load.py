@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrl.config import ConfigError, Loaded, dumps, load, loads, read, reveal
+from elasticrl.cli.bundle import secrets_here
+from elasticrl.config import ConfigError, Loaded, changes, dumps, load, loads, read, render, reveal, to_core
 from elasticrl.config.source import flow
 from elasticrl.config.tree import Tree, values
+from elasticrl.core.suspect import Budgets
 
 SMALL = """\
 job: {name: demo, program: train.py}
@@ -295,6 +297,74 @@ def test_an_unknown_variable_and_a_bare_word_are_refused(given_text: Reader) -> 
         "environment ELASTICRL__PPO__LRR ppo.lrr must be a known key (the nearest is lr).",
         "command line must be an override (ppo.lr has no =).",
     ]
+
+
+def test_a_phase_of_a_scripts_own_has_a_budget_by_its_name(given_text: Reader) -> None:
+    text = SMALL + "timeouts: {phase: {evaluate: 5m, eval_s: 3s, gather: null}}\n"
+    loaded = given_text(text, ["timeouts.phase.gather=20s"], {"ELASTICRL__TIMEOUTS__PHASE__EVALUATE": "6m"})
+    assert loaded.findings == ()
+    core = to_core(good(loaded)).timeouts
+    assert core.phase_s == {"rollout": 300.0, "update": 300.0, "evaluate": 360.0, "eval_s": 3.0, "gather": 20.0}
+    assert Budgets(settings=core).budget("evaluate") == 360.0
+    assert str(loaded.origins["timeouts.phase.gather"]) == "command line"
+    assert loads(dumps(good(loaded))) == good(loaded) != good(given_text(SMALL))
+    assert secrets_here(good(loaded)) == secrets_here(good(given_text(SMALL)))
+    assert [(one.key, one.old, one.new, one.when) for one in changes(good(given_text(SMALL)), good(loaded))] == [
+        ("timeouts.phase.eval_s", "null", "3s", "restart"),
+        ("timeouts.phase.evaluate", "null", "6m", "restart"),
+        ("timeouts.phase.gather", "null", "20s", "restart"),
+    ]
+    again = given_text(
+        render.show(good(loaded), loaded.origins).replace("password: null", "").replace("token: null", "")
+    )
+    assert good(again) == good(loaded)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("warm", "5s", "warm must be the name of a phase (it is what the runtime calls a state of its own)."),
+        ("outside", "5s", "outside must be the name of a phase (it is what the runtime calls a state of its own)."),
+        ("'a b'", "5s", "a b must be the name of a phase (it is not a letter and up to 31 letters, digits, dashes and"),
+        ("'9'", "5s", "9 must be the name of a phase (it is not a letter and up to 31 letters, digits, dashes and"),
+        ("a" * 33, "5s", "a" * 33 + " must be the name of a phase (it is not a letter and up to 31 letters, digits"),
+        ("rollout_s", "5s", "rollout_s must be a known key (the nearest is rollout)."),
+        ("evaluate", "5", "evaluate must be a duration over 0s or null (5 has no unit)."),
+        ("evaluate", "soon", "evaluate must be a duration over 0s or null (soon is not)."),
+        ("evaluate", "{a: 1s}", "evaluate must be a duration over 0s or null (a mapping)."),
+    ],
+)
+def test_what_cannot_be_a_phase_or_its_budget_is_refused(given_text: Reader, name: str, value: str, line: str) -> None:
+    loaded = given_text(SMALL + f"timeouts:\n  phase:\n    {name}: {value}\n")
+    assert loaded.tree is None
+    [said] = lines(loaded)
+    assert said.startswith(f"c.yaml:5 timeouts.phase.{line}")
+
+
+def test_a_phase_that_is_near_to_a_known_one_is_taken_with_a_warning(given_text: Reader) -> None:
+    loaded = given_text(SMALL, ["timeouts.phase.rolout=5m", "timeouts.phase.disks=5m"])
+    assert to_core(good(loaded)).timeouts.phase_s["rolout"] == 300.0
+    [finding] = loaded.findings
+    assert str(finding) == (
+        "command line timeouts.phase.rolout warning: should be a phase that the script begins"
+        " (no phase of elasticrl.ppo is called so; the nearest is rollout).\n"
+        '    Rename it to rollout, unless the script has run.phase("rolout").'
+    )
+
+
+def test_a_phase_that_the_trainer_does_not_have_has_no_effect(given_text: Reader) -> None:
+    own = SMALL.replace("train.py", "elasticrl.ppo") + "model: {path: m}\ndata: {path: d}\nreward: {function: a:b}\n"
+    loaded = given_text(own, ["timeouts.phase.evaluate=5m", "timeouts.phase.rolout=5m", "timeouts.phase.disks=5m"])
+    assert [(one.level, one.rule, one.remedy) for one in loaded.findings] == [
+        ("warning", "has no effect with elasticrl.ppo", "Remove it."),
+        ("warning", "has no effect with elasticrl.ppo", "Rename it to rollout."),
+    ]
+
+
+def test_a_rule_between_budgets_counts_a_scripts_own_and_says_where_it_was_written(given_text: Reader) -> None:
+    [line] = lines(given_text(SMALL + "timeouts:\n  phase:\n    evaluate: 20m\n"))
+    assert line.startswith("c.yaml:5 timeouts.collective must exceed the longest phase")
+    assert "(10m is not over evaluate's 20m + 1s + 10s" in line
 
 
 def test_a_misspelt_required_key_is_one_finding(given_text: Reader) -> None:
