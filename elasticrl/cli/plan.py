@@ -31,24 +31,33 @@ def plan(
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each worker's device, such as 80GiB.")
     ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--parameters", metavar="COUNT", help="Of the model of a program of your own: 7B, 350M, 1.5e9."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate memory, bytes on the wire and phase budgets of CONFIG; nothing is started, no weights are read."""
     from elasticrl.cli import useless
     from elasticrl.config import ConfigError, load
-    from elasticrl.config.units import parse_size
+    from elasticrl.config.units import parse_count, parse_size
     from elasticrl.ppo import estimate
     from elasticrl.ppo.shapes import ShapeError
 
     if graph:
-        useless.refuse(context, "workers", "memory", "as_json", because="only without --graph, which reckons nothing")
+        useless.refuse(
+            context, "workers", "memory", "parameters", "as_json", because="only without --graph, which reckons nothing"
+        )
     try:
         tree = load(file, overrides or ())
         if graph:
             typer.echo(_graph(tree))
             return
         limit = parse_size(memory) if memory else None
-        found = estimate.read(tree, workers=workers, memory_bytes=limit)
+        if parameters is not None:
+            found = estimate.counted(tree, parse_count(parameters), workers=workers, memory_bytes=limit)
+        else:
+            found = estimate.read(tree, workers=workers, memory_bytes=limit)
     except (ConfigError, ShapeError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from error
@@ -106,16 +115,24 @@ def _text(found: "Estimate") -> str:
     largest = (
         "give --memory to know it" if found.memory_limit is None else str(found.largest_micro_batch or "none fits")
     )
+    stays = [
+        f"{found.workers} workers, one of them on its {found.device}:",
+        *block("memory that stays", found.memory),
+    ]
+    host = block("in the host's memory, for this worker", found.host)
+    notes = [f"# {note}" for note in found.notes]
+    if found.micro_batch is None:
+        wire = block("bytes that it sends in an update (one backward pass for each lane)", found.wire)
+        return "\n".join([*stays, f"  together {size(found.fixed)}", *host, *wire, *notes])
     return "\n".join(
         [
-            f"{found.workers} workers, one of them on its {found.device}:",
-            *block("memory that stays", found.memory),
+            *stays,
             *block("and the greatest of these", found.transient),
             f"  peak {size(found.peak)}; micro-batch {found.micro_batch}, the largest that fits: {largest}",
-            *block("in the host's memory, for this worker", found.host),
+            *host,
             *block("bytes that it sends in a step", found.wire),
             "phase budgets (orders of magnitude: they are learned in the run, and capped by timeouts.phase)",
             *table(("  phase", "expected", "suggested", "cap", "by"), budgets),
-            *(f"# {note}" for note in found.notes),
+            *notes,
         ]
     )

@@ -11,9 +11,11 @@ KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
 DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]+(\.[0-9]+)?(B|KiB|MiB|GiB|TiB)$"
+COUNT = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(e\+?[0-9]{1,2})?)(K|M|B|T)?"
 
 _SECONDS = {"d": Decimal(86400), "h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _BYTES = {"TiB": 1 << 40, "GiB": GiB, "MiB": MiB, "KiB": KiB, "B": 1}
+_COUNTS = {"T": 10**12, "B": 10**9, "M": 10**6, "K": 10**3, None: 1}
 _SPLIT = re.compile(r"([0-9.]+)([A-Za-z]+)")
 
 
@@ -52,6 +54,21 @@ def parse_size(text: str) -> int:
     count = number * _BYTES[unit]
     if count != count.to_integral_value():
         raise ValueError(f"{text} is not a whole number of bytes")
+    return int(count)
+
+
+def parse_count(text: str) -> int:
+    """How many, as sizes of models are written.
+
+    >>> parse_count("7B"), parse_count("350M"), parse_count("1.5e9"), parse_count("7_000_000_000")
+    (7000000000, 350000000, 1500000000, 7000000000)
+    """
+    match = re.fullmatch(COUNT, text)
+    if match is None:
+        raise ValueError(f"{text} is no number of things: write it like 7B, 350M, 1.5e9 or 7_000_000_000")
+    count = Decimal(match[1]) * _COUNTS[match[3]]
+    if count < 1 or count != count.to_integral_value():
+        raise ValueError(f"{text} is not a whole number of things, at least 1")
     return int(count)
 
 

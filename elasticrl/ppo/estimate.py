@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from elasticrl.config.relations import OUR_TRAINER
+from elasticrl.config.training import Ppo
 from elasticrl.ppo import flow, shapes
 from elasticrl.runtime.lanes import Deal, Fold, Node
 
@@ -74,7 +76,7 @@ class Estimate:
     host: tuple[Line, ...]  # in the host's memory: the vault, the weights on their way to an engine, what is offloaded
     wire: tuple[Line, ...]  # bytes that a worker sends in a step
     budgets: tuple[Budget, ...]
-    micro_batch: int
+    micro_batch: int | None  # None: passes are not reckoned
     largest_micro_batch: int | None  # None: none fits, or the device's memory is not known
     memory_limit: int | None
     notes: tuple[str, ...] = field(default=())
@@ -106,7 +108,10 @@ class Role:
 def read(tree: Tree, *, workers: int | None = None, memory_bytes: int | None = None) -> Estimate:
     """From a configuration and its models' config.json."""
     if tree.model.path is None:
-        raise shapes.ShapeError("model.path is not set: name a folder in Hugging Face's layout (model.path=FOLDER).")
+        raise shapes.ShapeError(
+            "model.path is not set: name a folder in Hugging Face's layout (model.path=FOLDER), or say how many parameters a "
+            "program of your own trains (--parameters 7B)."
+        )
     names = {"actor": tree.model.path, "critic": tree.model.critic_path or tree.model.path}
     names["ref"] = tree.model.ref_path or tree.model.path
     if tree.reward.model is not None:
@@ -156,6 +161,49 @@ def of(
         notes=unsaid,
     )
     return _noted(found)
+
+
+_TOO = (
+    "All parameters are taken as trained, with AdamW. What passes need (activations; under fsdp the layers that are gathered) "
+    "and models that are not trained come on top."
+)
+
+
+def counted(tree: Tree, count: int, *, workers: int | None = None, memory_bytes: int | None = None) -> Estimate:
+    """For a script's own model, of which no more is known than how many parameters it trains: what stays, and an update."""
+    if tree.job.program == OUR_TRAINER:
+        raise shapes.ShapeError(
+            f"--parameters is for a program of your own, and job.program is {OUR_TRAINER}: give it its model "
+            "(model.path=FOLDER, or its name on the hub, of which config.json alone is read), so that all roles are reckoned."
+        )
+    world = min(workers or tree.membership.max_nodes * tree.node.workers, tree.lanes.count)
+    # Of a script's step this is known: each lane has one backward pass in an update. So has KTO's with a sample in each lane.
+    update = Ppo(algorithm="kto", batch=tree.lanes.count, mini_batch=tree.lanes.count, micro_batch=1)
+    tree = tree.model_copy(update={"ppo": update})
+    role = Role(name="model", shape=shapes.UNKNOWN, count=count, trained=count, strategy=tree.model.strategy)
+    found = Estimate(
+        workers=world,
+        device=tree.node.device if tree.node.device in RATES else "cuda",
+        memory=tuple(_stays(tree, role, world)),
+        transient=(),
+        host=tuple(_vault(tree, [role], world)),
+        wire=tuple(_wire(tree, [role], world)),
+        budgets=(),
+        micro_batch=None,
+        largest_micro_batch=None,
+        memory_limit=memory_bytes,
+        notes=(_TOO,),
+    )
+    if memory_bytes is None:
+        return found
+    room = int(HEADROOM * memory_bytes) - found.fixed
+    note = (
+        f"{room:,} B of {memory_bytes:,} B are left for that, with {1 - HEADROOM:.0%} for allocator and libraries."
+        if room > 0
+        else f"what stays, {found.fixed:,} B, is over {HEADROOM:.0%} of {memory_bytes:,} B: "
+        "use more workers, strategy: fsdp, or a smaller model."
+    )
+    return replace(found, notes=(*found.notes, note))
 
 
 def _roles(tree: Tree, models: Mapping[str, Shape]) -> list[Role]:
@@ -243,9 +291,10 @@ def _stays(tree: Tree, role: Role, world: int) -> list[Line]:
         ]
     if role.strategy == "fsdp":
         unit = role.shape.ends + 2 * role.shape.layer
+        of_layers, of_these = (f" + the root and two layers {unit:,}", f" + {unit:,}") if unit else ("", "")
         return [
-            line("weights", WIDE * (p / w + unit), f"4 B x (P {p:,} / W {w} + the root and two layers {unit:,})"),
-            line("gradients", WIDE * (t / w * (own + rows) + unit), f"4 B x (T / W x {own + rows} + {unit:,})"),
+            line("weights", WIDE * (p / w + unit), f"4 B x (P {p:,} / W {w}{of_layers})"),
+            line("gradients", WIDE * (t / w * (own + rows) + unit), f"4 B x (T / W x {own + rows}{of_these})"),
             *optimizer,
         ]
     stage = tree.model.zero_stage
@@ -565,7 +614,7 @@ def _noted(found: Estimate) -> Estimate:
             )
             + "."
         )
-    elif found.largest_micro_batch and found.largest_micro_batch > found.micro_batch:
+    elif found.micro_batch and found.largest_micro_batch and found.largest_micro_batch > found.micro_batch:
         notes.append(
             f"ppo.micro_batch could be {found.largest_micro_batch} in place of {found.micro_batch}: fewer, larger passes. "
             "It is part of the shapes, so a change of it changes the bits."

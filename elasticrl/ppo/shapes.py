@@ -157,6 +157,10 @@ class Shape:
         return tokens * (2.0 * (self.count - self.words * self.hidden) + 2.0 * self.layers * self.q * length)
 
 
+UNKNOWN = Shape(layers=0, hidden=0, inner=0, heads=0, kv_heads=0, head=0, words=0)
+"""Of a model of which it is only known how many parameters it has."""
+
+
 def _of_hub(name: str) -> Path:
     """Its config.json, from the cache of models or from the hub."""
     named = "name a folder here (model.path=FOLDER; model.critic_path and reward.model likewise) with its config.json"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrl.config.units import format_duration, format_size, parse_duration, parse_size
+from elasticrl.config.units import format_duration, format_size, parse_count, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,28 @@ def test_a_size_is_a_number_and_its_unit(text: str, count: int) -> None:
 def test_a_size_without_a_known_unit_or_of_part_bytes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no unit|whole number"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("7B", 7 * 10**9),
+        ("350M", 350 * 10**6),
+        ("1.5e9", 1_500_000_000),
+        ("7_000_000_000", 7 * 10**9),
+        ("0.5B", 5 * 10**8),
+    ],
+)
+def test_a_count_is_written_as_models_sizes_are(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["7GB", "7b", "B", "", "-7B", "0", "0B", "1.5", "1e-9", "1e999", "7 B", "7__0", "_7", "nan", "inf", "٧B"]
+)
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no number of things: write|whole number of things"):
+        parse_count(text)
 
 
 @given(st.floats(min_value=0, max_value=1e12, allow_subnormal=False))

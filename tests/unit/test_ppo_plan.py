@@ -14,6 +14,7 @@ SHAPE = {
     "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
     "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
 }  # fmt: skip
+OWN = ("job.program=train.py", "model.path=null", "model.strategy=fsdp", "store.embedded=true")
 
 
 def plan(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
@@ -102,6 +103,10 @@ def test_the_flow_names_how_each_role_is_sharded_and_which_are_offloaded() -> No
     [
         (("model.path=/nonexistent",), "/nonexistent/config.json does not exist"),
         (("--memory", "lots"), "lots"),
+        (OWN, "model.path is not set: name a folder in Hugging Face's layout (model.path=FOLDER), or say how many"),
+        ((*OWN, "--parameters", "7GB"), "7GB is no number of things: write it like 7B, 350M, 1.5e9 or 7_000_000_000"),
+        (("--parameters", "7B"), "--parameters is for a program of your own, and job.program is elasticrl.ppo"),
+        (("--parameters", "7B", "--graph"), "--parameters: only without --graph"),
         (("ppo.batch=7",), "ppo.batch"),
     ],
 )
@@ -109,6 +114,39 @@ def test_what_cannot_be_planned_is_refused(arguments: tuple[str, ...], said: str
     done = plan(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("workers", [4, 7])
+def test_a_model_of_a_scripts_own_is_reckoned_by_its_count_as_one_with_a_shape_is(large: str, workers: int) -> None:
+    gang = (*OWN, "membership.max_nodes=8", "membership.min_nodes=2", "lanes.count=64", "vault.copies=1", "--json")
+    own = json.loads(plan(*gang, "--workers", workers, "--parameters", "7_615_616_512").stdout)
+    assert own["workers"] == workers
+    kto = ("ppo.algorithm=kto", "ppo.batch=128", "ppo.mini_batch=128", "ppo.micro_batch=2", "ppo.epochs=1")
+    known = json.loads(plan(*gang, "job.program=elasticrl.ppo", large, *kto, "--workers", workers).stdout)
+    for part in ("host", "wire", "memory"):
+        mine = {line["what"]: line["bytes"] for line in own[part]}
+        theirs = {line["what"]: line["bytes"] for line in known[part] if line["role"] == "actor"}
+        gathered = 4 * (2 * 152064 * 3584 + 3584 + 2 * 233057792)  # what fsdp gathers of it is not known of a count
+        less = dict.fromkeys(("weights", "gradients"), gathered) if part == "memory" else {}
+        assert mine.keys() == theirs.keys()
+        assert mine == {what: pytest.approx(size - less.get(what, 0), abs=1) for what, size in theirs.items()}
+    assert own["budgets"] == own["transient"] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "count"), [("7B", "7,000,000,000"), ("350M", "350,000,000"), ("1.5e9", "1,500,000,000")]
+)
+def test_a_count_is_taken_as_models_are_called(written: str, count: str) -> None:
+    done = plan(*OWN, "--parameters", written, "--memory", "1GiB")
+    assert f"3 rows x 4 B x T {count} / W" in done.stdout, done.stderr
+    assert "micro-batch" not in done.stdout
+    assert "phase budgets" not in done.stdout
+    assert "is over 90% of 1,073,741,824 B: use more workers" in done.stdout
+
+
+def test_what_a_scripts_own_passes_may_take_is_said() -> None:
+    found = json.loads(plan(*OWN, "--parameters", "350M", "--memory", "80GiB", "--json").stdout)
+    assert found["notes"][-1].startswith(f"{int(0.9 * (80 << 30)) - found['fixed']:,} B of 85,899,345,920 B are left")
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
