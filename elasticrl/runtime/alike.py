@@ -14,6 +14,7 @@ from elasticrl.runtime.checkpoint import tree as trees
 from elasticrl.runtime.checkpoint.parts import Replicated as Plain
 from elasticrl.runtime.digest import outliers
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.names import bare
 from elasticrl.runtime.replicated import Replicated
 from elasticrl.runtime.vault.errors import CheckpointRefused, DataError
 
@@ -60,7 +61,9 @@ def check_kept(source: Source, models: Mapping[str, Collection[str]]) -> None:
     """What was kept has no weight that the models here do not have, by role: nobody would miss it, and it would be gone."""
     known = source.wholes("")
     for name, mine in models.items():
-        lost = sorted(key for key in known if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in mine)
+        lost = sorted(
+            key for key in known if key.startswith(f"{name}.") and bare(key).removeprefix(f"{name}.") not in mine
+        )
         if lost:
             raise CheckpointRefused(
                 f"{source.name} has {len(lost)} weights of {name} that the model of this run has not ({lost[0]}, ...): it is "

@@ -27,6 +27,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import Layout, Piece, up
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.names import bare, parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
 
@@ -243,7 +244,7 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
     """FSDP2's units and where each rank's slices lie. FSDP2 cuts every parameter along its first dimension into `world` chunks
     of equal height, the last ones shorter or empty; a rank's slice is one such chunk, padded.
     """
-    names = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): name for name, param in parameters(model)}
     units: list[_Unit] = []
     ranks: list[list[Piece]] = [[] for _ in range(world)]
     at = 0
@@ -262,7 +263,7 @@ def _units(model: torch.nn.Module, world: int) -> tuple[list[_Unit], Layout]:
                     ranks[rank].append(Piece(name=param_name, shape=shape, start=start, stop=stop, at=at))
             places.append(slice(at, at + height * row))
             at = up(at + height * row)
-        units.append(_Unit(name=name or "the root", module=module, params=mine, places=tuple(places)))
+        units.append(_Unit(name=bare(name) or "the root", module=module, params=mine, places=tuple(places)))
     return units, Layout(size=at, pieces=tuple(tuple(mine) for mine in ranks))
 
 
@@ -293,7 +294,7 @@ def give_memory(model: torch.nn.Module, device: str) -> None:
 
 def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
     """Misuse where something was built without memory that nobody fills afterwards."""
-    lost = [name for name, param in model.named_parameters() if param.is_meta and not (fills and param.requires_grad)]
+    lost = [name for name, param in parameters(model) if param.is_meta and not (fills and param.requires_grad)]
     if made := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
         raise Misuse(
             f"The buffer {made[0]} has no memory: nobody fills buffers. Compute it from no weight, or build the model whole."
@@ -312,7 +313,7 @@ def _check_memory(model: torch.nn.Module, *, fills: bool) -> None:
 def _check_cut(model: torch.nn.Module, world: int) -> None:
     """Misuse where FSDP2 does not cut all that trains, along the first dimension, over the whole gang."""
     cut = {id(held.sharded_param): held for held in _held(model)}
-    trains = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    trains = [(name, param) for name, param in parameters(model) if param.requires_grad]
     if left := [name for name, param in trains if id(param) not in cut]:
         raise Misuse(
             f"{len(left)} parameters that train are no part of what fully_shard put together ({left[0]}, ...): nobody would "

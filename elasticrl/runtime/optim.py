@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from elasticrl.runtime.names import parameters
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -126,9 +128,9 @@ def follow(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Callable
     """The rules that a torch optimizer's parameter groups stand for, by parameter name, read anew at every update so that
     torch's learning-rate schedulers work. The optimizer itself is never stepped and keeps no state.
     """
-    named = {id(param): name for name, param in model.named_parameters()}
+    names = {id(param): name for name, param in parameters(model)}
     group_of = {
-        named[id(p)]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"] if id(p) in named
+        names[id(p)]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"] if id(p) in names
     }
     kind = type(optimizer).__name__
     if kind not in ("AdamW", "SGD"):

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from elasticrl.runtime.digest import MASK, digest_of, outliers, signed
 from elasticrl.runtime.lanes import Deal, Fold, Node, Turn
 from elasticrl.runtime.layout import UNIT, buckets, striped, up
+from elasticrl.runtime.names import parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy, gather
 
@@ -80,7 +81,7 @@ class Replicated(Strategy):
         super().__init__(deal, rank, group, point)
         self.model = model
         # Backward passes finish the last layers first, so those fill the first bucket.
-        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad][::-1]
+        named = [(name, param) for name, param in parameters(model) if param.requires_grad][::-1]
         kinds = {(param.dtype, param.device) for _, param in named}
         if len(kinds) != 1:
             raise ValueError(f"trainable parameters must be of one dtype on one device, not {sorted(map(str, kinds))}")

@@ -14,6 +14,7 @@ import torch
 
 from elasticrl.runtime.buffers import Buffers
 from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.names import parameters
 from elasticrl.runtime.optim import Rule, follow
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def rules(optimizer: Optimizer, model: torch.nn.Module | Build) -> Callable[[str
 def check_rules(role: str, model: torch.nn.Module, rule_of: Callable[[str], Rule]) -> None:
     """Misuse unless each trainable parameter has a rule, and all rules keep the same state: a shard has one row for each."""
     first: tuple[str, tuple[str, ...]] | None = None
-    for name, param in model.named_parameters():
+    for name, param in parameters(model):
         if not param.requires_grad:
             continue
         try:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from elasticrl.runtime.layout import Layout, Piece, up
+from elasticrl.runtime.names import parameters
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.strategy import Point, Strategy
 
@@ -67,7 +68,7 @@ class Zero(Strategy):
         """
         super().__init__(deal, rank, group, point)
         self.model = build(DeviceMesh.from_group(group, device))
-        named = [(name, param) for name, param in self.model.named_parameters() if param.requires_grad]
+        named = [(name, param) for name, param in parameters(self.model) if param.requires_grad]
         kinds = {param.dtype for _, param in named}
         if kinds != {torch.float32}:
             raise ValueError(f"trainable parameters must be float32, not {sorted(map(str, kinds))}")

@@ -24,6 +24,8 @@ from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.save import finish, write_shard
 from elasticrl.runtime.checkpoint.shelf import mark_committed, verify
 from elasticrl.runtime.layout import buckets, striped
+from elasticrl.runtime.misuse import Misuse
+from elasticrl.runtime.names import parameters
 from elasticrl.runtime.optim import AdamW
 from elasticrl.runtime.shard import Shard
 from elasticrl.runtime.vault.client import Vault
@@ -244,9 +246,12 @@ def test_a_tensor_that_was_replaced_is_kept_and_not_the_one_that_was_there_befor
     assert parts.capture(1, 2).table.pieces != first.table.pieces
 
 
-def flat_shards(world: int, fill: bool) -> list[Shard]:
+SHAPES: list[tuple[str, tuple[int, ...]]] = [("a", (33, 7)), ("b", (5,)), ("c", (3, 4, 11)), ("d", (300,)), ("e", ())]
+
+
+def flat_shards(world: int, fill: bool, words: str = "") -> list[Shard]:
     """What a strategy has on each rank: parameters of odd shapes in buckets, cut into two-version shards."""
-    shapes = [("a", (33, 7)), ("b", (5,)), ("c", (3, 4, 11)), ("d", (300,)), ("e", ())]
+    shapes = [(words + name, shape) for name, shape in SHAPES]
     layout = striped(buckets(shapes, 256), world)
     made = []
     for rank in range(world):
@@ -289,6 +294,50 @@ def test_a_strategys_shards_are_cut_anew_for_another_world(tmp_path: Path, old: 
         dcp.load(state, checkpoint_id=str(tmp_path / "ck" / manifest.name))
         assert state["model"]["a"].flatten().tolist() == list(range(231))
         assert state["optimizer"]["state"]["c"]["exp_avg"].flatten().tolist() == [1000 + i for i in range(132)]
+
+
+@pytest.mark.parametrize("medium", ["vault", "disk"])
+def test_what_was_kept_under_names_with_wrappers_in_them_is_read_and_exported_without(tmp_path: Path, medium: str):
+    """As versions wrote it that took names as they came."""
+    paths = []
+    for rank, shard in enumerate(flat_shards(2, fill=True, words="_orig_mod.body._checkpoint_wrapped_module.")):
+        vault = Vault(tmp_path / f"n{rank}", job="j", node=f"n{rank}")
+        content = Parts(model=FlatShard(shard, optimizer="model_optimizer")).capture(rank, 2)
+        ticket = vault.snapshot(content, version=Version(1), generation=1, shard=rank, world=2)
+        ticket.wait_sealed(5)
+        assert ticket.path is not None
+        paths.append(ticket.path)
+        vault.close()
+    where = place(tmp_path / "ck")
+    manifest = write(where, paths)
+    disk = medium == "disk"
+    source = (
+        open_checkpoint(where, manifest.name) if disk else Source([shard_of(pinned(p)) for p in paths], name="vault")
+    )
+    alike.check_kept(source, {"model": {f"body.{name}" for name, _ in SHAPES}})
+    with pytest.raises(CheckpointRefused, match="1 weights of model"):
+        alike.check_kept(source, {"model": {f"body.{name}" for name, _ in SHAPES[1:]}})
+    [shard] = flat_shards(1, fill=False, words="body.")
+    parts = Parts(model=FlatShard(shard, optimizer="model_optimizer"))
+    assert {piece.name for piece in parts.needs(source)} == {piece.name for piece in source.pieces}, "which are fetched"
+    parts.restore(source)
+    for row in range(3):
+        for piece in shard.pieces:
+            assert torch.equal(shard.state[row, piece.there], torch.arange(piece.start, piece.stop) + 1000.0 * row)
+    if disk:
+        export(where, manifest.name, tmp_path / "out")
+        found = load_file(tmp_path / "out" / "model.safetensors")
+        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {f"body.{n}": s for n, s in SHAPES}
+
+
+def test_parameters_that_differ_in_wrappers_words_alone_are_refused():
+    model = torch.nn.Module()
+    model.head, model._orig_mod = torch.nn.Linear(2, 2), torch.nn.Module()
+    model._orig_mod.head = torch.nn.Linear(2, 2)
+    with pytest.raises(Misuse, match=r"Two parameters are called head\.weight, but for what wrappers put into names"):
+        parameters(model)
+    model._orig_mod.head = model.head
+    assert [name for name, _ in parameters(model)] == ["head.weight", "head.bias"], "one that is shared has one name"
 
 
 class Extra(torch.nn.Linear):

@@ -25,12 +25,15 @@ from elasticrl.runtime.vault.source import shard_of
 """
 
 
-def start(folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = ()) -> Life:
+def start(
+    folder: Path, script: str, *args: str, lanes: int = 1, allow: Sequence[str] = (), strategy: str = "replicated"
+) -> Life:
     """One life of a script, alone; what it made is in `folder`."""
     conf = {
         "job": {"name": "job", "program": "job.py"}, "store": {"embedded": True}, "node": {"name": "n0"},
         "membership": {"max_nodes": 1}, "lanes": {"count": lanes}, "vault": {"dir": str(folder / "vault")},
         "checkpoint": {"dir": str(folder / "saves"), "every": 1000, "allow": list(allow)},
+        "model": {"strategy": strategy},
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(conf))
     (folder / "job.py").write_text(HEAD + script)
@@ -401,6 +404,60 @@ def test_weights_that_the_model_has_no_longer_are_missed(tmp_path: Path, steps: 
     assert life.returncode != 0
     said = "has 2 weights of model that the model of this run has not (model.head.bias, ...)"
     assert re.search(rf"{memory}.* {re.escape(said)}", life.stderr), life.stderr
+
+
+WRAPPED = """
+import sys
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+
+how, steps = sys.argv[1:]
+
+def fresh():
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    if how != "plain":
+        model[0] = checkpoint_wrapper(model[0])
+    if how == "compiled":
+        model[2] = torch.compile(model[2], backend="eager")
+    return model
+
+def build(mesh):
+    return fully_shard(fresh(), mesh=mesh)
+
+asked = set()
+
+def rule(name):
+    asked.add(name)
+    return AdamW(lr=0.01)
+
+with elasticrl.runtime.join("job.yaml") as run:
+    run.register(model=build if run.tree.model.strategy == "fsdp" else fresh(), optimizer=rule)
+    for step in run.steps(int(steps)):
+        with step:
+            for lane in run.lanes():
+                run.model(torch.full((1, 3), step + lane.index + 0.5)).square().sum().backward()
+                lane.done()
+            run.update()
+            print("made", step, run.digest())
+print("asked", *sorted(asked))
+"""
+
+
+def test_a_checkpoint_of_a_wrapped_model_is_read_by_one_that_is_not_and_the_other_way_round(tmp_path: Path):
+    def lives(folder: str, *each: tuple[str, str]) -> list[str]:
+        (tmp_path / folder).mkdir()
+        made: list[str] = []
+        for steps, (how, strategy) in enumerate(each, 4 - len(each)):
+            life = start(tmp_path / folder, WRAPPED, how, str(steps), lanes=3, strategy=strategy)
+            assert life.returncode == 0, life.stderr
+            assert life.stdout.splitlines()[-1] == "asked 0.bias 0.weight 2.bias 2.weight"
+            made += [line for line in life.stdout.splitlines() if line.startswith("made")]
+        return made
+
+    once = lives("once", ("plain", "replicated"))
+    assert len(once) == 3
+    assert once == lives("turns", ("compiled", "replicated"), ("plain", "fsdp"), ("checkpointed", "fsdp"))
 
 
 PHASE = """

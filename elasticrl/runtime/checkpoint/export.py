@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from elasticrl.runtime.checkpoint.load import open_checkpoint
 from elasticrl.runtime.checkpoint.place import Place, explained
+from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import CheckpointError
 from elasticrl.runtime.vault.piece import Piece
 from elasticrl.runtime.vault.source import dtype_of
@@ -43,7 +44,7 @@ def export(
     source = open_checkpoint(place, name)
     known = sorted({piece.name.split(".", 1)[0] + "." for piece in source.pieces})
     chosen = prefix or next((each for each in MODELS if each in known), MODELS[0])
-    pieces = _body({full.removeprefix(chosen): piece for full, piece in source.wholes(chosen).items()})
+    pieces = _body({bare(full.removeprefix(chosen)): piece for full, piece in source.wholes(chosen).items()})
     if not pieces:
         raise CheckpointError(f"{name} has no tensor whose name starts with {chosen!r}; try one of {', '.join(known)}.")
     if any(ADAPTER in short for short in pieces):

@@ -170,7 +170,7 @@ class Parts:
                 continue
             if name in self._sharded:
                 self._prepare(name, source)
-                found.extend(piece for piece, _ in self._sharded[name].pieces())
+                found.extend(source.called_here(piece) for piece, _ in self._sharded[name].pieces())
             elif isinstance(part, torch.nn.Module):
                 skeleton, live = tree.split(name, part.state_dict())
                 if skeleton == source.values.get(name):

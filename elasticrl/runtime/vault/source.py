@@ -7,11 +7,12 @@ disk). `fill` intersects boxes; neither side needs to know the other's world siz
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 
+from elasticrl.runtime.names import bare
 from elasticrl.runtime.vault.errors import StateError, VaultError
 from elasticrl.runtime.vault.layout import Table
 from elasticrl.runtime.vault.piece import Piece, Reads, reads, within
@@ -80,6 +81,9 @@ class Source:
         self.pieces = tuple(piece for shard in shards for piece in shard.pieces)
         self._tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
         self.values = merge((shard.origin, shard.values) for shard in shards)
+        names = {piece.name for piece in self.pieces}
+        # What was kept before names were bare has wrappers' words in it, and is read all the same.
+        self._wrapped = {bare(name): name for name in names if bare(name) not in names}
 
     def close(self) -> None:
         """Let go of the files it reads from. What was filled stays."""
@@ -93,7 +97,12 @@ class Source:
 
     def plan(self, targets: Sequence[Piece]) -> Reads:
         """What would be read for these targets."""
-        return reads(targets, self.pieces)
+        return reads([self.called_here(piece) for piece in targets], self.pieces)
+
+    def called_here(self, piece: Piece) -> Piece:
+        """The same piece under the name that it was kept under."""
+        name = self._wrapped.get(piece.name)
+        return piece if name is None else replace(piece, name=name)
 
     def fill(self, targets: Iterable[tuple[Piece, torch.Tensor]]) -> int:
         """Copy the state into the targets' tensors, in place; the bytes that were read. All of them or StateError."""
