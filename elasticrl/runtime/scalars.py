@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import torch
 
@@ -34,14 +36,13 @@ class Moments:
             count, total = float(len(numbers)), math.fsum(numbers)
             mean = total / count if count else 0.0
             return cls(count=count, mean=mean, m2=math.fsum((value - mean) ** 2 for value in numbers))
-        x = values.detach().double()
-        if mask is not None:  # multiplied, not selected: the shapes and so the order of summation stay fixed
-            weight = mask.double()
-            count = weight.sum().item()
-            mean = (x * weight).sum().item() / count if count else 0.0
-            return cls(count=count, mean=mean, m2=((x - mean).square() * weight).sum().item())
-        mean = x.mean().item() if x.numel() else 0.0
-        return cls(count=float(x.numel()), mean=mean, m2=(x - mean).square().sum().item())
+        return cls.read(_row(values, mask))
+
+    @classmethod
+    def read(cls, row: torch.Tensor) -> Moments:
+        """From a tensor of the three, which is waited for if it is on a GPU."""
+        count, mean, m2 = row.tolist()
+        return cls(count=count, mean=mean, m2=m2)
 
     def __add__(self, other: Moments) -> Moments:
         """Of both sets (Chan's formula)."""
@@ -65,18 +66,31 @@ class Moments:
         return math.sqrt(self.var(unbiased=unbiased))
 
 
+def _row(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """[3], where the values are: their count, mean and sum of squared deviations. Nothing is read."""
+    x = values.detach().double()
+    if mask is not None:  # multiplied, not selected: the shapes and so the order of summation stay fixed
+        weight = mask.double()
+        count = weight.sum()
+        mean = torch.where(count != 0, (x * weight).sum() / count, 0.0)
+        return torch.stack([count, mean, ((x - mean).square() * weight).sum()])
+    count = x.new_full((), float(x.numel()))
+    mean = x.mean() if x.numel() else x.new_zeros(())
+    return torch.stack([count, mean, (x - mean).square().sum()])
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What one lane has to say. Names must be the same in all lanes.
 
-    A tensor is added where it is, and read with the sums: on a GPU, `loss.item()` in its place would wait for all that the GPU
-    has to do, a peer's part of a collective included, and nobody would know that it is this that the rank waits for.
+    A tensor is added or spread where it is, and read with all others: on a GPU, `loss.item()` in its place would wait for all
+    that the GPU has to do, a peer's part of a collective included, and nobody would know that the rank waits for this.
 
     Example: tally = Tally(); tally.add(tokens=512, loss=loss); tally.spread("advantage", advantages, mask)
     """
 
     held: dict[str, float | torch.Tensor] = field(default_factory=dict)
-    moments: dict[str, Moments] = field(default_factory=dict)
+    spreads: dict[str, tuple[Moments | torch.Tensor, ...]] = field(default_factory=dict)  # to be added in this order
 
     def add(self, **values: float | torch.Tensor) -> None:
         """Adds to sums by name: numbers, or tensors of one number."""
@@ -86,7 +100,21 @@ class Tally:
 
     def spread(self, name: str, values: torch.Tensor | Sequence[float], mask: torch.Tensor | None = None) -> None:
         """Adds values to those whose mean and variance are asked for."""
-        self.moments[name] = self.moments.get(name, Moments()) + Moments.of(values, mask)
+        before = self.spreads.get(name, (Moments(),))
+        if isinstance(values, torch.Tensor):
+            self.spreads[name] = (*before, _row(values, mask))
+            return
+        first, *others = before
+        more = Moments.of(values)
+        self.spreads[name] = (*before, more) if others or isinstance(first, torch.Tensor) else (first + more,)
+
+    @property
+    def moments(self) -> dict[str, Moments]:
+        """Of what was spread, by name."""
+        return {
+            name: reduce(add, (part if isinstance(part, Moments) else Moments.read(part) for part in parts))
+            for name, parts in self.spreads.items()
+        }
 
     @property
     def sums(self) -> dict[str, float]:
@@ -96,18 +124,18 @@ class Tally:
     @property
     def names(self) -> tuple[str, ...]:
         """Of what is in a row, in its order."""
-        return (*sorted(self.held), *(f"{name} (spread)" for name in sorted(self.moments)))
+        return (*sorted(self.held), *(f"{name} (spread)" for name in sorted(self.spreads)))
 
     @property
     def width(self) -> int:
         """Numbers of a row."""
-        return len(self.held) + 3 * len(self.moments)
+        return len(self.held) + 3 * len(self.spreads)
 
     def row(self) -> list[float]:
         """As plain numbers, in the order of the names."""
         row = [float(self.held[name]) for name in sorted(self.held)]
-        for name in sorted(self.moments):
-            row += (self.moments[name].count, self.moments[name].mean, self.moments[name].m2)
+        for _, found in sorted(self.moments.items()):
+            row += (found.count, found.mean, found.m2)
         return row
 
     def like(self, row: Iterable[float]) -> Tally:
@@ -115,16 +143,18 @@ class Tally:
         numbers = iter(row)
         held: dict[str, float | torch.Tensor] = {name: next(numbers) for name in sorted(self.held)}
         return Tally(
-            held, {n: Moments(count=next(numbers), mean=next(numbers), m2=next(numbers)) for n in sorted(self.moments)}
+            held,
+            {n: (Moments(count=next(numbers), mean=next(numbers), m2=next(numbers)),) for n in sorted(self.spreads)},
         )
 
     def __add__(self, other: Tally) -> Tally:
         """Of both lanes."""
         assert self.held.keys() == other.held.keys(), "lanes tally alike"
-        assert self.moments.keys() == other.moments.keys(), "lanes tally alike"
+        assert self.spreads.keys() == other.spreads.keys(), "lanes tally alike"
+        theirs = other.moments
         return Tally(
             {name: value + other.held[name] for name, value in self.held.items()},
-            {name: value + other.moments[name] for name, value in self.moments.items()},
+            {name: (value + theirs[name],) for name, value in self.moments.items()},
         )
 
 

@@ -61,6 +61,33 @@ def test_tensors_are_added_up_as_numbers_are_and_hold_nothing_of_what_made_them(
         late.add(loss=torch.zeros(2))
 
 
+def read_at_once(x: torch.Tensor, mask: torch.Tensor | None) -> Moments:
+    """With a wait for each number: what later ones are made from."""
+    weight = torch.ones_like(x) if mask is None else mask.double()
+    count = weight.sum().item()
+    mean = 0.0 if not count else x.mean().item() if mask is None else (x * weight).sum().item() / count
+    return Moments(count=count, mean=mean, m2=((x - mean).square() * weight).sum().item())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_tensors_are_spread_where_they_are_and_come_out_as_if_they_were_read_at_once(*, masked: bool):
+    torch.manual_seed(5)
+    weight = torch.randn(3, 7, requires_grad=True)
+    late, soon = Tally(), Moments()
+    for values in (weight * 0.1, weight[:0], weight * 1e6, weight * -3.7):
+        mask = torch.rand(values.shape) > 0.4 if masked else None
+        late.spread("advantage", values, mask)
+        soon = soon + read_at_once(values.detach().double(), mask)
+    late.spread("advantage", weight, torch.zeros(3, 7))  # of none
+    late.spread("advantage", [1.0, 2.5])
+    tensors = [part for part in late.spreads["advantage"] if isinstance(part, torch.Tensor)]
+    assert len(tensors) == 5, "on a GPU, to read one is to wait for it"
+    assert not any(tensor.requires_grad for tensor in tensors)
+    assert late.moments["advantage"] == soon + Moments.of([1.0, 2.5]), "to the last bit"
+    assert late.like(late.row()).moments == late.moments
+    assert (late + late).moments["advantage"].count == 2 * late.moments["advantage"].count
+
+
 def test_a_missing_lane_or_a_lane_that_tallies_otherwise_is_refused():
     there = tallies(3)
     with pytest.raises(AssertionError, match="out of 4"):
