@@ -77,7 +77,7 @@ def test_the_page_of_the_runtime_has_all_that_a_script_may_call() -> None:
     assert run - told == set()
     assert told - run == set()
     lane = public("elasticrl/runtime/step.py", "Lane")
-    assert {name for name in lane if f"lane.{name}" not in page} == {"streams", "over"}
+    assert {name for name in lane if f"lane.{name}" not in page} == {"over"}
     reduced = public("elasticrl/runtime/strategy.py", "Reduced")
     assert {name for name in reduced if f"`{name}`" not in page} == {"notes"}
 
