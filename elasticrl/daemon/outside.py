@@ -30,6 +30,10 @@ NOBODY = Member(node="", incarnation=0)  # whose eyes we look with: a member tha
 FIRST_S = 10.0  # for the first picture
 
 
+class Unwilling(StoreError):
+    """What is asked is understood, and cannot be done with the job as it is."""
+
+
 def settings_of(where: str, job: str | None) -> Settings:
     """What the core goes by, as far as `--store` says: endpoints alone do not tell how many nodes the job needs."""
     if where.endswith((".yaml", ".yml")):
@@ -92,23 +96,21 @@ async def look(where: StoreSettings) -> dict[str, Any]:
 
 
 async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unless: Settings | None = None) -> str:
-    """`elasticrl drain` and the like: what will happen now, or StoreRefused. `unless`: a drain leaves too few by these."""
+    """`elasticrl drain` and the like: what will happen now, or Unwilling. `unless`: a drain leaves too few by these."""
     async with open_store(where) as store:
         view = await now(store)
         if view.plan is None and not view.records:
             raise StoreRefused(f"there is no job under {where.namespace} in this store")
         if view.plan is not None and view.plan.phase is Phase.STOP and verb in {Verb.PAUSE, Verb.RESUME, Verb.STOP}:
-            raise StoreRefused(
-                f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again"
-            )
+            raise Unwilling(f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again")
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
             raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
         if verb is Verb.DRAIN and node and unless is not None:
             asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
             if why := refusal(view, unless, node, asked.values()):
-                raise StoreRefused(why)
+                raise Unwilling(why)
         if not await request(store, verb, node, view.generation):
-            raise StoreRefused(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
+            raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
     return promise(verb, node or "")
 
 

@@ -29,7 +29,7 @@ from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
-from elasticrl.store import Store, StoreRefused, StoreSettings, open_store
+from elasticrl.store import Store, StoreSettings, open_store
 from elasticrl.telemetry.log import set_up
 
 TIMEOUT_S = 1.0
@@ -166,7 +166,7 @@ def test_the_store_alone_tells_who_can_be_spared_where_a_configuration_says_how_
         await it.store.put(keys.PLAN, keys.dump(plan))
         where = StoreSettings(endpoints=it.etcd.endpoints, namespace=keys.namespace("j"))
         needs = Settings(job="j", membership=Membership(min_nodes=2))
-        with pytest.raises(StoreRefused, match="n1 stays"):
+        with pytest.raises(outside.Unwilling, match="n1 stays"):
             await outside.ask(where, Verb.DRAIN, "n1", unless=needs)
         assert "n1 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n1", unless=Settings(job="j"))
         assert "n0 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n0")
