@@ -40,6 +40,7 @@ from chaos.scenario import Scenario
 from chaos.sim.gang import chain_whole
 from elasticrl.core.model import Phase, Plan, Rung
 
+DEADLY = ("power_cut", "kill_node", "wrong_zone", "wrong_clock")  # to all of a node's processes
 WATCH_S = 3.0  # how long a decision may still rest on what was true before
 KNOWN_S = 0.5  # until a life that began is known
 
@@ -121,7 +122,7 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
     for fact in case.history:
         if isinstance(fact, Left):
             over[fact.member] = fact.at
-        elif isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node", "wrong_zone"):
+        elif isinstance(fact, Struck) and fact.kind in DEADLY:
             over.update({newest[node]: fact.at for node in fact.nodes if node in newest})
         elif isinstance(fact, Started):
             node = node_of(fact.member)
@@ -586,7 +587,7 @@ def no_sealed_step_is_lost(case: Case) -> Iterator[Complaint]:
     plans = {fact.plan.generation: fact.plan for fact in case.plans}
     gangs: dict[int, tuple[str, ...]] = {}
     for fact in case.history:
-        if isinstance(fact, Struck) and fact.kind in ("power_cut", "kill_node", "wrong_zone", "lose_vault"):
+        if isinstance(fact, Struck) and fact.kind in (*DEADLY, "lose_vault"):
             lost.update(dict.fromkeys(fact.nodes, fact.at))
         elif isinstance(fact, Left):
             lost[node_of(fact.member)] = fact.at

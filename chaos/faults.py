@@ -140,6 +140,10 @@ LIVE: Final[dict[str, Kind]] = {
     "two_daemons": Kind(does="a second daemon with the same name is started", reach="operator"),
     "changed_config": Kind(does="a daemon restarts with another configuration", reach="operator", weight=0.7, for_s=(2, 6)),
     "wrong_zone": Kind(does="a node is killed and comes back in another time zone", reach="node", weight=0.5, for_s=(1, 6)),
+    "wrong_clock": Kind(
+        does="a node is killed and comes back with a wall clock that is off (s) and drifts, and is put right as it trains",
+        reach="node", weight=0.5, for_s=(1, 6), value=(-4000, 4000),
+    ),
     "drain_and_back": Kind(does="an operator drains a node and starts it again", reach="operator", for_s=(3, 10)),
 }  # fmt: skip
 ALL: Final = KINDS | LIVE

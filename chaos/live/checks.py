@@ -18,6 +18,7 @@ from elasticrl.core.model import Phase, Rung
 BUDGETS: dict[str, float] = {
     "kill_worker": 4, "crash_worker": 4, "term_worker": 4, "kill_spare": 2, "term_spare": 2, "kill_agent": 5,
     "kill_daemon": 2, "term_daemon": 2, "kill_vault": 6, "term_vault": 6, "lose_vault": 6, "kill_node": 6, "wrong_zone": 6,
+    "wrong_clock": 6,
     "power_cut": 8, "oom_worker": 4, "two_daemons": 2, "changed_config": 2, "kill_etcd": 2, "term_etcd": 2, "pause_etcd": 2,
     "slow_store_disk": 2, "store_failover": 2, "store_outage": 2, "store_alone": 2, "store_full": 2, "store_compaction": 2,
     "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "slow_disk": 2, "corrupt_save": 2, "tear_save": 2, "term_agent": 6,
@@ -31,7 +32,7 @@ BLOCKING = (
 #: It costs no step itself, but what mends another fault waits for it.
 SLOW_TO_MEND = ("slow_store_disk",)
 #: And these take a node away: several at once leave too few.
-AWAY = ("hang_worker", "power_cut", "kill_node", "wrong_zone", "term_agent", "drain", "drain_and_back")
+AWAY = ("hang_worker", "power_cut", "kill_node", "wrong_zone", "wrong_clock", "term_agent", "drain", "drain_and_back")
 AFTER_S = 20.0  # for those, when they are over: a probe, a quarantine, a reform
 
 

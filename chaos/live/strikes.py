@@ -5,6 +5,7 @@ lost when the rule has counted it, a disk is full when a write has failed; a str
 is done to the store and to disks stands in `storage`.
 """
 
+import json
 import shutil
 import signal
 import subprocess
@@ -13,12 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from threading import Timer
 
 from chaos.faults import IN_A_STEP, Fault
 from chaos.history import Asked
 from chaos.live import net
-from chaos.live.box import Box
+from chaos.live.box import Box, false_clock
 from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.labjob import VAULT_DIR, LabJob, gone, send
@@ -38,13 +41,16 @@ LACKS_BOXES = (
 #: What a kind needs of the machine beside namespaces, by the names of `box.lacking`.
 NEEDS = {
     "oom_worker": ("memory",), "starve_node": ("cpu",), "pause_node": ("freezer",), "late_node": ("tun",),
-    "slow_disk": ("blkio", "loop"), "slow_store_disk": ("blkio", "loop"),
+    "slow_disk": ("blkio", "loop"), "slow_store_disk": ("blkio", "loop"), "wrong_clock": ("clock",),
 }  # fmt: skip
 #: What a worker does to itself: at its place, the driver has nothing to do there but wait.
 ITSELF = ("crash_worker", "hang_worker", "oom_worker")
 ORDER_S = 8.0  # for a worker to take an order
 LEAVE_S = 60.0  # for a node that was told to leave
 ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file is needed for it
+DRIFT = 1.02  # seconds of a clock that is off, in one
+PUT_RIGHT_S = 6.0  # after it came back: it trains by then
+NEAR_S = 60.0
 BURST_BYTES = 140_000
 BURST = (
     "import socket,sys\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n"
@@ -337,6 +343,54 @@ class Hands(StorageHands):
 
     def _wrong_zone(self, fault: Fault) -> Done | None:
         return self._back_later(self._all_killed(fault), env={"TZ": ZONE})
+
+    def _wrong_clock(self, fault: Fault) -> Done | None:
+        library = false_clock()
+        if library is None:
+            return None
+        off_s = fault.value or 3000.0
+        done = self._all_killed(fault)
+        if done is None:
+            return None
+        (node,) = done.nodes
+        told = self.job.folder / f"{node}.clock"
+        told.write_text(f"{off_s:+.0f} x{DRIFT}\n")
+        later = self._back_later(
+            done,
+            env={
+                "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(told), "FAKETIME_CACHE_DURATION": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            },
+        )  # fmt: skip
+        assert later is not None
+        assert later.undo is not None
+        begun, back = time.time(), later.undo
+
+        def back_and_put_right() -> None:
+            back()
+            self._says_it_is(node, begun + off_s)
+            right = Timer(PUT_RIGHT_S, self._put_right, (told,))
+            right.daemon = True
+            right.start()
+
+        return replace(later, detail=f"{done.detail}, {off_s:+.0f} s", undo=back_and_put_right)
+
+    @staticmethod
+    def _put_right(told: Path) -> None:
+        with suppress(OSError):  # the lab has gone
+            told.write_text("+0\n")
+
+    def _says_it_is(self, node: str, at: float) -> None:
+        """Its daemon logs by that clock, to a minute. Of one that stands still from the start, nothing is known."""
+        deadline = time.monotonic() + 10.0
+        while not self.lab.boxes[node].frozen:
+            *_, last = ["", *self.job.log(node).read_text(encoding="utf-8").splitlines()]
+            with suppress(ValueError, KeyError):  # just being written
+                if abs(datetime.fromisoformat(json.loads(last)["at"]).timestamp() - at) < NEAR_S:
+                    return
+            if time.monotonic() > deadline:
+                raise NotStruck(f"the clock of {node} is not off: its log says {last[-200:]}")
+            time.sleep(0.1)
 
     def _all_killed(self, fault: Fault) -> Done | None:
         box = self._powered(fault)
