@@ -32,8 +32,8 @@ run: setup
 
 # The tests of the systemd units boot a real systemd in a container, and the live chaos cuts cables with nft: Debian's packages.
 system:
-	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4 && ls /usr/lib/*/faketime; } >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs libfaketime >/dev/null; }
+	@{ command -v systemd-nspawn && command -v nft && command -v ip && command -v mkfs.ext4 && command -v cc; } >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends systemd-container nftables iproute2 e2fsprogs gcc libc6-dev >/dev/null; }
 
 COMPUTES := tests/unit tests/sim tests/diagnose/test_healthy.py \
   $(patsubst %,tests/ppo/test_ppo_%.py,models estimate batches parity report rollout trainer)

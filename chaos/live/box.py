@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.live import clock
 from chaos.live.errors import BoxError
 from chaos.live.proc import alive, all_pids, command_line, inner_pid
 from elasticrl.diagnose.process import started_at
@@ -61,18 +62,13 @@ def lacking() -> dict[str, str]:
         found["loop"] = "no mkfs.ext4 or losetup (Debian: e2fsprogs, util-linux)"
     elif host("losetup", "--find", check=False).returncode:
         found["loop"] = "no loop device"
-    if false_clock() is None:
-        found["clock"] = "no libfaketime (Debian: libfaketime)"
+    if why := clock.lacking():
+        found["clock"] = why
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR))
     except OSError as error:
         found["tun"] = f"no /dev/net/tun ({error.strerror})"
     return found
-
-
-def false_clock() -> Path | None:
-    """The library by which a process sees another time of day."""
-    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 def controlled(controller: str) -> bool:

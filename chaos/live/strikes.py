@@ -21,7 +21,8 @@ from threading import Timer
 from chaos.faults import IN_A_STEP, Fault
 from chaos.history import Asked
 from chaos.live import net
-from chaos.live.box import Box, false_clock
+from chaos.live.box import Box
+from chaos.live.clock import FalseClock
 from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
 from chaos.live.labjob import VAULT_DIR, LabJob, gone, send
@@ -48,7 +49,7 @@ ITSELF = ("crash_worker", "hang_worker", "oom_worker")
 ORDER_S = 8.0  # for a worker to take an order
 LEAVE_S = 60.0  # for a node that was told to leave
 ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file is needed for it
-DRIFT = 1.02  # seconds of a clock that is off, in one
+DRIFT = 0.02  # of a clock that is off
 PUT_RIGHT_S = 6.0  # after it came back: it trains by then
 NEAR_S = 60.0
 BURST_BYTES = 140_000
@@ -73,6 +74,12 @@ def left_out(kinds: Iterable[str], *, boxes: bool, lacks: Mapping[str, str]) -> 
         elif missing:
             found[kind] = ", ".join(missing)
     return found
+
+
+def put_right(clock: FalseClock) -> None:
+    """It jumps to the true time."""
+    with suppress(OSError):  # the lab has gone
+        clock.show(0.0)
 
 
 class Hands(StorageHands):
@@ -345,23 +352,14 @@ class Hands(StorageHands):
         return self._back_later(self._all_killed(fault), env={"TZ": ZONE})
 
     def _wrong_clock(self, fault: Fault) -> Done | None:
-        library = false_clock()
-        if library is None:
-            return None
-        off_s = fault.value or 3000.0
         done = self._all_killed(fault)
         if done is None:
             return None
         (node,) = done.nodes
-        told = self.job.folder / f"{node}.clock"
-        told.write_text(f"{off_s:+.0f} x{DRIFT}\n")
-        later = self._back_later(
-            done,
-            env={
-                "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(told), "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            },
-        )  # fmt: skip
+        off_s = fault.value or 3000.0
+        clock = FalseClock(self.job.folder / f"{node}.clock")
+        clock.show(off_s, drift=DRIFT)
+        later = self._back_later(done, env=clock.environment())
         assert later is not None
         assert later.undo is not None
         begun, back = time.time(), later.undo
@@ -369,16 +367,11 @@ class Hands(StorageHands):
         def back_and_put_right() -> None:
             back()
             self._says_it_is(node, begun + off_s)
-            right = Timer(PUT_RIGHT_S, self._put_right, (told,))
+            right = Timer(PUT_RIGHT_S, put_right, (clock,))
             right.daemon = True
             right.start()
 
         return replace(later, detail=f"{done.detail}, {off_s:+.0f} s", undo=back_and_put_right)
-
-    @staticmethod
-    def _put_right(told: Path) -> None:
-        with suppress(OSError):  # the lab has gone
-            told.write_text("+0\n")
 
     def _says_it_is(self, node: str, at: float) -> None:
         """Its daemon logs by that clock, to a minute. Of one that stands still from the start, nothing is known."""
