@@ -84,7 +84,7 @@ class RolloutJob(Job):
     def step(self) -> int:
         """The newest step that is sealed on all ranks."""
         try:
-            return len(read(self.folder / "saves" / self.name).steps)
+            return max(read(self.folder / "saves" / self.name).steps)
         except (OSError, DataError):
             return 0
 
