@@ -382,9 +382,9 @@ def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folde
     long = replace(SAMPLING, max_tokens=1200, eos=())
     limits = replace(LIMITS, health_every_s=0.1, health_s=1.5)
     first = Trainer(tmp_path, service(folders["qwen2"], sampling=long))
-    idle = Trainer(tmp_path, service(folders["qwen2"], sampling=long), limits=limits)
+    pid = first.ready()
+    idle = Trainer(tmp_path, service(folders["qwen2"], sampling=long), limits=limits)  # which finds its engine there
     try:
-        pid = first.ready()
         idle.ready()
         first.enter(actor)
         first.engine.publish(0)
