@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp
 
 help:
 	@echo "make run    set up; train with PPO on three nodes, kill some, watch it recover, compare the bits"
-	@echo "make test   set up and run all tests (about 22 to 28 minutes on a quiet machine with 2 cores, up to 40 on a busy one)"
+	@echo "make test   set up and run all tests (about 21 to 25 minutes on a quiet machine with 2 cores, up to 40 on a busy one)"
 	@echo "make check  the quick loop: format, lint, types, unit tests, 60 s of simulation"
 	@echo "make full   everything, with the large counts"
 	@echo "make race   the same faults under elasticrl, torchrun, torchft, NVRx and DLRover (hours; environments of their own)"

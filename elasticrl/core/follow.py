@@ -340,7 +340,23 @@ def _stop(state: State, plan: Plan, now: float) -> Wish:
     reason = plan.reason
     if commit:
         reason += f"; step {workers.saved} is saved, but the store has not taken its commit within {2 * drain_s:g} s"
+    elif unsaved(state, now):
+        reason += (
+            f"; its workers did not end with a save within {drain_s:g} s, so step {workers.step} is in memory alone: under the "
+            "units the vaults keep it for vault.linger, and a job that is begun again before that goes on from it"
+        )
     return Wish((Leave(code=plan.exit_code or 0, reason=reason),), reason=reason)
+
+
+def unsaved(state: State, now: float) -> bool:
+    """Has this node left a gang that was to end, and whose time was up before it had saved what it made?
+
+    Found by reading: a job that was stopped because it hung lost all steps since its last save, with its vaults.
+    """
+    plan = state.view.plan
+    if plan is None or plan.phase is not Phase.STOP or state.me not in plan.seat_of:
+        return False
+    return now >= state.adopted + state.settings.recovery.drain_s and workers_of(state).step > state.view.committed
 
 
 def _save(state: State, plan: Plan, workers: Workers, now: float) -> Wish:

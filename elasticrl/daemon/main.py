@@ -26,7 +26,7 @@ from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_cor
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.follow import trains_on
+from elasticrl.core.follow import trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.settings import Settings
@@ -600,9 +600,11 @@ class Daemon:
         assert self.node is not None
         visits.cancel()
         await asyncio.gather(visits, return_exceptions=True)
-        plan = self.node.loop.state.view.plan
+        state = self.node.loop.state
+        plan = state.view.plan
         # After a crash loop somebody mends the program and starts it again: the newest steps are in the vaults alone.
         over = plan is not None and plan.phase is Phase.STOP and plan.exit_code != Outcome.CRASH_LOOP.value
+        over = over and not unsaved(state, time.monotonic())
         alone = plan is not None and all(seat.member.node == self.name for seat in plan.ring)
         if over or (told and (self.foreground or alone)):
             await self.vault.end()

@@ -1,5 +1,7 @@
 """How a job ends: with its last checkpoint committed, on the disk as in the store; and what follows when the store is lost."""
 
+import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +114,23 @@ def test_a_job_that_is_stopped_while_it_is_paused_saves_what_it_has_made() -> No
         (step, committed), *_ = job.shelved()
         assert committed
         assert step >= sealed > 0
+
+
+def test_what_a_job_made_that_hung_when_it_was_stopped_is_in_memory_for_the_next() -> None:
+    with job_of(0, recovery={"drain": "3s"}) as job:
+        job.start("n0", "n1")
+        job.until_steps(2, count=5, within_s=60.0)
+        os.kill(job.worker("n1"), signal.SIGSTOP)
+        job.ask("n0", "stop")
+        assert job.ends(30.0) == [STOPPED, STOPPED]
+        made = max(line.step for line in job.sealed())
+        assert job.shelved() == []
+        (left,) = job.events("n0", "daemon.stopped")
+        assert f"step {made} is in memory alone" in left["reason"]
+        begun = time.monotonic()
+        job.start("n0", "n1")
+        job.until_steps(2, after=begun, count=2, within_s=60.0)
+        assert min(line.step for line in job.sealed() if line.at > begun) == made + 1
 
 
 @pytest.mark.slow

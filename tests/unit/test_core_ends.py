@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from test_core_step import Life, leads, plan, record, trains
 
 from elasticrl.core import events
 from elasticrl.core.events import Tick, Workers
+from elasticrl.core.follow import unsaved
 from elasticrl.core.model import Commit, Phase, Work
 from elasticrl.core.settings import Membership, Recovery, Settings
 
@@ -37,6 +39,20 @@ def test_a_job_is_finished_when_the_last_step_is_committed():
     life.seen(5.0, "committed", commit=Commit(step=20, generation=1, manifest="m20"), commit_revision=30)
     made = next(a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
     assert (made.phase, made.exit_code, made.resume) == (Phase.STOP, 0, 20)
+
+
+@pytest.mark.parametrize(("ended", "lost"), [(7.0, False), (15.2, True)], ids=["by themselves", "killed"])
+def test_who_leaves_with_workers_that_did_not_end_says_that_their_last_step_is_in_memory_alone(
+    ended: float, lost: bool
+):
+    life = done()
+    stop = replace(plan(2, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator")
+    life.seen(5.0, "stop", plan=stop, plan_revision=40)
+    life.at(5.1, Workers(now=0, generation=1, work=Work.TRAINING, step=20, born=1))
+    decision = life.at(ended, Workers(now=0, generation=2, step=20))
+    (left,) = [action for action in decision.actions if isinstance(action, events.Leave)]
+    assert ("did not end with a save within 10 s, so step 20 is in memory alone" in left.reason) == lost
+    assert unsaved(life.state, ended) == lost
 
 
 def test_who_leaves_without_its_last_commit_says_so():
