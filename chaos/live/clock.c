@@ -1,8 +1,11 @@
 /* The time of day as a file tells it: loaded before libc's by processes whose wall clock is to be off. The file holds three
- * numbers of 64 bits: nanoseconds to add, parts of a million to go faster by, and since when. Monotonic clocks stay. */
+ * numbers of 64 bits: nanoseconds to add, parts of a million to go faster by, and since when. Monotonic clocks stay, and so
+ * does how long a wait takes: its end, which was reckoned by what is shown, is told to the kernel by the true time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/time.h>
@@ -25,18 +28,75 @@ __attribute__((constructor)) static void begin(void)
         told = map;
 }
 
-int clock_gettime(clockid_t which, struct timespec *now)
+static long long shift(long long true_ns)
+{
+    return told ? told[0] + (true_ns - told[2]) * told[1] / 1000000 : 0;
+}
+
+static int truly(clockid_t which, struct timespec *now)
 {
     if (!real)
         real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int failed = real(which, now);
-    if (failed || !told || (which != CLOCK_REALTIME && which != CLOCK_REALTIME_COARSE))
-        return failed;
-    long long true_ns = now->tv_sec * SECOND + now->tv_nsec;
-    long long shown = true_ns + told[0] + (true_ns - told[2]) * told[1] / 1000000;
-    now->tv_sec = shown / SECOND;
-    now->tv_nsec = shown % SECOND;
-    return 0;
+    return real(which, now);
+}
+
+static struct timespec moved(const struct timespec *when, long long by)
+{
+    long long ns = when->tv_sec * SECOND + when->tv_nsec + by;
+    struct timespec to = {.tv_sec = ns / SECOND, .tv_nsec = ns % SECOND};
+    return to;
+}
+
+int clock_gettime(clockid_t which, struct timespec *now)
+{
+    int failed = truly(which, now);
+    if (!failed && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
+        *now = moved(now, shift(now->tv_sec * SECOND + now->tv_nsec));
+    return failed;
+}
+
+/* The true end of a wait that ends when the shown clock says so. By a monotonic clock, which counts from the boot, it is true. */
+static struct timespec truth(const struct timespec *end)
+{
+    if (end->tv_sec < SECOND)
+        return *end;
+    struct timespec now;
+    truly(CLOCK_REALTIME, &now);
+    return moved(end, -shift(now.tv_sec * SECOND + now.tv_nsec));
+}
+
+int pthread_mutex_timedlock(pthread_mutex_t *mutex, const struct timespec *end)
+{
+    static int (*wait)(pthread_mutex_t *, const struct timespec *);
+    if (!wait)
+        wait = (int (*)(pthread_mutex_t *, const struct timespec *))dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
+    struct timespec at = truth(end);
+    return wait(mutex, &at);
+}
+
+int sem_timedwait(sem_t *semaphore, const struct timespec *end)
+{
+    static int (*wait)(sem_t *, const struct timespec *);
+    if (!wait)
+        wait = (int (*)(sem_t *, const struct timespec *))dlsym(RTLD_NEXT, "sem_timedwait");
+    struct timespec at = truth(end);
+    return wait(semaphore, &at);
+}
+
+/* Of two in libc the one that today's programs are linked with: plain dlsym may find that of another age. */
+static void *newest(const char *name)
+{
+    void *found = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
+    return found ? found : dlsym(RTLD_NEXT, name);
+}
+
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *end)
+{
+    static int (*wait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    if (!wait)
+        wait = (int (*)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *))newest("pthread_cond_timedwait");
+    struct timespec at = truth(end);
+    return wait(condition, mutex, &at);
 }
 
 int gettimeofday(struct timeval *restrict now, void *restrict zone)

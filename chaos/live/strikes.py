@@ -6,6 +6,7 @@ is done to the store and to disks stands in `storage`.
 """
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -356,7 +357,7 @@ class Hands(StorageHands):
         if done is None:
             return None
         (node,) = done.nodes
-        off_s = fault.value or 3000.0
+        off_s = math.copysign(max(abs(fault.value), 2 * NEAR_S), fault.value)  # else the proof would be none
         clock = FalseClock(self.job.folder / f"{node}.clock")
         clock.show(off_s, drift=DRIFT)
         later = self._back_later(done, env=clock.environment())

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from elasticrl.agent.owned import strange
 from elasticrl.cli.options import Config
 
 if TYPE_CHECKING:
@@ -160,7 +161,9 @@ def secrets_here(tree: "Tree | None") -> set[str]:
 
     environments = [os.environ, *(unit.environment for unit in units())]
     found = {value for each in environments for name, value in each.items() if NAMED.search(name)}
-    found |= set(keys_in((*find.run_dirs(), *(() if tree is None else (Path(tree.node.run_dir),)))))
+    folders = (*find.run_dirs(), *(() if tree is None else (Path(tree.node.run_dir),)))
+    mine = find.private_run_dir()  # below /tmp: anybody may have made it first
+    found |= set(keys_in(folder for folder in folders if folder != mine or not strange(folder)))
     if tree is None:
         return found
     from elasticrl.config import ConfigError, reveal
@@ -179,10 +182,12 @@ def secrets_here(tree: "Tree | None") -> set[str]:
 
 def keys_in(folders: Iterable[Path]) -> Iterator[str]:
     """The keys in these runtime directories, as far as this user may read them."""
-    for path in (path for folder in folders for name in KEYS for path in folder.glob(f"*/*/{name}")):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            text, name = path.read_text(encoding="utf-8"), KEYS[path.name]
-            yield str(json.loads(text)[name]) if name else text.strip()
+    for folder in folders:
+        with suppress(OSError):  # it is below one that this user cannot enter
+            for path in [path for name in KEYS for path in folder.glob(f"*/*/{name}") if path.is_file()]:
+                with suppress(OSError, ValueError, LookupError, TypeError):
+                    text, name = path.read_text(encoding="utf-8"), KEYS[path.name]
+                    yield str(json.loads(text)[name]) if name else text.strip()
 
 
 def _configuration(config: Path | None) -> tuple["Tree | None", str]:

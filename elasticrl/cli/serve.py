@@ -98,7 +98,10 @@ def run(
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     tree, run_dir = settled(config, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name
-    with claimed(run_dir, tree.job.name, (logs, Path(tree.node.state_dir) / tree.job.name)):
+    state = (
+        (Path(tree.node.state_dir) / tree.job.name,) if tree.store.embedded else ()
+    )  # else a daemon says what it lacks
+    with claimed(run_dir, tree.job.name, (logs, *state)):
         etcd = start_store(tree) if tree.store.embedded else None
         endpoint = [f"store.endpoints=[{etcd.endpoint}]", "store.embedded=false"] if etcd else []
         if why := lost(tree, (etcd.endpoint,) if etcd else tree.store.endpoints, adopt=adopt):

@@ -258,14 +258,15 @@ OUTSIDE: Final = "outside"
 LOADING: Final = "warm"
 #: That of a worker from when it has taken its rank in a generation until it trains there.
 MEETING: Final = "reform"
-#: What a script may call a phase of its own: it is a key of the configuration, and has 32 bytes in a beat.
+#: What a phase of a script's own is called that has a cap of its own: it is a key of the configuration, and has 32 bytes in a
+#: beat. Others are cut there, and have the usual cap.
 PHASE_NAME: Final = r"[A-Za-z][A-Za-z0-9_-]{0,31}"
-_STATES: Final = frozenset({OUTSIDE, LOADING, MEETING, "parked", "done"})
+STATES: Final = frozenset({OUTSIDE, LOADING, MEETING, "parked", "done"})
 
 
 def misnamed(phase: str) -> str:
-    """Why no script may call a phase so, as "it ..."; "" if it may."""
-    if phase in _STATES:
+    """Why no phase of a script's own can have a cap under this name, as "it ..."; "" if it can."""
+    if phase in STATES:
         return "it is what the runtime calls a state of its own"
     if not re.fullmatch(PHASE_NAME, phase):
         return "it is not a letter and up to 31 letters, digits, dashes and underscores"

@@ -65,7 +65,14 @@ class Home:
     def lock(self) -> None:
         """Be the only daemon here, or raise `Taken`."""
         held = (self.folder / "daemon.lock").open("a+", encoding="utf-8")
-        if pid := taken_by(held):
+        try:
+            pid = taken_by(held)
+        except OSError as error:
+            held.close()
+            raise Refusal(
+                f"{held.name} cannot be locked ({error.strerror}): node.run_dir wants a disk of this machine"
+            ) from None
+        if pid:
             held.close()
             here = f"a daemon for this job and node runs here already (pid {pid}, {self.folder})"
             raise Taken(f"{here}; stop it, or give this one another node.name")

@@ -154,9 +154,11 @@ class RolloutDaemon(Daemon):
         """
         plan = await self._over
         limit = time.monotonic() + 2 * self.settings.recovery.drain_s
-        while time.monotonic() < limit and await self._trains(plan):  # noqa: ASYNC110 # the store tells it, when asked
-            await asyncio.sleep(LOOK_S)
-        self._end(End(code=plan.exit_code or 0, reason=plan.reason, over=True))
+        try:
+            while time.monotonic() < limit and await self._trains(plan):  # noqa: ASYNC110 # the store tells it, when asked
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._end(End(code=plan.exit_code or 0, reason=plan.reason, over=True))
 
     async def _trains(self, plan: Plan) -> bool:
         """Whether rank 0 of this plan has workers; of others one would have to watch all."""

@@ -41,21 +41,23 @@ class Thin(Generic[Row]):
     def __init__(self, step_of: Callable[[Row], int], most: int | None = None) -> None:
         self._step_of, self._most = step_of, LINES if most is None else most
         self._kept: list[Row] = []
-        self._newest: Row | None = None
+        self._newest: list[Row] = []  # all ranks'
         self.every, self.seen = 1, 0
 
     def add(self, row: Row) -> None:
         """One more."""
         self.seen += 1
         step = self._step_of(row)
-        if self._newest is None or step >= self._step_of(self._newest):
-            self._newest = row
+        if not self._newest or step > (newest := self._step_of(self._newest[0])):
+            self._newest = [row]
+        elif step == newest:
+            self._newest.append(row)
         if step % self.every:
             return
         self._kept.append(row)
         while len(self._kept) > self._most:
             fewer = [kept for kept in self._kept if not self._step_of(kept) % (2 * self.every)]
-            if not fewer or self.every > self._step_of(self._newest):
+            if not fewer or self.every > self._step_of(self._newest[0]):
                 self._most *= 2  # one step of more ranks than that: none of them may go
                 break
             self._kept, self.every = fewer, 2 * self.every
@@ -63,8 +65,8 @@ class Thin(Generic[Row]):
     @property
     def rows(self) -> list[Row]:
         """In the order in which they came, and the newest step whichever it is."""
-        last = [] if self._newest is None or not self._step_of(self._newest) % self.every else [self._newest]
-        return [*self._kept, *last]
+        kept = not self._newest or not self._step_of(self._newest[0]) % self.every
+        return [*self._kept, *(() if kept else self._newest)]
 
 
 class Runs:

@@ -41,7 +41,7 @@ from torch.torch_version import TorchVersion
 from elasticrl.agent.beats import Beat, State
 from elasticrl.agent.seat import Assignment, Halt, NoSeat, Order, Seat
 from elasticrl.config import Tree
-from elasticrl.core.model import OUTSIDE, Rung, misnamed
+from elasticrl.core.model import OUTSIDE, STATES, Rung
 from elasticrl.runtime import alike, notes
 from elasticrl.runtime.agree import Agreed, exchange
 from elasticrl.runtime.buffers import Buffers
@@ -296,8 +296,10 @@ class Run:
         """What is inside is this phase: for beats, and for the budget after which a hang is one. Where ranks wait for each
         other inside, all enter it: who waits in another phase is measured by that one's budget.
         """
-        if why := misnamed(name):
-            raise Misuse(f"run.phase({name!r}): no phase can be called so: {why}.")
+        if name in STATES:
+            raise Misuse(
+                f"run.phase({name!r}): no phase can be called so: it is what the runtime calls a state of its own."
+            )
         return self._beat.within(name)
 
     @property

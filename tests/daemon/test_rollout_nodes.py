@@ -84,7 +84,7 @@ class RolloutJob(Job):
     def step(self) -> int:
         """The newest step that is sealed on all ranks."""
         try:
-            return max(read(self.folder / "saves" / self.name).steps)
+            return max(read(self.folder / "saves" / self.name).steps, default=0)
         except (OSError, DataError):
             return 0
 

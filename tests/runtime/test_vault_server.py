@@ -588,8 +588,10 @@ def test_what_somebody_looks_at_just_as_it_may_go_goes_a_moment_later(tmp_path: 
         old = node.keep(1)
         looked = pin(old)
         assert isinstance(looked, Pinned)
-        threading.Timer(0.05, looked.close).start()
+        begun = time.monotonic()
+        threading.Timer(0.15, looked.close).start()
         node.control.release(Version(5))
+        assert time.monotonic() - begun > 0.1, "a second look"
         assert not old.exists(), "nothing releases it before the next generation"
 
 

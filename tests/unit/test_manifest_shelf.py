@@ -273,8 +273,13 @@ def test_who_does_not_know_the_generation_clears_what_the_newest_commit_has_over
             out.write(b"a shard whose fellow never came")
     save(where, 20, generation=2)
     save(where, 25, generation=3, commit=False)
-    gone = prunable(where, keep_last=3)
-    assert sorted(name[-16:] for name in gone) == ["step-00000005-g1", "step-00000010-g2"]
+    assert prunable(where, keep_last=3) == (), "the newest commit may be another job's, and these just being written"
+    if isinstance(where, Local):
+        for leftover in where.leftovers():
+            for path in (where.root / leftover, where.root / leftover / "data-0000.distcp"):
+                os.utime(path, (1.0, 1.0))
+        gone = prunable(where, keep_last=3)
+        assert sorted(name[-16:] for name in gone) == ["step-00000005-g1", "step-00000010-g2"]
 
 
 def test_a_save_into_which_nothing_is_written_any_more_is_nobodys(tmp_path: Path):

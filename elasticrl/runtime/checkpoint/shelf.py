@@ -14,6 +14,10 @@ from elasticrl.runtime.checkpoint.place import AWAY, STAGING, TRASH, UNREAD, Pla
 from elasticrl.runtime.vault.errors import CheckpointCorrupt, CheckpointError
 from elasticrl.runtime.vault.version import Version
 
+LEFT_S = (
+    3600.0  # a save of another generation into which nothing was written for so long: over any usual checkpoint.timeout
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -250,8 +254,9 @@ def prunable(
     idle_s: float | None = None,
 ) -> tuple[str, ...]:
     """What `doomed` names, and what saves of generations before `generation`, and this one's before its newest commit, left
-    unfinished. `generation`: the job's present one; for who does not know it, that of the newest commit. `idle_s`: and whatever
-    nobody has written into for so long.
+    unfinished. `generation`: the job's present one. Who does not know it goes by the newest commit's, which may be another
+    job's, brought here to begin with: what somebody may still be writing then stays. `idle_s`: and whatever nobody has written
+    into for so long.
 
     The newest good one is looked for by hashing: what a hasty prune trusts is what a disaster finds broken. CheckpointCorrupt
     if nothing is good: every byte may then be needed for a rescue.
@@ -261,18 +266,21 @@ def prunable(
         found = newest_good(place, commit=commit)
         good = found.manifest.name if found else None
         gone = list(doomed(entries, keep_last=keep_last, keep_every=keep_every, good=good, commit=commit))
+        told = generation is not None
         if generation is None:
             generation = max((e.generation for e in entries if e.committed or e.name == commit), default=None)
         for leftover in place.leftovers():
             parsed = parse_name(leftover.removeprefix(STAGING))
             older = generation is not None and parsed is not None and parsed[1] < generation
-            deserted = idle_s is not None and (place.idle_s(leftover) or 0.0) > idle_s
-            if leftover.startswith(TRASH) or older or deserted:
+            left_s = place.idle_s(leftover) or 0.0
+            deserted = idle_s is not None and left_s > idle_s
+            if leftover.startswith(TRASH) or (older and (told or left_s > LEFT_S)) or deserted:
                 gone.append(leftover)
         # Of its own generation alone: after a step back older generations' commits are newer than what is being saved.
         own = [e.version for e in entries if e.generation == generation and (e.committed or e.name == commit)]
         if generation is not None and own:
-            gone.extend(overtaken(place, max(own), generation))
+            behind = overtaken(place, max(own), generation)
+            gone.extend(name for name in behind if told or (place.idle_s(name) or 0.0) > LEFT_S)
     return tuple(dict.fromkeys(gone))
 
 
