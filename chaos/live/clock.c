@@ -55,7 +55,7 @@ int clock_gettime(clockid_t which, struct timespec *now)
     return failed;
 }
 
-/* The true end of a wait that ends when the shown clock says so. By a monotonic clock, which counts from the boot, it is true. */
+/* The true end of a wait that ends when the shown clock says so. By a monotonic clock, which counts from boot, it is true. */
 static struct timespec truth(const struct timespec *end)
 {
     if (end->tv_sec < SECOND)
