@@ -193,7 +193,9 @@ def test_prune_clears_what_broken_saves_left_and_leaves_a_save_that_goes_on(copy
     for name in ("step-00000008-g3", "step-00000010-g4", "step-00000011-g4"):
         (copy / "checkpoints" / f".saving-{name}").mkdir()
     two_hours_ago = time.time() - 7200.0
-    os.utime(copy / "checkpoints" / ".saving-step-00000008-g3", (two_hours_ago, two_hours_ago))  # of an earlier generation
+    os.utime(
+        copy / "checkpoints" / ".saving-step-00000008-g3", (two_hours_ago, two_hours_ago)
+    )  # of an earlier generation
     os.utime(copy / "checkpoints" / ".saving-step-00000010-g4", (1.0, 1.0))
     gone = elasticrl("checkpoint", "prune", copy, "--keep-last", 9, "--yes").split()
     assert gone[:2] == [".saving-step-00000008-g3", ".saving-step-00000010-g4"]
