@@ -43,6 +43,7 @@ from elasticrl.shell.notify import Notify
 LOOK_S: Final = 0.1  # how often beats are looked at while a gang forms, until its first step is sealed
 STEADY_S: Final = 0.2  # and from then on, for hangs and saves alone: each waking disturbs what computes here
 REPORT_S: Final = 1.0  # the longest that a daemon hears nothing
+ENDS: Final = (signal.SIGTERM, signal.SIGINT)
 END_S: Final = 10.0  # how long killed processes may take to be gone before their places are given away
 FORMED_S: Final = 10.0  # spares wait no longer for a gang that forms, nor for a fork server that imports
 START_S: Final = 60.0  # how long a rank waits for a process to be started for it
@@ -159,13 +160,16 @@ class Hand(LocalElasticAgent):
     # ---- the loop, in place of torch's
 
     def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002 - torch's signature
-        return asyncio.run(self._serve())
+        try:
+            return asyncio.run(self._serve())
+        finally:
+            for number in (*ENDS, warm.COMPLETE):
+                signal.signal(number, signal.SIG_IGN)  # else Python gives them back to the kernel as it ends
 
     async def _serve(self) -> RunResult:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._drain, f"the agent was sent {number.name}")
-        loop.add_signal_handler(warm.COMPLETE, self._completed)
+        for number in ENDS:
+            self._hear(number, partial(self._drain, f"the agent was sent {number.name}"))
+        self._hear(warm.COMPLETE, self._completed)
         await self._echo.open(self._spec.host)
         async with Server(self._runtime / "agent.sock", self._take, self._report_now) as server:
             self._server = server
@@ -182,6 +186,18 @@ class Hand(LocalElasticAgent):
             await self._end_all()
             self._echo.close()
         return RunResult(state=WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in self._group.workers})
+
+    def _hear(self, number: signal.Signals, do: Callable[[], None]) -> None:
+        """As the loop would, which gives the signal back to the kernel when it closes. Found live: a fork server that was ready
+        as its agent ended, killed it before that had cleared away.
+        """
+        loop = asyncio.get_running_loop()
+
+        def heard(*_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(do)
+
+        signal.signal(number, heard)
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):

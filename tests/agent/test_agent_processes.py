@@ -489,6 +489,22 @@ def test_a_fork_server_that_is_not_ready_to_hear_it_is_not_ended_by_being_asked_
     assert not warm.complete(other.pid), "it is gone"
 
 
+def test_an_agent_that_ends_hears_no_signal_that_would_keep_it_from_clearing_away(tmp_path: Path) -> None:
+    async def scenario(a: Node) -> None:
+        assert (a.runtime / "fork.sock").exists()
+        a.send(wire.Quit(reason="the test is over"))
+        while a.process.poll() is None:
+            for number in (warm.COMPLETE, signal.SIGTERM):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(a.process.pid, number)
+            await asyncio.sleep(0.0005)
+        assert a.process.returncode == 0
+        assert not (a.runtime / "fork.sock").exists()
+
+    with lab(tmp_path, 1) as made:
+        made.run(scenario)
+
+
 def test_a_module_that_cannot_be_imported_is_named_and_an_agent_without_a_daemon_ends(tmp_path: Path) -> None:
     async def scenario(a: Node) -> None:
         assert "No module named 'no_such_module'" in a.now.problem
