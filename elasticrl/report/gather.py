@@ -36,6 +36,9 @@ class Thin(Generic[Row]):
     ...     thin.add(step)
     >>> thin.rows, thin.every, thin.seen
     ([0, 2, 4, 5], 2, 6)
+    >>> thin.add(5)  # of another rank
+    >>> thin.rows
+    [0, 2, 4, 5, 5]
     """
 
     def __init__(self, step_of: Callable[[Row], int], most: int | None = None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elasticrl.cli import bundle
-from elasticrl.cli.bundle import HIDDEN, PART, Veil, shortened
+from elasticrl.cli.bundle import HIDDEN, PART, Veil, keys_in, shortened
 from elasticrl.cli.main import build
 
 PASSWORD, TOKEN, KEY = "correct-horse-battery", "page-token-4711", "env-value-of-the-job"
@@ -112,6 +112,13 @@ def test_secrets_of_the_units_and_the_daemons_own_keys_are_known_by_value(run: P
     assert bundled("--config", str(run), "-o", str(out)).exit_code == 0
     text = contents(out)["elasticrl-support/logs/n0.daemon.log"]
     assert text == "\n".join([f"said {HIDDEN} by mistake"] * len(secrets))
+
+
+def test_a_runtime_directory_of_somebody_else_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "job" / "n0").mkdir(parents=True)
+    os.mkfifo(tmp_path / "job" / "n0" / "vault.key")  # whoever reads it waits for ever
+    (tmp_path / "job" / "n0" / "rollout.key").write_text("a key that is there")
+    assert list(keys_in((tmp_path / "none", tmp_path))) == ["a key that is there"]
 
 
 def test_what_helps_is_in_it(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
