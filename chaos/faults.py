@@ -19,9 +19,10 @@ class Fault:
 
     `node` is a name or a role that is looked up when the fault strikes: leader, deputy, rank 0, last rank, seated, spare.
     Of several that are seated or spare the simulator draws one, and for "" any node; live it is always the first.
-    `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal), or
-    `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; `step N` may follow. `nth` counts arrivals there.
-    Live, where one job takes many scenarios, both count from the scenario's beginning.
+    `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal; live, of
+    PPO, its own as well), or `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; live also `published`
+    (a save is whole and not committed yet) and `copying` (the node's snapshot is on its way to a neighbour). `step N` may
+    follow. `nth` counts arrivals there. Live, where one job takes many scenarios, both count from the scenario's beginning.
 
     Example: Fault(kind="power_cut", node="leader", when="saving step 50", for_s=8.0)
     """
@@ -118,6 +119,11 @@ LIVE: Final[dict[str, Kind]] = {
     "kill_vault": Kind(does="kill -9 of the vault; its files stay", reach="node", weight=2),
     "pause_vault": Kind(does="SIGSTOP, then SIGCONT of the vault", reach="node", for_s=(0.5, 8)),
     "term_vault": Kind(does="SIGTERM of the vault", reach="node", weight=0.5),
+    "kill_engine": Kind(does="kill -9 of the rollout engine beside a worker", reach="node"),
+    "term_engine": Kind(does="SIGTERM of the rollout engine beside a worker", reach="node", weight=0.5),
+    "pause_engine": Kind(
+        does="SIGSTOP, then SIGCONT of the rollout engine beside a worker", reach="node", for_s=(0.5, 8)
+    ),
     "kill_etcd": Kind(does="kill -9 of a member of the store", reach="store", for_s=(0.5, 8)),
     "term_etcd": Kind(does="SIGTERM of a member of the store", reach="store", weight=0.5, for_s=(0.5, 8)),
     "pause_etcd": Kind(does="SIGSTOP, then SIGCONT of a member of the store", reach="store", for_s=(0.5, 8)),
@@ -148,11 +154,23 @@ LIVE: Final[dict[str, Kind]] = {
 }  # fmt: skip
 ALL: Final = KINDS | LIVE
 
+#: What only a job of PPO has: a rollout engine.
+OF_PPO: Final = ("kill_engine", "term_engine", "pause_engine")
+
+
+def around(phases: Iterable[str]) -> tuple[str, ...]:
+    """The places that each phase has."""
+    return tuple(f"{side} {phase}" for phase in phases for side in ("before", "during", "after"))
+
+
 PHASES: Final = ("rollout", "reduce", "apply", "gather", "seal")
-IN_A_STEP: Final = tuple(f"{side} {phase}" for phase in PHASES for side in ("before", "during", "after"))
+PPO_PHASES: Final = ("reward", "logprobs", "ref", "values", "advantage", "update", "sync")  # beside those
+IN_A_STEP: Final = around(PHASES)
+IN_A_STEP_OF_PPO: Final = around(PPO_PHASES)
+INSIDE: Final = IN_A_STEP + IN_A_STEP_OF_PPO
 PLACES: Final = (
-    *IN_A_STEP,
-    *("saving", "reform", "forming", "elected", "committing", "probing", "held"),
+    *INSIDE,
+    *("saving", "published", "copying", "reform", "forming", "elected", "committing", "probing", "held"),
 )
 ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
 

@@ -23,11 +23,13 @@ BUDGETS: dict[str, float] = {
     "slow_store_disk": 2, "store_failover": 2, "store_outage": 2, "store_alone": 2, "store_full": 2, "store_compaction": 2,
     "cut_store": 12, "disk_full": 2, "disk_read_only": 2, "slow_disk": 2, "corrupt_save": 2, "tear_save": 2, "term_agent": 6,
     "lose_lease": 6, "stop_spare": 2, "pause_daemon": 12, "join_node": 4, "drain": 6, "drain_and_back": 6,
+    "kill_engine": 12, "term_engine": 12,
 }  # fmt: skip
 #: These stand in the way of every step while they last: the clock runs from when they are over.
 BLOCKING = (
     "pause", "partition", "stop_worker", "slow_worker", "pause_agent", "pause_node", "pause_vault", "link_down", "cut_link",
     "isolate", "leader_alone", "lossy_node", "mtu_hole", "late_node", "slow_link", "starve_node", "sick_node", "port_taken",
+    "pause_engine",
 )  # fmt: skip
 #: It costs no step itself, but what mends another fault waits for it.
 SLOW_TO_MEND = ("slow_store_disk",)

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from chaos import history
 from chaos.case import Violation
-from chaos.faults import ALL, IN_A_STEP, Fault
+from chaos.faults import ALL, INSIDE, Fault
 from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
 from chaos.live import stacks
 from chaos.live.box import Box
@@ -33,6 +33,7 @@ from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
 from elasticrl.daemon.client import Unanswered
+from elasticrl.runtime.checkpoint.place import STAGING
 from elasticrl.runtime.chronicle import compare
 from elasticrl.runtime.chronicle import read as chronicle
 from elasticrl.runtime.data.audit import audit
@@ -46,6 +47,7 @@ START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly
 WELL_STEPS = 3
 STOP_S = 90.0
 LEFT_S = 20.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
+IN_FILES = ("saving", "published", "copying")  # places that show in nothing else
 AHEAD = 5  # steps before the one that it is for, a worker is told of a fault
 
 
@@ -97,7 +99,9 @@ class Drive:
         self.lab, self.shape, self.say = lab, shape, say
         settings = shape.shape.settings
         nodes = len(lab.boxes)
-        self.job = LabJob(lab, name, conf=conf_of(settings, nodes=nodes), load_s=shape.shape.load_s)
+        self.job = LabJob(
+            lab, name, conf=conf_of(settings, nodes=nodes), load_s=shape.shape.load_s, trainer=shape.shape.trainer
+        )
         self.begun = time.monotonic()
         self.eye = Eye(self.job, self.begun)
         self.hands = Hands(self.job, self.eye)
@@ -302,7 +306,7 @@ class Drive:
         for number, fault in numbers.items():
             if fault.at is not None:
                 due[number] = start + fault.at - zero
-            elif fault.place in IN_A_STEP:
+            elif fault.place in INSIDE:
                 due[number] = start
             else:
                 self._waiting.append(Waiting(number, fault))
@@ -317,7 +321,7 @@ class Drive:
                     struck_at = self.eye.now
                 else:
                     due[number] = self.eye.now + RETRY_S
-            self._look_for_saves()
+            self._look_at_files()
             late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
             late += [n for n, at in due.items() if n not in tried and self.eye.now > max(at, struck_at) + PLACE_S]
             if not due and self.eye.now > struck_at + PLACE_S:
@@ -331,7 +335,7 @@ class Drive:
 
     def _near(self, fault: Fault) -> bool:
         """Is its step at hand, if it is for one?"""
-        return fault.place not in IN_A_STEP or self.eye.newest + AHEAD >= fault.step
+        return fault.place not in INSIDE or self.eye.newest + AHEAD >= fault.step
 
     def _at_place(self, number: int, fault: Fault) -> bool:
         """A place in the job: the worker that is there waits for the blow, or deals it to itself."""
@@ -355,26 +359,30 @@ class Drive:
         finally:
             (self.job.history / f"{node}.go.{token}").touch()
 
-    def _look_for_saves(self) -> None:
-        """A save is under way when a folder of a step has appeared that is not published yet."""
-        waiting = [waiting for waiting in self._waiting if waiting.fault.place == "saving"]
-        if not waiting:
-            return
-        before = self._saves()
+    def _look_at_files(self) -> None:
+        """Places that show in files alone, for milliseconds: they are looked for without a pause, and all else waits."""
+        waiting = [waiting for waiting in self._waiting if waiting.fault.place in IN_FILES]
+        before = {waiting.number: self._files(waiting.fault) for waiting in waiting}
         deadline = time.monotonic() + 15.0
-        while time.monotonic() < deadline:
-            fresh = self._saves() - before
-            if fresh:
-                step = max(fresh)
-                for entry in waiting:
-                    if entry.there("saving", step) and self.put(entry.number, entry.fault):
-                        self._waiting.remove(entry)
-                return
+        come = False
+        while waiting and not come and time.monotonic() < deadline:
+            for entry in waiting:
+                fresh = self._files(entry.fault) - before[entry.number]
+                come = come or bool(fresh)
+                step = max(map(step_of, fresh), default=0) or self.eye.newest
+                if fresh and entry.there(entry.fault.place, step) and self.put(entry.number, entry.fault):
+                    self._waiting.remove(entry)
             time.sleep(0.001)
 
-    def _saves(self) -> set[int]:
-        """The steps of all checkpoints on the disk, whole or not: when one is published, its folder has another name."""
-        return {step_of(path) for path in self.job.saves.iterdir()} if self.job.saves.is_dir() else set()
+    def _files(self, fault: Fault) -> set[Path]:
+        """In which a fault's place shows, when there is one more."""
+        if fault.place == "copying":
+            return self.job.copying(self.hands.whom(fault.node))
+        there = self.job.saves.iterdir() if self.job.saves.is_dir() else ()
+        saves = {path for path in there if step_of(path)}
+        published = {path for path in saves if not path.name.startswith(STAGING)}
+        # When one is published, its folder has another name, of the same step.
+        return published if fault.place == "published" else {self.job.saves / f"step-{step_of(path)}" for path in saves}
 
     def _mend(self, scenario: Scenario) -> str:
         """Wait out what is in, heal the rest, and wait until all is well; what is lacking, if anything."""
@@ -530,7 +538,7 @@ def due_in(fault: Fault, made: int) -> Fault:
     >>> due_in(Fault(kind="kill_worker", when="before apply", nth=10), 480).when
     'before apply step 490'
     """
-    inside = fault.place in IN_A_STEP
+    inside = fault.place in INSIDE
     if not fault.when or not (fault.step or (inside and fault.nth > 1)):
         return fault
     step = made + fault.step + (fault.nth if inside and fault.nth > 1 else 0)

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Literal
 
 import yaml
 
@@ -25,8 +26,11 @@ from elasticrl.config import Tree, load
 from elasticrl.core.address import CONTROL
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.client import ask
+from elasticrl.daemon.spec import OWN
+from elasticrl.runtime.vault.layout import HEADER_AT, SEAL_AT
 
 PROGRAM = Path(__file__).with_name("job.py")
+PPO_PROGRAM = Path(__file__).with_name("ppojob.py")
 RUN_DIR, VAULT_DIR = "/run/elasticrl", "/dev/shm/elasticrl"
 LANES = 12
 SECTIONS = ("membership", "recovery", "health", "timeouts")
@@ -68,12 +72,33 @@ def conf_of(settings: Settings, *, nodes: int) -> dict[str, Any]:
     return conf
 
 
+def ppo_conf(folder: Path) -> dict[str, Any]:
+    """The sections of a small job of PPO with an engine beside each worker; what it needs is written to the folder."""
+    from elasticrl.ppo import tiny  # it imports transformers
+
+    chance = Random(5)
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(f'{{"prompt": "{chance.randrange(10_000):04}"}}' for _ in range(500)))
+    rows = 2 * LANES
+    return {
+        "ppo": {"batch": rows, "mini_batch": rows, "micro_batch": 2, "epochs": 1, "lr": 4e-3, "critic_lr": 4e-3},
+        "model": {"path": tiny.write(folder / "actor", hidden=32, layers=2)},
+        "reward": {"function": "elasticrl.ppo.tasks:reverse"},
+        "data": {"path": str(prompts), "max_prompt": 6},
+        "rollout": {
+            "engine": "served", "max_tokens": 4, "health_every": "1s", "health_timeout": "6s", "start_timeout": "90s",
+            "sync_timeout": "20s", "idle": "60s",
+        },
+        "agent": {"preload": list(OWN["elasticrl.ppo"])},
+    }  # fmt: skip
+
+
 class LabJob:
     """The nodes of one job in a lab."""
 
     def __init__(
         self, lab: Lab, name: str, *, conf: Mapping[str, Any], step_ms: float = 100.0, save_every: int = 40,
-        load_s: float = 0.0,
+        load_s: float = 0.0, trainer: Literal["points", "ppo"] = "points",
     ) -> None:  # fmt: skip
         self.lab, self.name = lab, name
         self.folder = lab.folder / name
@@ -81,9 +106,10 @@ class LabJob:
         self.history.mkdir(parents=True)
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.saves = lab.disk / "saves" / name
+        self.program = PPO_PROGRAM if trainer == "ppo" else PROGRAM
         args = ["--step-ms", f"{step_ms:g}", "--history", str(self.history), "--load-s", f"{load_s:g}"]
         plain: dict[str, Any] = {
-            "job": {"name": name, "program": str(PROGRAM), "args": args, "seed": 7},
+            "job": {"name": name, "program": str(self.program), "args": args, "seed": 7},
             "node": {"device": "cpu"},
             "store": {"endpoints": list(lab.endpoints), "try_timeout": "1s", "timeout": "5s"},
             "lanes": {"count": LANES, "digest": "full"},
@@ -91,7 +117,7 @@ class LabJob:
             "checkpoint": {"dir": str(lab.disk / "saves"), "every": save_every, "keep_last": 3},
             "telemetry": {"log_dir": str(self.folder / "log"), "format": "json"},
         }
-        for section, values in conf.items():
+        for section, values in [*(ppo_conf(self.folder) if trainer == "ppo" else {}).items(), *conf.items()]:
             plain.setdefault(section, {}).update(values)
         self.config = self.folder / "job.yaml"
         self.config.write_text(yaml.safe_dump(plain), encoding="utf-8")
@@ -149,6 +175,22 @@ class LabJob:
         """Of the vault's."""
         return self._find(node, "-m elasticrl.runtime.vault")
 
+    def engine(self, node: str) -> int:
+        """Of the rollout engine's."""
+        return self._find(node, "-m elasticrl.ppo.rollout.process")
+
+    def copying(self, node: str) -> set[Path]:
+        """Files of this node's snapshots, in its neighbours' memory, that are not whole."""
+        found: set[Path] = set()
+        for name, box in self.lab.boxes.items():
+            if box.on and name != node:
+                found |= {path for path in self.vault_dir(name).glob(f"{node}+*.shard") if not is_sealed(path)}
+        return found
+
+    def vault_dir(self, node: str) -> Path:
+        """Where a node's snapshots lie, and those that it keeps for others."""
+        return self.lab.boxes[node].path(f"{VAULT_DIR}/{self.name}/{node}")
+
     def _find(self, node: str, words: str) -> int:
         found = [
             pid for pid in self.box(node).pids() if words in command_line(pid) and f"{self.name}" in command_line(pid)
@@ -182,7 +224,7 @@ class LabJob:
             return {}
 
     def order(self, node: str, **what: Any) -> Path:
-        """Tell a node's worker what to do, and where; see chaos.live.job."""
+        """Tell a node's worker what to do, and where; see chaos.live.told."""
         path = self.history / f"{node}.order"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(what))
@@ -206,7 +248,8 @@ class LabJob:
         env = {**os.environ, "ELASTICRL_CONFIG": str(folder / "config.json"), "OMP_NUM_THREADS": "1"}
         with (folder / "log").open("wb") as log:
             done = subprocess.run(
-                [sys.executable, str(PROGRAM), "--step-ms", "0"], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [sys.executable, str(self.program), "--step-ms", "0"],
+                env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 timeout=120 + steps,
             )  # fmt: skip
         if done.returncode:
@@ -229,6 +272,16 @@ class LabJob:
         for process in self.daemons.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
+
+
+def is_sealed(shard: Path) -> bool:
+    """Does a file of a vault bear a seal? One that is gone is not on its way either."""
+    try:
+        with shard.open("rb") as file:
+            file.seek(SEAL_AT)
+            return any(file.read(HEADER_AT - SEAL_AT))
+    except OSError:
+        return True
 
 
 def send(pid: int, number: int) -> bool:

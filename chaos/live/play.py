@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from chaos.faults import ALL, IN_A_STEP, Fault
+from chaos.faults import ALL, IN_A_STEP, IN_A_STEP_OF_PPO, OF_PPO, Fault
 from chaos.history import Struck
 from chaos.live import box
 from chaos.live.drive import Drive, terminal, wanted_end
@@ -28,10 +28,11 @@ JOB_S = 420.0  # of random faults; then the job ends and is compared with the un
 BASE = Settings(lanes=12, copies=1, membership=Membership(min_nodes=2))
 
 #: What the random nemesis draws, and how often, beside the weights of the vocabulary: what ends the job is for files.
-NEVER = ("stop", "crash_loop", "join_node", "sick_node", "admit", "drain", "slow_worker")
+#: Engines are for files as well: each takes seconds of a processor to start.
+NEVER = ("stop", "crash_loop", "join_node", "sick_node", "admit", "drain", "slow_worker", *OF_PPO)
 ROLES = ("leader", "deputy", "rank 0", "last rank")
 AT_A_PLACE = 0.3  # of its faults strike at a position
-COMING = ("saving", "committing")  # places that a job comes to by itself, whatever else befalls it
+COMING = ("saving", "published", "committing")  # places that a job comes to by itself, whatever else befalls it
 LONG = ("port_taken", "late_node")  # takes longer to put in than a worker may stand still without being suspected
 
 
@@ -43,6 +44,9 @@ def why_not(scenario: Scenario, *, boxes: bool = True, lacks: Mapping[str, str] 
     unknown = sorted({fault.kind for fault in scenario.faults if not Hands.can(fault.kind)})
     if unknown:
         return f"only the simulator has {', '.join(unknown)}"
+    ppo = sorted({f.kind for f in scenario.faults if f.kind in OF_PPO or f.place in IN_A_STEP_OF_PPO})
+    if ppo and shape.trainer != "ppo":
+        return f"`shape.trainer` is not ppo, which {', '.join(ppo)} needs"
     out = left_out((fault.kind for fault in scenario.faults), boxes=boxes, lacks=lacks or {})
     if out and not boxes:
         return f"without namespaces there is no {', '.join(out)}"
@@ -101,7 +105,11 @@ class Play:
         for scenario in chosen:
             shape = scenario.shape
             # What ends the job, or begins with nodes that are not there, has a job of its own.
-            own = scenario.name if wanted_end(scenario) or shape.late else f"{shape.settings} {shape.load_s}"
+            own = (
+                scenario.name
+                if wanted_end(scenario) or shape.late
+                else f"{shape.settings} {shape.load_s} {shape.trainer}"
+            )
             groups.setdefault((max(2, shape.nodes), shape.late, own), []).append(scenario)
         for nodes in sorted({key[0] for key in groups}):
             with Lab(nodes, boxes=self.boxes) as lab:

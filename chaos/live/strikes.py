@@ -19,14 +19,14 @@ from datetime import datetime
 from pathlib import Path
 from threading import Timer
 
-from chaos.faults import IN_A_STEP, Fault
+from chaos.faults import INSIDE, Fault
 from chaos.history import Asked
 from chaos.live import net
 from chaos.live.box import Box
 from chaos.live.clock import FalseClock
 from chaos.live.errors import BoxError, NotStruck
 from chaos.live.eye import Eye
-from chaos.live.labjob import VAULT_DIR, LabJob, gone, send
+from chaos.live.labjob import LabJob, gone, send
 from chaos.live.proc import alive, command_line, environment, parent, stopped
 from chaos.live.reach import TERM_S, Done, Undo
 from chaos.live.storage import StorageHands
@@ -183,9 +183,18 @@ class Hands(StorageHands):
     def _pause_vault(self, fault: Fault) -> Done | None:
         return self._halt(fault, self.job.vault)
 
+    def _kill_engine(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.job.engine)
+
+    def _term_engine(self, fault: Fault) -> Done | None:
+        return self._end(fault, self.job.engine, signal.SIGTERM)
+
+    def _pause_engine(self, fault: Fault) -> Done | None:
+        return self._halt(fault, self.job.engine)
+
     def _lose_vault(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)
-        folder = self.lab.boxes[node].path(f"{VAULT_DIR}/{self.job.name}/{node}") if node else None
+        folder = self.job.vault_dir(node) if node else None
         if folder is None or not any(folder.glob("*.shard")):
             return None  # there is nothing to be lost yet
         done = self._end(replace(fault, node=node), self.job.vault)
@@ -254,7 +263,7 @@ class Hands(StorageHands):
             return None
         self.tokens += 1
         token = self.tokens
-        inside = fault.place in IN_A_STEP
+        inside = fault.place in INSIDE
         place, step = (fault.place, fault.step) if inside else ("", 0)  # a place that shows elsewhere has been reached
         path = self.job.order(node, do=do, place=place, step=step, token=token, **more)
         if not self._taken(token):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from chaos.history import Committed, Fact
 from chaos.sim.beats import Beats
@@ -28,6 +28,7 @@ class Shape:
     """What a run is like: the nodes, the job, and how long things take when nothing is wrong."""
 
     nodes: int = 3
+    trainer: Literal["points", "ppo"] = "points"  # what real nodes run: a tiny training, or PPO with engines
     late: int = 0  # of these, so many are off until something starts them
     slots: int = 1
     settings: Settings = field(default_factory=Settings)

@@ -27,11 +27,11 @@ from typing import Final
 
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE
 
-MAGIC: Final = b"elbeat04"
-# count, generation, born, step, saved, pid, state, waiting, since, restore_s, collective, bytes, phase, op, manifest, and what
-# it has spent in phases: name and seconds, PHASES times
+MAGIC: Final = b"elbeat05"
+# count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, collective, bytes, phase, op, manifest,
+# and what it has spent in phases: name and seconds, PHASES times
 PHASES: Final = 12  # of a name more nothing is told
-BODY: Final = struct.Struct("<QqqqqIBBxxddqq32s32s160s" + "20sd" * PHASES)
+BODY: Final = struct.Struct("<QqqqqIBBxxdddqq32s32s160s" + "20sd" * PHASES)
 SUM: Final = struct.Struct("<I")
 HALF: Final = 704
 SIZE: Final = 2 * HALF + 64
@@ -68,6 +68,7 @@ class Snapshot:
     state: State = State.WARM
     waiting: bool = False  # in a collective: somebody else may be the cause
     since: float = 0.0  # when it came into this phase
+    waited_s: float = 0.0  # of that time, what it has waited for others so far
     restore_s: float = 0.0  # how long putting its state back took in this generation
     phase: str = LOADING
     collective: int = 0  # number of the newest
@@ -81,7 +82,8 @@ def pack(count: int, beat: Snapshot) -> bytes:
     spent = [*beat.spent[:PHASES], *[("", 0.0)] * PHASES][:PHASES]
     body = BODY.pack(
         count, beat.generation, beat.born, beat.step, beat.saved, beat.pid, beat.state, beat.waiting, beat.since,
-        beat.restore_s, beat.collective, beat.bytes, short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
+        beat.waited_s, beat.restore_s, beat.collective, beat.bytes,
+        short(beat.phase, 32), short(beat.op, 32), short(beat.manifest, 160),
         *(part for name, seconds in spent for part in (short(name, 20), seconds)),
     )  # fmt: skip
     return SUM.pack(zlib.crc32(body)) + body
@@ -93,13 +95,13 @@ def unpack(data: bytes) -> tuple[int, Snapshot] | None:
     body = data[SUM.size : SUM.size + BODY.size]
     if zlib.crc32(body) != checksum:
         return None
-    count, generation, born, step, saved, pid, state, waiting, since, restore_s, *rest = BODY.unpack(body)
+    count, generation, born, step, saved, pid, state, waiting, since, waited_s, restore_s, *rest = BODY.unpack(body)
     collective, moved, phase, op, manifest, *spent = rest
     if count == 0:
         return None
     return count, Snapshot(
         generation=generation, born=born, step=step, saved=saved, pid=pid, state=STATES[state], waiting=bool(waiting),
-        since=since, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
+        since=since, waited_s=waited_s, restore_s=restore_s, collective=collective, bytes=moved, phase=text(phase), op=text(op),
         manifest=text(manifest),
         spent=tuple((text(name), seconds) for name, seconds in zip(spent[::2], spent[1::2], strict=True) if name[0]),
     )  # fmt: skip
@@ -140,7 +142,7 @@ class Beat:
         """What begins now: rollout, reward, update, sync, save, ..."""
         self._account()
         self._left = ""
-        self.now = replace(self.now, phase=name, since=time.monotonic(), waiting=self._depth > 0)
+        self.now = replace(self.now, phase=name, since=time.monotonic(), waited_s=0.0, waiting=self._depth > 0)
         self._write()
 
     @contextmanager
@@ -163,7 +165,7 @@ class Beat:
             self._account()
             self._left = self.now.phase
             self.now = replace(self.now, phase=phase, waiting=False)
-        self.now = replace(self.now, since=time.monotonic())
+        self.now = replace(self.now, since=time.monotonic(), waited_s=0.0)
         self._write()
 
     def back(self) -> None:
@@ -189,6 +191,8 @@ class Beat:
         idle = beat.waiting or beat.phase in {MEETING, LOADING, OUTSIDE}
         if not idle and (beat.phase in self._spent or len(self._spent) < PHASES):
             self._spent[beat.phase] = self._spent.get(beat.phase, 0.0) + now - self._worked
+        if beat.waiting:
+            self.now = replace(beat, waited_s=beat.waited_s + now - max(self._worked, beat.since))
         self._worked = now
 
     def sealed(self, step: int, moved: int = 0) -> None:
@@ -197,7 +201,7 @@ class Beat:
         self._account()
         if self.now.state is State.JOINING:
             self._begin()
-        self.now = replace(self.now, step=step, since=time.monotonic(), bytes=self.now.bytes + moved)
+        self.now = replace(self.now, step=step, since=time.monotonic(), waited_s=0.0, bytes=self.now.bytes + moved)
         self._write()
 
     def saved(self, step: int, manifest: str) -> None:
@@ -238,7 +242,7 @@ class Beat:
         step = max(resume, self.now.step) if self.now.generation else resume
         self.now = replace(
             self.now, generation=generation, born=born, step=step, state=State.JOINING, phase=MEETING,
-            since=time.monotonic(), waiting=False, restore_s=0.0,
+            since=time.monotonic(), waited_s=0.0, waiting=False, restore_s=0.0,
         )  # fmt: skip
         self._formed, self._left = None, ""
         self._write()
@@ -257,21 +261,29 @@ class Beat:
         self._spent, self._worked = {}, now  # this generation's
         if self.now.state is State.JOINING and self._formed is not None:
             self.now = replace(self.now, restore_s=now - self._formed)
-        self.now = replace(self.now, state=State.TRAINING, since=now, waiting=False)
+        self.now = replace(self.now, state=State.TRAINING, since=now, waited_s=0.0, waiting=False)
 
     def parked(self, generation: int) -> None:
         """Out of the group, state in hand. `generation` is the newest that this worker was told of."""
         generation = max(generation, self.now.generation)
         self._left = ""
         self.now = replace(
-            self.now, generation=generation, state=State.PARKED, phase="parked", since=time.monotonic(), waiting=False
+            self.now,
+            generation=generation,
+            state=State.PARKED,
+            phase="parked",
+            since=time.monotonic(),
+            waited_s=0.0,
+            waiting=False,
         )
         self._write()
 
     def done(self) -> None:
         """All steps are made."""
         self._left = ""
-        self.now = replace(self.now, state=State.DONE, phase="done", since=time.monotonic(), waiting=False)
+        self.now = replace(
+            self.now, state=State.DONE, phase="done", since=time.monotonic(), waited_s=0.0, waiting=False
+        )
         self._write()
 
     def _write(self) -> None:

@@ -92,7 +92,7 @@ def stall_of(worker: Beating, budgets: Budgets, now: float) -> Stall | None:
         return None
     progress = Progress(
         slot=worker.slot, step=beat.step, phase=beat.phase, since=beat.since, waiting=beat.waiting,
-        stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
+        waited_s=beat.waited_s, stopped=worker.stopped, op=beat.op, collective=0 if beat.phase == MEETING else beat.collective,
     )  # fmt: skip
     return budgets.stalled(progress, now)
 

@@ -258,6 +258,7 @@ class Progress:
     phase: str
     since: float
     waiting: bool
+    waited_s: float = 0.0  # since then, until it had what it waited for
     stopped: bool = False  # the kernel says so (state T)
     op: str = ""  # the collective, and its number, where it waits in one
     collective: int = 0
@@ -318,11 +319,14 @@ class Budgets:
         return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest, again_s))
 
     def stalled(self, progress: Progress, now: float) -> Stall | None:
-        """The stall that this worker is in, if it is."""
+        """The stall that this worker is in, if it is. What it has waited for others is nobody's own: who was excused for
+        waiting longer than its budget is at work again when that is over. Found live: as an engine came back, who had waited
+        for its worker was ended for it.
+        """
         budget = self.budget(progress.phase, progress.step)
         if progress.stopped:  # the kernel says so: no phase explains it, and its peers must not be suspected first
             budget = min(budget, self.settings.confirm_s)
-        for_s = now - progress.since
+        for_s = now - progress.since - (0.0 if progress.waiting else progress.waited_s)
         if for_s < budget:
             return None
         return Stall(

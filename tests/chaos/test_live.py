@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import yaml
 
 from chaos import faults
-from chaos.faults import ALL, IN_A_STEP, PLACES, Fault, check
+from chaos.faults import ALL, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
 from chaos.history import (
     Committed,
     Eased,
@@ -34,9 +35,9 @@ from chaos.history import (
 )
 from chaos.live import box, proc
 from chaos.live.checks import judge_live
-from chaos.live.drive import Drive, Outcome, Waiting, due_in, places
+from chaos.live.drive import IN_FILES, Drive, Outcome, Waiting, due_in, places
 from chaos.live.lab import Lab, leftovers
-from chaos.live.labjob import PROGRAM
+from chaos.live.labjob import PPO_PROGRAM, PROGRAM, is_sealed, ppo_conf
 from chaos.live.play import BASE, Play, draw, why_not
 from chaos.live.strikes import NEEDS, Hands
 from chaos.run import LIVE, SCENARIOS
@@ -45,6 +46,8 @@ from chaos.sim.cluster import Shape
 from elasticrl.config import dumps
 from elasticrl.config import load as configured
 from elasticrl.core.model import Member, Phase, Plan, Rung, Seat
+from elasticrl.runtime.vault.layout import SEAL_AT
+from elasticrl.runtime.vault.slots import Slots
 
 # A selection: each kind of victim once. `make chaos` runs all, and then random ones.
 CHOSEN = (
@@ -229,12 +232,15 @@ def test_a_machine_that_lacks_something_leaves_out_what_needs_it_and_says_so(kin
 # ---- places
 
 
-def test_the_job_says_of_every_place_in_a_step_that_it_is_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [PROGRAM, PPO_PROGRAM], ids=["points", "ppo"])
+def test_the_job_says_of_every_place_in_a_step_that_it_is_there(program: Path, tmp_path: Path) -> None:
     """So no playable scenario waits for a place that never comes: of those in a step this shows it, the others are seen."""
     history = tmp_path / "history"
     history.mkdir()
-    plain = {
-        "job": {"name": "alone", "program": str(PROGRAM), "args": []},
+    ppo = program == PPO_PROGRAM
+    plain: dict[str, Any] = ppo_conf(tmp_path) | {"rollout": {"max_tokens": 4}} if ppo else {}
+    plain |= {
+        "job": {"name": "alone", "program": str(program), "args": []},
         "node": {"device": "cpu", "interface": "lo", "name": "n0"},
         "membership": {"min_nodes": 1, "max_nodes": 1},
         "store": {"embedded": True},
@@ -247,12 +253,13 @@ def test_the_job_says_of_every_place_in_a_step_that_it_is_there(tmp_path: Path) 
     env = {"ELASTICRL_CONFIG": str(tmp_path / "config.json"), "ELASTICRL_NODE": "n0", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(
-            [sys.executable, str(PROGRAM), "--step-ms", "10", "--history", str(history)],
+            [sys.executable, str(program), "--step-ms", "10", "--history", str(history)],
             env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     lines = history / "n0.jsonl"
     try:
-        for token, place in enumerate(IN_A_STEP, 1):
+        every = INSIDE if ppo else IN_A_STEP
+        for token, place in enumerate(every, 1):
             (history / f"n0.go.{token}").touch()
             (history / "n0.new").write_text(json.dumps({"do": "wait", "place": place, "token": token, "step": 3}))
             (history / "n0.new").replace(history / "n0.order")
@@ -262,11 +269,27 @@ def test_the_job_says_of_every_place_in_a_step_that_it_is_there(tmp_path: Path) 
                 assert time.monotonic() < deadline, f"the job never came to {place!r}"
                 time.sleep(0.01)
         told = [line for line in map(json.loads, lines.read_text().splitlines()) if line["what"] == "here"]
-        assert [line["place"] for line in told] == list(IN_A_STEP)
+        assert [line["place"] for line in told] == list(every)
         assert all(line["step"] >= 3 for line in told)
     finally:
         job.kill()
         job.wait()
+
+
+@pytest.mark.parametrize("fault", [Fault(kind=OF_PPO[0], at=0.0), Fault(kind="kill_worker", when="before sync")])
+def test_what_only_ppo_has_is_left_out_where_something_else_trains(fault: Fault) -> None:
+    scenario = replace(KILL, faults=(fault, *KILL.faults))
+    assert why_not(scenario) == f"`shape.trainer` is not ppo, which {fault.kind} needs"
+    assert not why_not(replace(scenario, shape=replace(SHAPE, trainer="ppo")))
+
+
+def test_a_snapshot_on_its_way_is_told_from_one_that_is_there(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, origin="n1", writer="w0")
+    slot = slots.take(4096)
+    assert not is_sealed(slot.path)
+    slot.memory[SEAL_AT] = 1
+    assert is_sealed(slot.path)
+    assert is_sealed(tmp_path / "gone.shard")
 
 
 def plan_of(phase: Phase, generation: int = 2, rung: Rung = Rung.START) -> Planned:
@@ -279,7 +302,7 @@ def test_every_place_is_in_a_step_or_seen_in_the_store_or_on_the_disk() -> None:
     elected, committed = Elected(at=1.0, member="n0/1"), Committed(at=1.0, step=4, generation=1, manifest="m")
     facts = [elected, committed, *map(plan_of, Phase)]
     seen = {place for fact in facts for place in places(fact)}
-    assert set(PLACES) == {*IN_A_STEP, *seen, "saving"}
+    assert set(PLACES) == {*INSIDE, *seen, *IN_FILES}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +346,7 @@ def test_random_faults_strike_at_places_too() -> None:
     placed = [fault for fault in drawn if fault.when]
     assert 0.2 < len(placed) / len(drawn) < 0.4
     assert not [fault for fault in drawn if check(fault)]
-    assert {fault.place for fault in placed} == {*IN_A_STEP, "saving", "committing"}
+    assert {fault.place for fault in placed} == {*IN_A_STEP, "saving", "published", "committing"}
     assert {fault.nth for fault in placed} > {1, 2}
     asked = {fault.kind for fault in placed if fault.place in IN_A_STEP}
     assert {ALL[kind].reach for kind in asked} <= {"node", "link"}

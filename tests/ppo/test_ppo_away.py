@@ -355,7 +355,7 @@ def test_nobody_is_let_in_without_the_job_s_key(nodes):
     with pytest.raises(Refused, match="r0 says: the caller does not know the job's key") as refused:
         Talk(node.remote(key="77" * 32), within_s=20.0)
     assert refused.value.kind == "key"
-    with pytest.raises(Refused, match="for job 'job', not 2 for 'other'"):
+    with pytest.raises(Refused, match=f"for job 'job', not {PROTOCOL} for 'other'"):
         Talk(node.remote(job="other"), within_s=20.0)
     host, _, port = node.address.rpartition(":")
     for nonsense in (

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,12 +48,12 @@ from elasticrl.config.training import Model
 from elasticrl.core.model import OUTSIDE
 from elasticrl.ppo import models
 from elasticrl.ppo.rollout import weights
-from elasticrl.ppo.rollout.attend import LOOK_S
+from elasticrl.ppo.rollout.attend import LOOK_S, START_LOCK
 from elasticrl.ppo.rollout.engine import EngineFailed, StaleWeights
 from elasticrl.ppo.rollout.inline import TorchEngine
 from elasticrl.ppo.rollout.outside import SIGN_S
 from elasticrl.ppo.rollout.process import Server
-from elasticrl.ppo.rollout.served import Served
+from elasticrl.ppo.rollout.served import SILENT_S, Served
 from elasticrl.ppo.rollout.service import LOADS, Unfit
 from elasticrl.ppo.rollout.torch_process import TorchProgram
 from elasticrl.ppo.rollout.vllm_process import Extension, fit, taken
@@ -213,6 +214,27 @@ def test_who_waits_for_its_engine_says_so_until_it_has_its_samples(home, folders
         assert max(after - before for before, after in pairwise(signs)) < SIGN_S + 1.0
     finally:
         trainer.attendant.end()
+
+
+def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes_weights(tmp_path, folders, actor):
+    """Found live: it was asked whether it has the weights, and had `sync_timeout` for that; its worker was ended as one that
+    hangs.
+    """
+    trainer = Trainer(tmp_path / "engine", service(folders["qwen2"]), limits=replace(LIMITS, health_s=2.0))
+    trainer.enter(actor)
+    pid = trainer.ready()
+    trainer.engine.publish(0)
+    trainer.waited.clear()
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    found = trainer.engine.generate(requests(8), version=0)
+    took = time.monotonic() - begun
+    assert same(found, inline(actor, requests(8)))
+    assert gone(pid)
+    assert took < LIMITS.sync_s - 5.0
+    signs = [begun, *trainer.waited, begun + took]
+    assert max(after - before for before, after in pairwise(signs)) < SILENT_S + SIGN_S + 0.5
+    trainer.engine.end()
 
 
 def test_who_waits_for_an_engine_that_takes_weights_says_so_too(home, folders, actor):
@@ -573,6 +595,24 @@ def test_a_trainer_s_restart_finds_the_engine_that_is_there(trainer, home, folde
     late.attendant.close()
 
 
+def test_an_engine_that_nobody_needs_leaves_nothing_and_who_comes_as_it_goes_has_one_of_its_own(
+    tmp_path, folders, actor
+):
+    first = Trainer(tmp_path / "engine", service(folders["qwen2"]))
+    pid = first.ready()
+    first.enter(actor)
+    first.engine.publish(0)
+    with (first.home / START_LOCK).open("ab") as lock:  # somebody looks at this very moment, and so does the next job
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = Trainer(first.home, service(folders["qwen2"]))
+        first.attendant.end()
+        until(lambda: gone(pid), "the engine's end")
+        shutil.rmtree(first.home)  # as whoever holds that lock may
+    assert second.ready() != pid
+    second.engine.end()
+    assert not second.home.exists()
+
+
 def test_two_workers_start_one_engine_which_another_configuration_replaces_and_which_ends_by_itself(
     tmp_path, folders, actor
 ):
@@ -638,9 +678,8 @@ def test_two_workers_with_engines_beside_them_train_to_the_same_bits_through_the
         assert f"process {kept} " in both.workers["n0"].text
         assert outcome(both) == undisturbed
     for node in ("n0", "n1"):
-        pid = pid_of(home_of(tmp_path, node))
-        until(lambda pid=pid: gone(pid), f"the end of {node}'s engine with the job")
-        assert not (home_of(tmp_path, node) / weights.FILE).exists()
+        home = home_of(tmp_path, node)
+        until(lambda home=home: not home.exists(), f"the end of {node}'s engine with the job, and of all that it had")
 
 
 def test_an_actor_cut_up_by_zero_3_is_whole_and_new_in_the_engines_beside_two_workers(tmp_path, conf):
@@ -874,7 +913,7 @@ def test_a_visitor_that_makes_no_sense_is_sent_away_and_the_others_stay(trainer,
             talk._sock.sendall(nonsense)
             with pytest.raises(Lost, match=r"hung up|cut short"):
                 talk.receive()
-    with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match="speaks version 2, not 7"):
+    with Talk(home / SOCKET, within_s=20.0) as talk, pytest.raises(Refused, match=f"speaks version {PROTOCOL}, not 7"):
         talk.ask("hello", v=7)
     assert trainer.ready() == pid
 

@@ -150,6 +150,14 @@ def test_who_waits_outside_of_the_gang_is_what_a_node_shows_and_is_no_stall_as_l
     assert (silent.slot, silent.waiting) == (1, False)
 
 
+def test_a_rank_that_waited_for_an_engine_elsewhere_is_not_ended_as_that_is_back() -> None:
+    waits = beating(since=1.0, waiting=True)
+    assert look([waits], 14, BUDGETS, 95.0).work is Work.STALLED, "its peer is excused, and so is it"
+    released = beating(since=1.0, waited_s=93.9)
+    assert look([released], 14, BUDGETS, 95.0).stall is None
+    assert look([released], 14, BUDGETS, 950.0).stall is not None, "now it stands still by itself"
+
+
 def test_a_node_loads_as_long_as_one_of_its_programs_has_not_asked_for_its_rank() -> None:
     loads = beating(1, since=50.0, state=State.WARM, phase=OUTSIDE)  # whatever it calls what it does
     assert look([beating(phase=MEETING, since=40.0), loads], 14, BUDGETS, 95.0).phase == LOADING

@@ -127,6 +127,31 @@ def test_who_is_through_with_a_wait_outside_is_at_work_again_whatever_follows(tm
     assert seen() == ("parked", False)
 
 
+def test_what_was_waited_for_others_is_told_apart_until_the_next_phase(tmp_path: Path) -> None:
+    beat, page = Beat(tmp_path / "beat"), Page(tmp_path / "beat")
+    beat.phase("update")
+    told = []
+    for _ in range(2):
+        beat.collective(1, "allreduce")
+        time.sleep(0.02)
+        with beat.waiting():
+            beat.collective(2, "allgather")
+            beat.arrived()
+            time.sleep(0.02)
+        time.sleep(0.02)  # its own work
+        told.append(page.read())
+    first, second = told
+    assert first is not None
+    assert second is not None
+    assert not second.waiting
+    assert 0.04 <= first.waited_s < second.waited_s - 0.03
+    assert second.waited_s < time.monotonic() - second.since - 0.03
+    beat.phase("sync")
+    now = page.read()
+    assert now is not None
+    assert now.waited_s == 0.0
+
+
 def test_a_page_that_says_nothing_new_is_the_same_beat(tmp_path: Path) -> None:
     page, beat = Page(tmp_path / "page", create=True), Beat(tmp_path / "page")
     for step in range(3):

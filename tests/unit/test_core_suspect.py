@@ -148,6 +148,14 @@ def test_budgets_are_learned_between_the_floor_and_the_cap():
     assert str(learned.stalled(worker, 105.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
 
 
+def test_who_has_what_it_waited_for_has_not_stood_still_meanwhile():
+    budgets = Budgets(settings=Timeouts(default_phase_s=5))
+    at_work = Progress(slot=0, step=7, phase="update", since=100.0, waiting=False, waited_s=60.0)
+    assert budgets.stalled(at_work, 164.9) is None
+    assert str(budgets.stalled(at_work, 165.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
+    assert budgets.stalled(replace(at_work, waiting=True), 165.0).for_s == 65.0
+
+
 def test_a_rare_slow_phase_counts_twice_and_not_tenfold():
     budgets = Budgets(settings=Timeouts(default_phase_s=100, floor_s=1, slack=10))
     for _ in range(40):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
 from elasticrl.ppo.rollout.service import ENGINE_LOCK, LOADS, SPEC, Service
 from elasticrl.ppo.rollout.wire import PROTOCOL, SOCKET, Lost, Refused, Talk
+from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.slots import prepare
 
 if TYPE_CHECKING:
@@ -147,6 +149,8 @@ class Attendant:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(self.limits.health_s)
         self.close()
+        with suppress(Lost, OSError, VaultError):
+            self._clear()
 
     def close(self) -> None:
         """This worker ends; the engine stays."""
@@ -155,6 +159,16 @@ class Attendant:
         self._thread.join(self.limits.health_s)
         if self._child is not None and self._child.poll() is None:
             self._child.returncode = 0  # it is not ours to wait for: or Popen would complain that it lives on
+
+    def _clear(self) -> None:
+        """Of a home that nobody needs nothing is left in memory. Who comes meanwhile makes it anew, or has it as it is."""
+        with self._alone(time.monotonic() + self.limits.health_s):
+            deadline = time.monotonic() + self.limits.health_s
+            while self._there():  # it was told to end, and is about to
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(LOOK_S)
+            shutil.rmtree(self.home, ignore_errors=True)
 
     # ---- the thread
 
@@ -166,7 +180,7 @@ class Attendant:
             except Refused as refused:
                 self._failed = str(refused)
                 return
-            except (Lost, OSError) as error:
+            except (Lost, OSError, VaultError) as error:
                 failures += 1
                 self.say(f"rollout engine: start {failures} of {self.limits.starts} came to nothing: {error}")
                 if failures >= self.limits.starts:
@@ -191,11 +205,13 @@ class Attendant:
                     self._prove(talk)
                 self._up.set()
             except (Lost, Refused) as error:
-                if self._loads():  # for another worker of this node, perhaps
+                if self.loads():  # for another worker of this node, perhaps
                     self._stirred.set()
                     self._closing.wait(LOOK_S)
                     continue
                 self.say(f"rollout engine: {self._suspect or error}; another is started")
+                if self._suspect:  # twice: a third question would end as these
+                    self._kill()
                 self._suspect = ""
                 return
 
@@ -228,7 +244,7 @@ class Attendant:
             talk = Talk(self.home / SOCKET, within_s=self.limits.health_s)
         except Lost:
             return None
-        loads = self._loads()
+        loads = self.loads()
         with talk:
             try:
                 hello = talk.ask("hello")
@@ -238,7 +254,7 @@ class Attendant:
                     return None
                 self._prove(talk)
             except (Lost, Refused) as error:
-                if loads or self._loads():  # perhaps it is through just now: it is asked again
+                if loads or self.loads():  # perhaps it is through just now: it is asked again
                     return None
                 self.say(f"rollout engine: {error}; it is killed")
                 self._kill()
@@ -287,7 +303,7 @@ class Attendant:
                 return True
         return False
 
-    def _loads(self) -> bool:
+    def loads(self) -> bool:
         """Whether it takes weights, for which it may be silent longer than else."""
         try:
             since = float((self.home / LOADS).read_text(encoding="ascii"))
@@ -320,13 +336,17 @@ class Attendant:
 
     @contextmanager
     def _alone(self, deadline: float) -> Iterator[None]:
-        """No other worker of this node starts one at the same time."""
-        with (self.home / START_LOCK).open("ab") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline or self._closing.wait(LOOK_S):
-                        raise Lost("another worker has been starting one all the time") from None
-            yield
+        """No other worker of this node starts one, or clears away, at the same time."""
+        while True:
+            prepare(self.home)
+            with (self.home / START_LOCK).open("ab") as lock:
+                while True:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if time.monotonic() > deadline or self._closing.wait(LOOK_S):
+                            raise Lost("another worker has been starting one all the time") from None
+                if os.fstat(lock.fileno()).st_nlink:  # else who had it before us has cleared the home away
+                    yield
+                    return

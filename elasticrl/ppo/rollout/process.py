@@ -469,7 +469,11 @@ class Server:
         if now - self._alive_at < ALIVE_S:
             return
         self._alive_at = self._heard = now
-        for visitor in {*self._visitors.values(), *(case[0] for case in self._cases)}:
+        for visitor in {
+            *self._visitors.values(),
+            *(case[0] for case in self._cases),
+            *(asked[0] for asked in self._later),
+        }:
             if len(visitor.out) < 1 << 20:
                 visitor.tell("alive")
                 with suppress(OSError):

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.attend import Attendant
 
 
+SILENT_S = 1.0  # an engine that is asked says more often that it lives
+
+
 class Served(Outside):
-    """Of each node one worker writes. Who has to wait for its engine says so, until it has its samples: the others are through
-    with theirs, and wait for it. It does so inside of `alone`, behind which it is at work again.
+    """Of each node one worker writes. Who has to wait for its engine, or hears nothing of it, says so until it has its samples:
+    the others are through with theirs, and wait for it. It does so inside of `alone`, behind which it is at work again.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Served(Outside):
         super().__init__(sampling, check=check, waits=waits)
         self.attendant = attendant
         self._alone = alone
-        self._missed = False  # there was no engine when it was wanted
+        self._missed = False  # there was no engine when it was wanted, or one that said nothing
 
     def wait(self, done: Callable[[], bool]) -> None:
         """As Engine's."""
@@ -74,8 +77,10 @@ class Served(Outside):
 
     def _ask_all(self, tag: weights.Tag, requests: Sequence[Request]) -> None:
         barren, self._missed = 0, False  # engines in a row that finished nothing
+        talk: Talk | None = None
 
         def turn() -> None:
+            self._missed = self._missed or (talk is not None and time.monotonic() - talk.heard > SILENT_S)
             self._turn()
             self._wanted(tag)
 
@@ -85,6 +90,7 @@ class Served(Outside):
                     self._agree(talk, tag)
                     collect(talk, tag, missing, self.found)
             except Lost as lost:
+                talk = None
                 self.attendant.lost(str(lost))
                 barren = 0 if any(request in self.found for request in missing) else barren + 1
                 if barren >= self.attendant.limits.starts:
@@ -132,7 +138,7 @@ class Served(Outside):
             return
         try:
             with self.attendant.talk(self._sync_turn) as talk:
-                talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
+                self._load(talk, tag)
         except Lost as lost:
             self.attendant.lost(str(lost))
         except Refused as refused:
@@ -149,4 +155,8 @@ class Served(Outside):
                     f"{self.attendant.limits.sync_s:g} s"
                 )
             time.sleep(TURN_S)
-        talk.ask("load", within_s=self.attendant.limits.sync_s, tag=asdict(tag))
+        self._load(talk, tag)
+
+    def _load(self, talk: Talk, tag: weights.Tag) -> None:
+        """At once, if it has them. One that is silent though it takes none is not waited for as long as one that does."""
+        talk.ask("load", within_s=self.attendant.limits.sync_s, busy=self.attendant.loads, tag=asdict(tag))

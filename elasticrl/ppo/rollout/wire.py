@@ -23,7 +23,7 @@ from elasticrl.runtime.vault.channel import MAC_BYTES, Signer, keep_alive, proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 SOCKET: Final = "engine.sock"
 LIMIT: Final = 1 << 30  # bytes of one frame
 STRANGERS: Final = 4096  # the same, of one who has not proved anything yet
@@ -190,12 +190,18 @@ class Talk:
             except OSError as error:
                 raise Lost(f"it hung up at {op!r} ({error})") from None
 
-    def receive(self, within_s: float | None = None) -> Frame:
-        """What it says next; Refused if that is no."""
+    def receive(self, within_s: float | None = None, *, busy: Callable[[], bool] | None = None) -> Frame:
+        """What it says next; Refused if that is no. Where `busy` tells whether the other end has a reason to be silent, any
+        other silence ends as everywhere.
+        """
         within_s = self.within_s if within_s is None else within_s
-        deadline = time.monotonic() + within_s
+        deadline, quiet_since = time.monotonic() + within_s, time.monotonic()
         while not self._frames:
             self._turn(deadline, f"said nothing for {within_s:g} s")
+            if busy is not None and busy():
+                quiet_since = time.monotonic()
+            elif busy is not None:
+                self._turn(quiet_since + self.within_s, f"said nothing for {self.within_s:g} s")
             try:
                 data = self._sock.recv(1 << 20)
                 if not data:
@@ -211,10 +217,15 @@ class Talk:
             raise Refused(str(frame.says.get("why")), str(frame.says.get("kind")))
         return frame
 
-    def ask(self, op: str, *, within_s: float | None = None, **says: Any) -> dict[str, Any]:
-        """The answer to one question."""
+    def ask(
+        self, op: str, *, within_s: float | None = None, busy: Callable[[], bool] | None = None, **says: Any
+    ) -> dict[str, Any]:
+        """The answer to one question, which signs of life are not."""
         self.send(op, **says)
-        return self.receive(within_s).says
+        deadline = time.monotonic() + (self.within_s if within_s is None else within_s)
+        while (answer := self.receive(deadline - time.monotonic(), busy=busy).says)["op"] == "alive":
+            pass
+        return answer
 
     def wait(self, for_s: float) -> None:
         """Nothing is expected. Lost as soon as the other end is gone."""

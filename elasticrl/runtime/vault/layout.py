@@ -38,8 +38,8 @@ _PRELUDE = struct.Struct(
     "<8sIIIIQQQI4x"
 )  # magic, format, header bytes, header crc, block, data start, data bytes, sums start, sums crc
 _SEAL = struct.Struct("<Q")
-_SEAL_AT = _PRELUDE.size
-HEADER_AT = _SEAL_AT + _SEAL.size
+SEAL_AT = _PRELUDE.size
+HEADER_AT = SEAL_AT + _SEAL.size
 _SEALED = 0x5EA1ED << 40
 assert HEADER_AT == 64
 
@@ -153,7 +153,7 @@ def shape_of(text: bytes, data_bytes: int) -> Shape:
 
 def unseal(memory: memoryview) -> None:
     """From now on the file is not whole. The first thing to do with a file that is used again."""
-    _SEAL.pack_into(memory, _SEAL_AT, 0)
+    _SEAL.pack_into(memory, SEAL_AT, 0)
 
 
 def sums_of(memory: memoryview, shape: Shape) -> bytes:
@@ -188,8 +188,8 @@ def seal(memory: memoryview, shape: Shape, text: bytes, sums: bytes) -> int:
         crc32(sums),
     )
     faults.reach("vault.seal.last")
-    value = _SEALED | crc32(memory[:_SEAL_AT])
-    _SEAL.pack_into(memory, _SEAL_AT, value)
+    value = _SEALED | crc32(memory[:SEAL_AT])
+    _SEAL.pack_into(memory, SEAL_AT, value)
     faults.reach("vault.seal.done")
     return value
 
@@ -197,13 +197,13 @@ def seal(memory: memoryview, shape: Shape, text: bytes, sums: bytes) -> int:
 def copy(memory: memoryview, to: memoryview) -> None:
     """One file's bytes into another, empty one; the seal last."""
     to[HEADER_AT : len(memory)] = memory[HEADER_AT:]
-    to[:_SEAL_AT] = memory[:_SEAL_AT]
-    to[_SEAL_AT:HEADER_AT] = memory[_SEAL_AT:HEADER_AT]
+    to[:SEAL_AT] = memory[:SEAL_AT]
+    to[SEAL_AT:HEADER_AT] = memory[SEAL_AT:HEADER_AT]
 
 
 def seal_now(memory: memoryview) -> int:
     """The seal as it stands: a reader that finds the same one after reading has read one version."""
-    value: int = _SEAL.unpack_from(memory, _SEAL_AT)[0]
+    value: int = _SEAL.unpack_from(memory, SEAL_AT)[0]
     return value
 
 
@@ -211,7 +211,7 @@ def read(memory: memoryview) -> Sealed | Torn:
     """What the file holds, if it is whole. The data itself is checked by `damage`."""
     if len(memory) < HEADER_AT:
         return Torn("shorter than a prelude")
-    prelude = bytes(memory[:_SEAL_AT])
+    prelude = bytes(memory[:SEAL_AT])
     seal_value = seal_now(memory)
     if seal_value != _SEALED | crc32(prelude):
         return Torn("not sealed")
