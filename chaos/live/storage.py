@@ -207,7 +207,13 @@ class StorageHands(Reach):
         if not box.run("touch", f"{place}/probe", check=False).returncode:
             box.run("umount", "-l", place, check=False)
             raise NotStruck(f"{box.name} could still write")
-        return Done(nodes=(box.name,), undo=lambda: box.on and box.run("umount", "-l", place, check=False))
+        boot = box.pid
+
+        def undo() -> None:
+            if box.on and box.pid == boot:  # one that was off meanwhile has the disk as it is, and would lose it
+                box.run("umount", "-l", place, check=False)
+
+        return Done(nodes=(box.name,), undo=undo)
 
     def _slow_disk(self, fault: Fault) -> Done | None:
         boxes = [box for box in self.lab.boxes.values() if box.on and not box.frozen]
