@@ -449,7 +449,7 @@ class Drive:
 
     def finish(self) -> list[Violation]:
         """Stop the job, and judge what only the end can show."""
-        opened = self.eye.now
+        opened, asked = self.eye.now, not self.over
         self._ease_all()
         try:
             if not self.over and self.hands.strike(Fault(kind="stop", at=0.0)) is None:
@@ -459,6 +459,10 @@ class Drive:
             self.eye.note(
                 Proved(at=self.eye.now, what="exit codes", ok=set(codes.values()) == {self._code}, sentence=str(codes))
             )
+            if asked:  # what ends of itself, or by a fault, need not have been well
+                self.eye.look()
+                said = f"step {self.eye.commit} is committed, {self.eye.newest} was sealed"
+                self._prove("last save", ok=self.eye.commit >= self.eye.newest, sentence=said)
             self._proofs()
         except (Late, BoxError, DataError, RuntimeError, OSError) as error:
             self.eye.note(
