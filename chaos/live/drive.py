@@ -33,7 +33,7 @@ from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
 from elasticrl.daemon.client import Unanswered
-from elasticrl.runtime.checkpoint.place import STAGING
+from elasticrl.runtime.checkpoint.manifest import parse_name
 from elasticrl.runtime.chronicle import compare
 from elasticrl.runtime.chronicle import read as chronicle
 from elasticrl.runtime.data.audit import audit
@@ -380,7 +380,7 @@ class Drive:
             return self.job.copying(self.hands.whom(fault.node))
         there = self.job.saves.iterdir() if self.job.saves.is_dir() else ()
         saves = {path for path in there if step_of(path)}
-        published = {path for path in saves if not path.name.startswith(STAGING)}
+        published = {path for path in saves if parse_name(path.name)}
         # When one is published, its folder has another name, of the same step.
         return published if fault.place == "published" else {self.job.saves / f"step-{step_of(path)}" for path in saves}
 

@@ -14,7 +14,7 @@ import elasticrl
 from elasticrl.runtime.data.cursor import Cursor, Walk
 from elasticrl.runtime.optim import AdamW, Rule
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # a node's workers know nothing of the lab but this file
+sys.path.insert(0, str(Path(__file__).parents[2]))  # a node's workers are told of this file alone
 
 from chaos.live.told import Told, options
 

@@ -17,7 +17,7 @@ from elasticrl.ppo.rollout.outside import Outside
 from elasticrl.ppo.trainer import Trainer
 from elasticrl.runtime.strategy import Reduced
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # a node's workers know nothing of the lab but this file
+sys.path.insert(0, str(Path(__file__).parents[2]))  # a node's workers are told of this file alone
 
 from chaos.live.told import Told, options
 

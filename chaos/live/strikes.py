@@ -53,6 +53,7 @@ ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file
 DRIFT = 0.02  # of a clock that is off
 PUT_RIGHT_S = 6.0  # after it came back: it trains by then
 NEAR_S = 60.0
+GIVEN_UP = 4  # an engine is asked three times before it is killed
 BURST_BYTES = 140_000
 BURST = (
     "import socket,sys\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n"
@@ -190,7 +191,25 @@ class Hands(StorageHands):
         return self._end(fault, self.job.engine, signal.SIGTERM)
 
     def _pause_engine(self, fault: Fault) -> Done | None:
-        return self._halt(fault, self.job.engine)
+        """For longer than its health may take it is replaced, for a shorter time it is waited for."""
+        done, for_s, health_s = (
+            self._halt(fault, self.job.engine),
+            fault.for_s or 0.0,
+            self.job.tree.rollout.health_timeout_s,
+        )
+        if done is None or health_s <= for_s <= GIVEN_UP * health_s:
+            return done
+        node, struck = done.nodes[0], self.job.engine(done.nodes[0])
+
+        def proof() -> str:
+            replaced = self.job.engine(node) != struck
+            if replaced == (for_s > health_s):
+                return ""
+            return (
+                f"the engine of {node} stood still for {for_s:g} s and was {'replaced' if replaced else 'waited for'}"
+            )
+
+        return replace(done, proof=proof)
 
     def _lose_vault(self, fault: Fault) -> Done | None:
         node = self.whom(fault.node)

@@ -319,14 +319,16 @@ class Budgets:
         return min(cap, max(self.settings.floor_s, self.settings.slack * seen.usual, TWICE * seen.slowest, again_s))
 
     def stalled(self, progress: Progress, now: float) -> Stall | None:
-        """The stall that this worker is in, if it is. What it has waited for others is nobody's own: who was excused for
-        waiting longer than its budget is at work again when that is over. Found live: as an engine came back, who had waited
-        for its worker was ended for it.
+        """The stall that this worker is in, if it is.
+
+        What it has waited for others, for longer than its phase ever took, is nobody's own: who was excused for that is at work
+        again when it is over. Found live: as an engine came back, who had waited for its worker was ended for it.
         """
         budget = self.budget(progress.phase, progress.step)
         if progress.stopped:  # the kernel says so: no phase explains it, and its peers must not be suspected first
             budget = min(budget, self.settings.confirm_s)
-        for_s = now - progress.since - (0.0 if progress.waiting else progress.waited_s)
+        excused = not progress.waiting and progress.waited_s > budget / TWICE
+        for_s = now - progress.since - (progress.waited_s if excused else 0.0)
         if for_s < budget:
             return None
         return Stall(

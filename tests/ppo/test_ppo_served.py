@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -237,6 +237,29 @@ def test_an_engine_that_stands_still_is_not_waited_for_as_long_as_one_that_takes
     trainer.engine.end()
 
 
+def test_who_hears_of_its_engine_again_is_at_work_again_before_it_has_its_samples(home, folders, actor):
+    trainer, back = Trainer(home, service(folders["qwen2"])), []
+
+    @contextmanager
+    def alone():
+        yield
+        back.append(time.monotonic())
+
+    trainer.engine._alone = alone
+    trainer.enter(actor)
+    trainer.engine.publish(0)
+    pid = trainer.ready()
+    back.clear()
+    os.kill(pid, signal.SIGSTOP)
+    goes_on = threading.Timer(2.5, os.kill, (pid, signal.SIGCONT))
+    goes_on.start()
+    trainer.engine.generate(requests(64), version=0)
+    assert trainer.waited, "it said that it waits"
+    assert len(back) == 2, "as soon as it heard anything, and at the end"
+    assert back[0] < back[1]
+    trainer.attendant.close()
+
+
 def test_who_waits_for_an_engine_that_takes_weights_says_so_too(home, folders, actor):
     trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, sync_s=3.0))
     trainer.enter(actor)
@@ -397,6 +420,40 @@ def test_an_engine_that_takes_weights_is_not_ended_by_the_worker_that_is_idle(tr
     finally:
         weights.forget(home)
         idle.attendant.close()
+
+
+def test_an_engine_that_takes_weights_is_waited_for_by_who_asked_it_to(home, folders, actor):
+    trainer = Trainer(home, service(folders["qwen2"]), limits=replace(LIMITS, health_s=1.5))
+    pid = trainer.ready()
+    tag, content = slow_to_read(home, actor, 23)
+    try:
+        with trainer.attendant.talk(trainer.check) as talk, ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(trainer.engine._load, talk, tag)
+            time.sleep(4.0)
+            assert not asked.done(), "it is silent for longer than health_timeout, and for a reason"
+            (home / weights.FILE).write_bytes(content)
+            asked.result(20.0)
+        assert trainer.ready() == pid
+    finally:
+        weights.forget(home)
+        trainer.attendant.close()
+
+
+def test_who_hears_late_of_an_engine_s_death_leaves_the_next_one_alone(tmp_path, folders):
+    """Found by reading: it was killed as it started, which counted against its own worker."""
+    limits = replace(LIMITS, health_s=2.0, starts=1)
+    first, second = (Trainer(tmp_path / "engine", service(folders["qwen2"]), limits=limits) for _ in range(2))
+    pid = first.ready()
+    assert second.ready() == pid
+    os.killpg(pid, signal.SIGKILL)
+    first.attendant.lost("it hung up")
+    until(lambda: pid_of(first.home) != pid, "the next engine")
+    new = pid_of(first.home)
+    second.attendant.lost("nobody answers")
+    assert first.ready() == second.ready() == new
+    second.attendant.close()
+    first.attendant.end()
+    assert not first.home.exists()
 
 
 def test_an_engine_in_the_middle_of_a_long_block_hears_who_comes(tmp_path, folders, actor):

@@ -154,6 +154,8 @@ def test_who_has_what_it_waited_for_has_not_stood_still_meanwhile():
     assert budgets.stalled(at_work, 164.9) is None
     assert str(budgets.stalled(at_work, 165.0)) == "stalled in update for 5.0 s (budget 5.0 s)"
     assert budgets.stalled(replace(at_work, waiting=True), 165.0).for_s == 65.0
+    assert budgets.stalled(replace(at_work, waited_s=2.0), 105.0).for_s == 5.0, "as usual: then both count"
+    assert budgets.stalled(replace(at_work, waited_s=4.9), 105.1) is None, "nobody waits as long for nothing"
 
 
 def test_a_rare_slow_phase_counts_twice_and_not_tenfold():

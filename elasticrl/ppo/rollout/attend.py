@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from elasticrl.core.model import REFUSED
 from elasticrl.ppo.rollout.engine import EngineFailed
@@ -161,14 +161,16 @@ class Attendant:
             self._child.returncode = 0  # it is not ours to wait for: or Popen would complain that it lives on
 
     def _clear(self) -> None:
-        """Of a home that nobody needs nothing is left in memory. Who comes meanwhile makes it anew, or has it as it is."""
-        with self._alone(time.monotonic() + self.limits.health_s):
-            deadline = time.monotonic() + self.limits.health_s
+        """Of a home that nobody needs nothing is left in memory. Who comes meanwhile has another one."""
+        deadline = time.monotonic() + self.limits.health_s
+        with self._alone(deadline, to_the_end=True):
             while self._there():  # it was told to end, and is about to
                 if time.monotonic() > deadline:
                     return
                 time.sleep(LOOK_S)
-            shutil.rmtree(self.home, ignore_errors=True)
+            gone = self.home.with_name(f".{self.home.name}.{os.getpid()}")
+            self.home.rename(gone)  # at once: nothing of a next one may go with it
+            shutil.rmtree(gone, ignore_errors=True)
 
     # ---- the thread
 
@@ -177,6 +179,9 @@ class Attendant:
         while not self._closing.is_set():
             try:
                 self._ensure()
+                failures = 0
+                self._up.set()
+                self._watch()
             except Refused as refused:
                 self._failed = str(refused)
                 return
@@ -187,11 +192,8 @@ class Attendant:
                     self._failed = f"the rollout engine does not start: {error}"
                     return
                 self._closing.wait(PAUSE_S * failures)
-                continue
-            failures = 0
-            self._up.set()
-            self._watch()
-            self._up.clear()
+            finally:
+                self._up.clear()
 
     def _watch(self) -> None:
         """Until it is known not to work."""
@@ -203,6 +205,7 @@ class Attendant:
             try:
                 with Talk(self.home / SOCKET, within_s=self.limits.health_s) as talk:
                     self._prove(talk)
+                self._suspect = ""
                 self._up.set()
             except (Lost, Refused) as error:
                 if self.loads():  # for another worker of this node, perhaps
@@ -210,8 +213,6 @@ class Attendant:
                     self._closing.wait(LOOK_S)
                     continue
                 self.say(f"rollout engine: {self._suspect or error}; another is started")
-                if self._suspect:  # twice: a third question would end as these
-                    self._kill()
                 self._suspect = ""
                 return
 
@@ -278,9 +279,7 @@ class Attendant:
         page.rename(self.home / SPEC)
         env = {name: value for name, value in os.environ.items() if not name.startswith(KEPT_OUT)}
         with (self.home / ENGINE_LOCK).open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(lock):
                 return False
             with suppress(FileNotFoundError):
                 (self.home / LOG).rename(self.home / f"{LOG}.before")
@@ -296,11 +295,11 @@ class Attendant:
 
     def _there(self) -> bool:
         """Whether a process is the engine here, answering or not."""
-        with (self.home / ENGINE_LOCK).open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        with (
+            suppress(FileNotFoundError),
+            (self.home / ENGINE_LOCK).open("ab") as lock,
+        ):  # else its home has been cleared away
+            return not _locked(lock)
         return False
 
     def loads(self) -> bool:
@@ -335,18 +334,38 @@ class Attendant:
         return "it said nothing"
 
     @contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        """No other worker of this node starts one, or clears away, at the same time."""
+    def _alone(self, deadline: float, *, to_the_end: bool = False) -> Iterator[None]:
+        """No other worker of this node starts one, or clears away, at the same time. Lost if one does so until the deadline, or
+        until this worker ends.
+        """
         while True:
             prepare(self.home)
-            with (self.home / START_LOCK).open("ab") as lock:
-                while True:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if time.monotonic() > deadline or self._closing.wait(LOOK_S):
-                            raise Lost("another worker has been starting one all the time") from None
-                if os.fstat(lock.fileno()).st_nlink:  # else who had it before us has cleared the home away
+            try:
+                lock = (self.home / START_LOCK).open("ab")
+            except FileNotFoundError:  # cleared away just now
+                continue
+            with lock:
+                while not _locked(lock):
+                    time.sleep(LOOK_S)
+                    if time.monotonic() > deadline or (self._closing.is_set() and not to_the_end):
+                        raise Lost("another worker has been starting one all the time")
+                if _named(lock, self.home / START_LOCK):  # else who had it before us has cleared the home away
                     yield
                     return
+
+
+def _locked(lock: IO[bytes]) -> bool:
+    """Is it ours from now on?"""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _named(file: IO[bytes], path: Path) -> bool:
+    """Is an open file still the one of that name?"""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

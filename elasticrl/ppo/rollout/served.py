@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticrl.ppo.rollout.attend import Attendant
 
 
-SILENT_S = 1.0  # an engine that is asked says more often that it lives
+SILENT_S = 1.0  # an engine that is at work says more often that it lives, most of the time
 
 
 class Served(Outside):
@@ -37,7 +37,8 @@ class Served(Outside):
         super().__init__(sampling, check=check, waits=waits)
         self.attendant = attendant
         self._alone = alone
-        self._missed = False  # there was no engine when it was wanted, or one that said nothing
+        self._missed = False  # there was no engine when it was wanted
+        self._quiet = False  # it is there, and says nothing
 
     def wait(self, done: Callable[[], bool]) -> None:
         """As Engine's."""
@@ -80,9 +81,9 @@ class Served(Outside):
         talk: Talk | None = None
 
         def turn() -> None:
-            self._missed = self._missed or (talk is not None and time.monotonic() - talk.heard > SILENT_S)
             self._turn()
             self._wanted(tag)
+            self._hear(talk)
 
         while missing := self._missing(requests):
             try:
@@ -109,6 +110,16 @@ class Served(Outside):
             self.attendant.end()
         else:
             self.attendant.close()
+
+    def _hear(self, talk: Talk | None) -> None:
+        """Who hears nothing of its engine waits for it; as soon as that says something, this worker is at work again."""
+        quiet, before = talk is not None and talk.quiet_for(SILENT_S), self._quiet
+        self._quiet = quiet
+        if quiet:
+            self._sign()
+        elif before and not self._missed and here():
+            with self._alone():
+                pass  # behind it this worker is back
 
     def _turn(self) -> None:
         """Once in every turn of waiting."""

@@ -145,6 +145,7 @@ class Talk:
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         self._inbox, self._frames = Inbox(), list[Frame]()
         self.heard = time.monotonic()  # when the other end last said anything
+        self.quiet_since: float | None = None  # while it is to say something
         try:
             self._sock.settimeout(within_s)
             self._sock.connect(to)
@@ -195,36 +196,48 @@ class Talk:
         other silence ends as everywhere.
         """
         within_s = self.within_s if within_s is None else within_s
-        deadline, quiet_since = time.monotonic() + within_s, time.monotonic()
-        while not self._frames:
-            self._turn(deadline, f"said nothing for {within_s:g} s")
-            if busy is not None and busy():
-                quiet_since = time.monotonic()
-            elif busy is not None:
-                self._turn(quiet_since + self.within_s, f"said nothing for {self.within_s:g} s")
-            try:
-                data = self._sock.recv(1 << 20)
-                if not data:
-                    raise Lost("it hung up")
-                self.heard = time.monotonic()
-                self._frames += self._inbox.feed(data)
-            except TimeoutError:
-                continue
-            except (OSError, ValueError, TypeError) as error:
-                raise Lost(f"what it said was cut short or is no frame ({error})") from None
+        silent_s = within_s if busy is None else self.within_s
+        self.quiet_since = since = time.monotonic()
+        deadline = since + within_s
+        try:
+            while not self._frames:
+                if busy is not None and busy():
+                    since = time.monotonic()
+                self._turn(min(deadline, since + silent_s), f"said nothing for {silent_s:g} s")
+                self._read()
+        finally:
+            self.quiet_since = None
         frame = self._frames.pop(0)
         if frame.says.get("op") == "no":
             raise Refused(str(frame.says.get("why")), str(frame.says.get("kind")))
         return frame
+
+    def _read(self) -> None:
+        """What has come, or nothing."""
+        try:
+            data = self._sock.recv(1 << 20)
+            if not data:
+                raise Lost("it hung up")
+            self.heard = time.monotonic()
+            self._frames += self._inbox.feed(data)
+        except TimeoutError:
+            pass
+        except (OSError, ValueError, TypeError) as error:
+            raise Lost(f"what it said was cut short or is no frame ({error})") from None
+
+    def quiet_for(self, seconds: float) -> bool:
+        """Is it to say something, and has said nothing for so long?"""
+        return self.quiet_since is not None and time.monotonic() - self.quiet_since > seconds
 
     def ask(
         self, op: str, *, within_s: float | None = None, busy: Callable[[], bool] | None = None, **says: Any
     ) -> dict[str, Any]:
         """The answer to one question, which signs of life are not."""
         self.send(op, **says)
-        deadline = time.monotonic() + (self.within_s if within_s is None else within_s)
-        while (answer := self.receive(deadline - time.monotonic(), busy=busy).says)["op"] == "alive":
-            pass
+        within_s = self.within_s if within_s is None else within_s
+        deadline = time.monotonic() + within_s
+        while (answer := self.receive(within_s, busy=busy).says).get("op") == "alive":
+            self._turn(deadline, f"did not answer {op!r} within {within_s:g} s")
         return answer
 
     def wait(self, for_s: float) -> None:
