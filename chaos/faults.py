@@ -21,8 +21,9 @@ class Fault:
     Of several that are seated or spare the simulator draws one, and for "" any node; live it is always the first.
     `when` is a position: `before|during|after PHASE` with the phases of a step (rollout, reduce, apply, gather, seal; live, of
     PPO, its own as well), or `saving`, `reform`, `forming`, `elected`, `committing`, `probing`, `held`; live also `published`
-    (a save is whole and not committed yet) and `copying` (the node's snapshot is on its way to a neighbour). `step N` may
-    follow. `nth` counts arrivals there. Live, where one job takes many scenarios, both count from the scenario's beginning.
+    (a save is whole and not committed yet), `copying` (the node's snapshot is on its way to a neighbour) and `reform after
+    STAGE` (reach, meet, form, agree, spread, gather, restore, publish). `step N` may follow. `nth` counts arrivals there.
+    Live, where one job takes many scenarios, both count from the scenario's beginning.
 
     Example: Fault(kind="power_cut", node="leader", when="saving step 50", for_s=8.0)
     """
@@ -154,6 +155,8 @@ LIVE: Final[dict[str, Kind]] = {
 }  # fmt: skip
 ALL: Final = KINDS | LIVE
 
+#: What a worker does to itself: at its place, the driver has nothing to do there but wait.
+ITSELF: Final = ("crash_worker", "hang_worker", "oom_worker")
 #: What only a job of PPO has: a rollout engine.
 OF_PPO: Final = ("kill_engine", "term_engine", "pause_engine")
 
@@ -168,8 +171,11 @@ PPO_PHASES: Final = ("reward", "logprobs", "ref", "values", "advantage", "update
 IN_A_STEP: Final = around(PHASES)
 IN_A_STEP_OF_PPO: Final = around(PPO_PHASES)
 INSIDE: Final = IN_A_STEP + IN_A_STEP_OF_PPO
+REFORM_STAGES: Final = ("reach", "meet", "form", "agree", "spread", "gather", "restore", "publish")
+IN_A_REFORM: Final = tuple(f"reform after {stage}" for stage in REFORM_STAGES)
 PLACES: Final = (
     *INSIDE,
+    *IN_A_REFORM,
     *("saving", "published", "copying", "reform", "forming", "elected", "committing", "probing", "held"),
 )
 ROLES: Final = ("leader", "deputy", "rank 0", "last rank", "seated", "spare")
@@ -208,4 +214,6 @@ def check(fault: Fault) -> str:
         return f"{fault.kind}: {number!r} is no number of a step"
     if fault.nth < 1:
         return f"{fault.kind}: nth counts from 1, and is {fault.nth}"
+    if fault.place in IN_A_REFORM and (fault.nth > 1 or fault.kind in ITSELF):
+        return f"{fault.kind}: at {fault.place!r} something is done to a worker, and in the next reform: nth is 1"
     return ""

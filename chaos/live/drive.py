@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from chaos import history
 from chaos.case import Violation
-from chaos.faults import ALL, INSIDE, Fault
+from chaos.faults import ALL, IN_A_REFORM, INSIDE, ITSELF, Fault
 from chaos.history import Bug, Committed, Eased, Elected, Ended, Fact, Healed, Loaded, Missed, Planned, Proved, Struck
 from chaos.live import stacks
 from chaos.live.box import Box
@@ -28,7 +28,7 @@ from chaos.live.eye import Eye
 from chaos.live.lab import Lab
 from chaos.live.labjob import LabJob, conf_of
 from chaos.live.reach import Done
-from chaos.live.strikes import ITSELF, Hands
+from chaos.live.strikes import Hands
 from chaos.scenario import Expect, Scenario
 from elasticrl.cli.find import answers
 from elasticrl.core.model import Phase
@@ -48,6 +48,7 @@ WELL_STEPS = 3
 STOP_S = 90.0
 LEFT_S = 20.0  # times the load: a vault lingers after its node was drained, a writer waits for the others' shards
 IN_FILES = ("saving", "published", "copying")  # places that show in nothing else
+SOON_S = 0.002
 AHEAD = 5  # steps before the one that it is for, a worker is told of a fault
 
 
@@ -81,6 +82,15 @@ class Waiting:
         return self.arrivals >= self.fault.nth
 
 
+@dataclass(frozen=True, slots=True)
+class Armed:
+    """A fault in a reform, of which the worker that is to wait there has been told."""
+
+    number: int
+    fault: Fault
+    token: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """What came of one scenario."""
@@ -109,6 +119,8 @@ class Drive:
         self.number = 0  # of the next fault: they are counted over the whole job
         self.over = False
         self._waiting: list[Waiting] = []
+        self._reforms: list[tuple[int, Fault]] = []  # what is to strike in reforms, one after the other
+        self._armed: Armed | None = None
         late = sorted(lab.boxes)[nodes - shape.shape.late :] if shape.shape.late else []
         self.hands.off.update(late)
 
@@ -308,12 +320,17 @@ class Drive:
                 due[number] = start + fault.at - zero
             elif fault.place in INSIDE:
                 due[number] = start
+            elif fault.place in IN_A_REFORM:
+                self._reforms.append((number, fault))
             else:
                 self._waiting.append(Waiting(number, fault))
         tried: dict[int, float] = {}  # since when
         struck_at = start
-        while due or self._waiting:
+        while due or self._waiting or self._armed or self._reforms:
+            self._arm()
             self.tick()
+            if self._in_a_reform():
+                struck_at = self.eye.now
             for number in [n for n, at in due.items() if self.eye.now >= at and self._near(numbers[n])]:
                 tried.setdefault(number, self.eye.now)
                 if self._at_place(number, numbers[number]):
@@ -325,13 +342,41 @@ class Drive:
             late = [number for number in due if self.eye.now > tried.get(number, self.eye.now) + GIVE_UP_S]
             late += [n for n, at in due.items() if n not in tried and self.eye.now > max(at, struck_at) + PLACE_S]
             if not due and self.eye.now > struck_at + PLACE_S:
-                late += [waiting.number for waiting in self._waiting]
+                late += [waiting.number for waiting in self._waiting] + [number for number, _ in self._reforms]
+                late += [self._armed.number] if self._armed else []
+                self._armed, self._reforms = None, []
             for number in late:
                 kind = numbers[number].kind
                 self.eye.note(Missed(at=self.eye.now, number=number, kind=kind, why="it never had its chance"))
                 due.pop(number, None)
             self._waiting = [waiting for waiting in self._waiting if waiting.number not in late]
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S if self._armed is None else SOON_S)
+
+    def _arm(self) -> None:
+        """A reform is quick: whoever is to wait in it, a process that may only just have begun, is told beforehand."""
+        node = self.hands.whom(self._reforms[0][1].node) if self._reforms and self._armed is None else ""
+        if not node:
+            return
+        number, fault = self._reforms.pop(0)
+        self.hands.tokens += 1
+        self.job.order(node, do="wait", place=fault.place, step=fault.step, token=self.hands.tokens)
+        self._armed = Armed(number, replace(fault, node=node), self.hands.tokens)
+
+    def _in_a_reform(self) -> bool:
+        """Strike whoever waits there; the next one is told first, as this blow begins the next reform."""
+        armed = self._armed
+        if armed is None or armed.token not in self.eye.here:
+            return False
+        self._armed = None
+        self._arm()
+        if not self.put(armed.number, armed.fault):
+            self.eye.note(
+                Missed(
+                    at=self.eye.now, number=armed.number, kind=armed.fault.kind, why="it could not act in the reform"
+                )
+            )
+        (self.job.history / f"{armed.fault.node}.go.{armed.token}").touch()
+        return True
 
     def _near(self, fault: Fault) -> bool:
         """Is its step at hand, if it is for one?"""

@@ -45,8 +45,6 @@ NEEDS = {
     "oom_worker": ("memory",), "starve_node": ("cpu",), "pause_node": ("freezer",), "late_node": ("tun",),
     "slow_disk": ("blkio", "loop"), "slow_store_disk": ("blkio", "loop"), "wrong_clock": ("clock",),
 }  # fmt: skip
-#: What a worker does to itself: at its place, the driver has nothing to do there but wait.
-ITSELF = ("crash_worker", "hang_worker", "oom_worker")
 ORDER_S = 8.0  # for a worker to take an order
 LEAVE_S = 60.0  # for a node that was told to leave
 ZONE = "<+14>-14"  # as far as a clock on the wall can be from here, and no file is needed for it
@@ -728,4 +726,4 @@ def listening(box: Box, pid: int) -> int:
     raise NotStruck(f"process {pid} of {box.name} listens nowhere")
 
 
-__all__ = ["ITSELF", "LACKS_BOXES", "NEEDS", "Hands", "left_out"]
+__all__ = ["LACKS_BOXES", "NEEDS", "Hands", "left_out"]

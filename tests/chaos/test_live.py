@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from chaos import faults
-from chaos.faults import ALL, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
+from chaos.faults import ALL, IN_A_REFORM, IN_A_STEP, INSIDE, OF_PPO, PLACES, Fault, check
 from chaos.history import (
     Committed,
     Eased,
@@ -302,7 +302,7 @@ def test_every_place_is_in_a_step_or_seen_in_the_store_or_on_the_disk() -> None:
     elected, committed = Elected(at=1.0, member="n0/1"), Committed(at=1.0, step=4, generation=1, manifest="m")
     facts = [elected, committed, *map(plan_of, Phase)]
     seen = {place for fact in facts for place in places(fact)}
-    assert set(PLACES) == {*INSIDE, *seen, *IN_FILES}
+    assert set(PLACES) == {*INSIDE, *IN_A_REFORM, *seen, *IN_FILES}
 
 
 @pytest.mark.parametrize(
@@ -338,6 +338,7 @@ def test_a_fault_waits_for_the_nth_arrival_at_its_place_from_its_step_on() -> No
 def test_a_position_that_cannot_be_is_refused() -> None:
     assert "no number" in check(Fault(kind="kill_worker", when="saving step late"))
     assert "counts from 1" in check(Fault(kind="kill_worker", when="saving", nth=0))
+    assert "nth is 1" in check(Fault(kind="kill_worker", when="reform after meet", nth=2))
     assert not check(Fault(kind="kill_worker", when="saving step 50"))
 
 
