@@ -374,6 +374,15 @@ HCA_PACKETS: Final = ("port_rcv_packets", "port_xmit_packets")
 HCA_COUNTERS: Final = {"counters": (*HCA_ERRORS, *HCA_PACKETS), "hw_counters": (*ROCE_ERRORS, *ROCE_CONGESTION)}
 
 
+def _own_cable(nic: Path) -> bool:
+    """Not a bridge, and no virtual port of one: they come and go with the machine's containers, which is no fault of a network.
+
+    Found beside the lab: a worker that was killed on its host was told as a link that had changed.
+    """
+    virtual = not (nic / "device").exists()
+    return nic.name != "lo" and not (virtual and ((nic / "master").exists() or (nic / "bridge").exists()))
+
+
 def counters(now: float, root: Path = ROOT) -> Counters:
     """A look. Two of them make checks: `gained`."""
     nics = {
@@ -384,7 +393,7 @@ def counters(now: float, root: Path = ROOT) -> Counters:
         }
         | {"carrier_changes": _number(root, f"sys/class/net/{nic.name}/carrier_changes") or 0}
         for nic in entries(root / "sys/class/net")
-        if nic.name != "lo"
+        if _own_cable(nic)
     }
     hcas = {
         f"{hca.name}:{port.name}": {

@@ -61,6 +61,15 @@ def by_name(checks: object) -> dict[str, Check]:
     return {check.name: check for check in checks}  # type: ignore[attr-defined]
 
 
+def test_cables_of_containers_are_not_looked_at_and_a_bond_s_are(node: Path) -> None:
+    nics = node / "sys/class/net"
+    for name in ("veth7f", "docker0/bridge", "eth1/device", "bond0/bonding", "eth2.7"):
+        (nics / name).mkdir(parents=True)
+    for port, above in (("veth7f", "docker0"), ("eth1", "bond0")):
+        (nics / port / "master").symlink_to(nics / above)
+    assert sorted(health.counters(1.0, node).nics) == ["bond0", "eth0", "eth1", "eth2.7"]
+
+
 def test_a_stall_of_the_disk_is_seen_in_psi_and_a_kernel_without_psi_is_said(node: Path) -> None:
     found = by_name(health.pressures(node))
     assert found["pressure.io"].level is Level.WARN

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_kit import gone, pid_of, strike, struck, until
+from served_kit import pid_of, strike, struck, until
 
 from chaos.live.local import Job
 from elasticrl.config import dumps, load
@@ -104,7 +104,9 @@ def test_a_job_of_daemons_comes_to_the_bits_of_one_process_through_the_deaths_of
         found, used = digests(run), audit(run)
         assert used.ok, used.sentence
         assert (used.steps, used.samples) == (STEPS, STEPS * 32)
-        assert pid_of(homes["n1"]) == second, "the worker that came for the dead one found its engine"
+        logs = [path.read_text() for path in (job.folder / "log" / job.name / "n1").rglob("rank_*.log")]
+        found_it = [text for text in logs if f"rollout engine: process {second} (" in text and ", adopted" in text]
+        assert found_it, "the worker that came for the dead one found its engine"
         for home in homes.values():
-            until(lambda home=home: gone(pid_of(home)), "the end of the engines with the job")
+            until(lambda home=home: not home.exists(), "the end of the engines with the job, and of all that they had")
         assert found == alone(job, tmp_path / "alone")
