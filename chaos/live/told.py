@@ -42,7 +42,7 @@ class Stages(Timeline):
     def mark(self, stage: str) -> None:
         """As Timeline's."""
         super().mark(stage)
-        self._told.at(f"reform after {stage}", self._told.run.progress.step)
+        self._told.at(f"reform after {stage}", self._told.run.progress.step, named=True)
 
 
 def options() -> argparse.Namespace:
@@ -77,12 +77,14 @@ class Told:
         body |= {"generation": run.generation, "rank": run.rank, "world": run.world, "pid": os.getpid(), **more}
         os.write(self.file, json.dumps(body).encode() + b"\n")
 
-    def at(self, place: str, step: int, *, beside: bool = False) -> None:
-        """The job is at this place: is there an order for it? `beside`: the training thread goes on meanwhile."""
+    def at(self, place: str, step: int, *, beside: bool = False, named: bool = False) -> None:
+        """The job is at this place: is there an order for it? `beside`: the training thread goes on meanwhile. `named`: only
+        one that names it; others are for steps.
+        """
         order = self._order()
         if order is None or order.get("step", 0) > step or order.get("rank", self.run.rank) != self.run.rank:
             return
-        if order["place"] != place and (order["place"] or beside):
+        if order["place"] != place and (order["place"] or beside or named):
             return
         if beside and order["do"] in ITS_OWN:
             return
