@@ -203,7 +203,9 @@ class StorageHands(Reach):
             return None
         place = str(self.lab.disk)
         box.run("mount", "--bind", place, place)
-        box.run("mount", "-o", "remount,bind,ro", place)
+        if box.run("mount", "-o", "remount,bind,ro", place, check=False).returncode:  # a save has a file open there
+            box.run("umount", "-l", place, check=False)
+            return None
         if not box.run("touch", f"{place}/probe", check=False).returncode:
             box.run("umount", "-l", place, check=False)
             raise NotStruck(f"{box.name} could still write")
