@@ -506,8 +506,11 @@ class Drive:
             )
             if asked:  # what ends of itself, or by a fault, need not have been well
                 self.eye.look()
-                said = f"step {self.eye.commit} is committed, {self.eye.newest} was sealed"
-                self._prove("last save", ok=self.eye.commit >= self.eye.newest, sentence=said)
+                last = max(
+                    self.eye.sealed.get(max(self.eye.sealed, default=0), {}).values(), default=0
+                )  # of the last gang
+                said = f"step {self.eye.commit} is committed, {last} was sealed"
+                self._prove("last save", ok=self.eye.commit >= last, sentence=said)
             self._proofs()
         except (Late, BoxError, DataError, RuntimeError, OSError) as error:
             self.eye.note(
