@@ -14,7 +14,6 @@ places are those of `chaos.faults`.
 import argparse
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,11 +115,7 @@ class Told:
             case "raise":
                 raise ValueError(order.get("text", "bad prompt"))
             case "hang":
-                time.sleep(3600)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(3600)  # until it is killed for it: that is the fault
             case "grow":  # until the kernel ends this process, which the driver has put where it may not
                 while self._let_go(order):
                     self.ballast.append(bytearray(os.urandom(1 << 20)) * 8)
