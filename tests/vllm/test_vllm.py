@@ -181,8 +181,8 @@ def test_two_workers_come_to_the_bits_of_one_through_the_deaths_of_engines_and_a
         assert "adopted" in both.workers["n0"].text
         assert outcome(both) == undisturbed
     for node in ("n0", "n1"):
-        pid = pid_of(home_of(tmp_path, node))
-        until(lambda pid=pid: gone(pid), f"the end of {node}'s engine with the job")
+        home = home_of(tmp_path, node)
+        until(lambda home=home: not home.exists(), f"the end of {node}'s engine with the job, and of all that it had")
 
 
 @pytest.mark.parametrize(
