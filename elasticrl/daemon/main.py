@@ -38,8 +38,9 @@ from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
 from elasticrl.daemon.crew import Crew
+from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import Inquiry, Place
+from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
 from elasticrl.daemon.neighbours import Neighbours
@@ -227,7 +228,7 @@ class Daemon:
         self.names["member"] = str(me)
         self.neighbours = await self._open_beats(store, me)
         stack.callback(self.neighbours.close)
-        probe = self.inquiry.open()
+        probe = self.inquiry.ways.open()
         node = self._join(store, me, life, probe, adopted=adopted)
         await self._open_control(stack)
         await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
@@ -474,13 +475,13 @@ class Daemon:
         self.crew.post = node.post
         self.crew.broken = self.neighbours.doubt
         self.crew.reported = self.inquiry.heard
-        self.inquiry.post = node.post
+        self.inquiry.desk.post = node.post
         node.sight.met = self._meets
-        node.sight.asked = lambda to: self.inquiry.spawn(self._say_where(to), "where")
-        self.inquiry.state = lambda: node.loop.state
-        self.inquiry.kept = self._tell_incident
+        node.sight.asked = self._asked_where
+        self.inquiry.desk.state = lambda: node.loop.state
+        self.inquiry.incidents.kept = self._tell_incident
         neighbours = self.neighbours
-        self.inquiry.latency = lambda: neighbours.latency
+        self.inquiry.ways.latency = lambda: neighbours.latency
         self.crew.repeat()
         self.inquiry.heard(self.crew.report)
         return node
@@ -643,7 +644,7 @@ class Daemon:
         if live:
             self.tree = mixed
             self.settings = to_core(self.tree)
-            self.inquiry.tree = self.tree
+            self.inquiry.desk.tree = self.tree
             self.node.post(Configured(now=time.monotonic(), settings=self.settings))
         self.log.info(
             "daemon.reloaded",
@@ -690,7 +691,9 @@ class Daemon:
         leads, self._leads = self._leads, decision.state.lead is not None
         if self._leads and not leads:
             # Who led before may have left before he told it.
-            self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past")
+            self.inquiry.desk.spawn(
+                self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past"
+            )
         self._remember()
         self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
 
@@ -706,12 +709,12 @@ class Daemon:
         if self.node is None:
             return
         if self._leads:
-            self.inquiry.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
+            self.inquiry.desk.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
         elif self.name in deputies(
             self.node.loop.state
         ):  # a leader that the fault has cost its seat hears of no recovery
             late = self._scribe.write(self.node.store, time.time(), broken, anew=False, after_s=LATE_S)
-            self.inquiry.spawn(late, "past")
+            self.inquiry.desk.spawn(late, "past")
 
     def _tell_commit(self, commit: Commit | None) -> None:
         if commit is not None:
@@ -814,8 +817,11 @@ class Daemon:
         me, within_s = self.node.loop.state.me, self.tree.timeouts.dump_s
         return await asking.look(self.crew.report, witness.folder_of(self.home.folder), me, to, within_s)
 
-    async def _say_where(self, to: int) -> None:
+    def _asked_where(self, to: int) -> None:
         """Somebody wants to know where all workers are."""
+        self.inquiry.desk.spawn(self._say_where(to), "where")
+
+    async def _say_where(self, to: int) -> None:
         assert self.node is not None
         said, lease = await self._where(to), self.node.office.lease
         if lease is None:
@@ -832,7 +838,7 @@ class Daemon:
         assert self.node is not None
         assert self.neighbours is not None
         unreachable = await self.neighbours.probe(action.targets, within_s=min(1.0, self.settings.recovery.probe_s / 2))
-        self.inquiry.probe(action, unreachable)
+        self.inquiry.ways.answer(action, unreachable)
         return True
 
 

@@ -32,9 +32,12 @@ from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Phase, Work
 from elasticrl.core.settings import Health
 from elasticrl.core.verdict import Confidence, Fault, Verdict, surest
-from elasticrl.daemon import inquiry
+from elasticrl.daemon import incidents
+from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import HUNG_S, Inquiry, Place, Reserved, of_its_gang, results_of
+from elasticrl.daemon.inquiry import Inquiry, of_its_gang
+from elasticrl.daemon.machine import HUNG_S
+from elasticrl.daemon.ways import Reserved, results_of
 from elasticrl.diagnose import environment, health, incident
 from elasticrl.diagnose.tail import Tail
 from elasticrl.telemetry.log import set_up
@@ -74,7 +77,7 @@ FEW_PORTS = """
 import socket
 from pathlib import Path
 from elasticrl.core.address import split
-from elasticrl.daemon.inquiry import Reserved
+from elasticrl.daemon.ways import Reserved
 Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("50000 50007")
 taken = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
 for number, sock in enumerate(taken, 50000):
@@ -172,7 +175,7 @@ def test_sockets_on_a_node_with_active_rdma_ports_are_said_once_and_elsewhere_no
         screen = io.StringIO()
         node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(screen, pretty=False), history=History())
         for ways in ({"P2P"}, {"NET/Socket+P2P"}, {"NET/Socket+P2P"}, set[str]()):
-            node._note_sockets(ways)
+            node.ways.note_sockets(ways)
         said = [json.loads(line) for line in screen.getvalue().splitlines()]
         assert [line["said"] for line in said if line["event"] == "transport.sockets"] == expected
         assert all(line["remedy"] for line in said)
@@ -195,7 +198,7 @@ def test_what_a_worker_has_written_before_its_daemon_hears_of_it_is_read_and_an_
 
     async def hear() -> None:
         heard = asyncio.Event()
-        node.post = lambda event: (told.append(event), heard.set())  # type: ignore[assignment, func-returns-value]
+        node.desk.post = lambda event: (told.append(event), heard.set())  # type: ignore[assignment, func-returns-value]
         reading = asyncio.create_task(node._read_logs())
         node.heard(attempt(1, "torch.OutOfMemoryError: CUDA out of memory.\n"))
         await asyncio.sleep(0.3)
@@ -219,7 +222,7 @@ def test_gpus_that_cannot_be_asked_are_told_of_once(tmp_path: Path) -> None:
 
     async def look() -> None:
         for _ in range(3):
-            await node._ask_all()
+            await node.machine.ask_all()
 
     asyncio.run(look())
     (said,) = [line for text in screen.getvalue().splitlines() if (line := json.loads(text))["event"] == "cards.unseen"]
@@ -241,16 +244,18 @@ def test_a_gpu_that_has_gone_from_the_bus_is_found_by_the_daemon_which_does_not_
         },
     )
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
-    asyncio.run(node._ask_all())
-    _, facts, _ = node._machine(health.counters(0.0, tmp_path))
+    asyncio.run(node.machine.ask_all())
+    _, facts, _ = node.machine.look(health.counters(0.0, tmp_path))
     (broken,) = (fact for fact in facts if fact.sign is Sign.GPU_BROKEN)
     assert (broken.node, broken.source) == ("n00", dossier.HEALTH)
     (tmp_path / card / "config").write_bytes(bytes.fromhex("de103023"))
-    asyncio.run(node._ask_all())
-    assert broken in node._machine(health.counters(0.0, tmp_path))[1], "it was looked at a moment ago"
-    node._due.clear()  # two minutes later
-    asyncio.run(node._ask_all())
-    assert Sign.HEALTHY in {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}, "and is taken back"
+    asyncio.run(node.machine.ask_all())
+    assert broken in node.machine.look(health.counters(0.0, tmp_path))[1], "it was looked at a moment ago"
+    node.machine._due.clear()  # two minutes later
+    asyncio.run(node.machine.ask_all())
+    assert Sign.HEALTHY in {fact.sign for fact in node.machine.look(health.counters(0.0, tmp_path))[1]}, (
+        "and is taken back"
+    )
 
 
 def test_a_disk_that_hangs_is_broken_after_a_while_and_keeps_no_other_fact_back(tmp_path: Path) -> None:
@@ -259,13 +264,13 @@ def test_a_disk_that_hangs_is_broken_after_a_while_and_keeps_no_other_fact_back(
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
 
     def signs() -> set[Sign]:
-        return {fact.sign for fact in node._machine(health.counters(0.0, tmp_path))[1]}
+        return {fact.sign for fact in node.machine.look(health.counters(0.0, tmp_path))[1]}
 
-    asyncio.run(node._ask_all())
+    asyncio.run(node.machine.ask_all())
     assert Sign.DISK_BROKEN not in signs(), "it is there, and answers"
-    node._asked["checkpoint"] = time.monotonic() - HUNG_S - 1.0
+    node.machine._asked["checkpoint"] = time.monotonic() - HUNG_S - 1.0
     assert {Sign.DISK_BROKEN, Sign.HOST_MEMORY} <= signs()
-    del node._asked["checkpoint"]
+    del node.machine._asked["checkpoint"]
     assert Sign.DISK_BROKEN not in signs()
 
 
@@ -301,7 +306,7 @@ def test_a_gpu_driver_that_hangs_is_asked_once_and_nothing_else_waits_for_it_nor
             if seen(Sign.GPU_BROKEN):
                 heard.set()
 
-        node.post = post
+        node.desk.post = post
         running = asyncio.create_task(node.run({}))
         async with asyncio.timeout(20.0):
             await looked.wait()
@@ -325,8 +330,8 @@ def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_anothe
     life, posted = leader(), []
     place = Place(node="n00", job="j", host="127.0.0.1", runtime=tmp_path, state=tmp_path, disks={})
     node = Inquiry(Tree(job=Job(name="j")), place, log=set_up(io.StringIO(), pretty=False), history=History())
-    node.post = posted.append  # type: ignore[assignment]
-    node.state = lambda: life.state
+    node.desk.post = posted.append  # type: ignore[assignment]
+    node.desk.state = lambda: life.state
 
     def seen(torch: str) -> dossier.Facts:
         claims = {
@@ -334,7 +339,7 @@ def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_anothe
         }
         life.state = life.state.but(view=replace(life.state.view, records=claims))
         posted.clear()
-        node._compare_versions(life.state)
+        node.comparison.decided(life.state)
         return tuple(fact for event in posted for fact in event.evidence)
 
     known = dossier.file((), seen("2.9.1"), 1.0)
@@ -350,7 +355,7 @@ def test_a_node_that_comes_back_with_the_others_torch_is_not_said_to_have_anothe
 def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
-    monkeypatch.setattr(inquiry, "LATER_S", 0.1)
+    monkeypatch.setattr(incidents, "LATER_S", 0.1)
     life, history, screen = (
         leader({"gpu_fault": "quarantine"}, health=Health(quarantine_share=0.1)),
         History(),
@@ -361,7 +366,7 @@ def test_what_a_cap_forbids_is_an_incident_though_no_recovery_ends_it(
     async def found() -> None:
         log = set_up(screen, pretty=False, tap=history)
         node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
-        node.state = lambda: life.state
+        node.desk.state = lambda: life.state
         for action in capped(life, 2.0):
             log.info(action.event, **action.fields)
         node.decided(Tick(now=2.0), life.state, None)
@@ -384,7 +389,7 @@ def test_a_disk_that_takes_long_to_keep_an_incident_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Found by reading: beats and lease waited for it, just after a recovery, while checkpoints went to the same disk.
-    monkeypatch.setattr(inquiry, "LATER_S", 0.0)
+    monkeypatch.setattr(incidents, "LATER_S", 0.0)
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.6), sync(file)))
     life, history = leader({"gpu_fault": "quarantine"}, health=Health(quarantine_share=0.1)), History()
@@ -393,7 +398,7 @@ def test_a_disk_that_takes_long_to_keep_an_incident_holds_nobody_up(
     async def longest() -> float:
         log = set_up(io.StringIO(), pretty=False, tap=history)
         node = Inquiry(Tree(job=Job(name="j")), place, log=log, history=history)
-        node.state = lambda: life.state
+        node.desk.state = lambda: life.state
         running = asyncio.create_task(node.run({}))
         await asyncio.sleep(0.1)
         for action in capped(life, 2.0):

@@ -103,7 +103,7 @@ def test_what_is_changed_and_changed_back_is_taken_up_twice(it: Reloaded) -> Non
 
 def test_what_the_inquiry_and_the_log_go_by_changes_with_a_reload(it: Reloaded) -> None:
     it.reload("health: {sample: 3s}\ntimeouts: {dump: 4s}\nrecovery: {probe: 5s}\ntelemetry: {level: warning}\n")
-    tree = it.daemon.inquiry.tree
+    tree = it.daemon.inquiry.desk.tree
     assert (tree.health.sample_s, tree.timeouts.dump_s, tree.recovery.probe_s) == (3.0, 4.0, 5.0)
     assert it.daemon.tree.telemetry.level == "warning"
 

@@ -18,8 +18,9 @@ from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Record, View
 from elasticrl.core.verdict import Fault
+from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
-from elasticrl.daemon.inquiry import Inquiry, Place
+from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.picture import picture
 from elasticrl.runtime import bits
 from elasticrl.telemetry.log import set_up
@@ -35,14 +36,14 @@ class Led:
         self._life, self._posted, self._screen = leader(), [], io.StringIO()  # type: ignore[var-annotated]
         tree = Tree(job=Job(name="j"), node=Node(device=device))  # type: ignore[arg-type]
         self._inquiry = Inquiry(tree, place, log=set_up(self._screen, pretty=False), history=History())
-        self._inquiry.post = self._posted.append
-        self._inquiry.state = lambda: self._life.state
+        self._inquiry.desk.post = self._posted.append
+        self._inquiry.desk.state = lambda: self._life.state
 
     def sees(self, **odd: str) -> tuple[Evidence, ...]:
         """n01 runs what the others do, but for these."""
         self._posted.clear()
         state = self._life.state = self._life.state.but(view=replace(self._life.state.view, records=claiming(**odd)))
-        self._inquiry._compare_versions(state)
+        self._inquiry.comparison.decided(state)
         return tuple(fact for event in self._posted if isinstance(event, Found) for fact in event.evidence)
 
     @property
