@@ -89,11 +89,12 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
     from elasticrl.core.model import REFUSED
     from elasticrl.daemon.history import History
     from elasticrl.daemon.main import REFUSALS, Daemon
+    from elasticrl.daemon.resident import Resident
     from elasticrl.telemetry.log import set_up
 
     history = History()
     pretty = {"auto": None, "console": True, "json": False}[tree.telemetry.format]
-    node: Daemon | None = None
+    node: Resident | None = None
     log = set_up(
         pretty=pretty,
         level=lambda: (node.tree if node else tree).telemetry.level,
@@ -101,11 +102,13 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
         names=lambda: node.names if node else {"job": tree.job.name},
     )
     try:
-        made = Daemon
         if tree.node.role == "rollout":
-            from elasticrl.daemon.rollout import RolloutDaemon as made  # noqa: N813 - one of the two
-        node = made(tree, log=log, history=history, keep=keep, reload=reload)
-        node.kept, node.adopt = checkpoints(tree), adopt
+            from elasticrl.daemon.rollout import RolloutDaemon
+
+            node = RolloutDaemon(tree, log=log, history=history, keep=keep)
+        else:
+            trains = node = Daemon(tree, log=log, history=history, keep=keep, reload=reload)
+            trains.kept, trains.adopt = checkpoints(tree), adopt
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()
         return asyncio.run(node.run())

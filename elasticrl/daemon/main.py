@@ -7,20 +7,16 @@ for good when the core says to leave.
 
 import asyncio
 import os
-import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticrl import __version__
 from elasticrl.agent.echo import leave_note
-from elasticrl.agent.owned import made_closed
-from elasticrl.agent.spec import Spec
 from elasticrl.agent.spec import environment as environment_of
 from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_core
 from elasticrl.core.address import join
@@ -29,11 +25,10 @@ from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
-from elasticrl.core.settings import Settings
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
 from elasticrl.core.suspect import somebody_left
-from elasticrl.daemon import asking, control, operators
+from elasticrl.daemon import asking, control
 from elasticrl.daemon.adopt import Look, Lost, settle
 from elasticrl.daemon.asking import Where
 from elasticrl.daemon.background import background
@@ -41,33 +36,28 @@ from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
-from elasticrl.daemon.life import Home, Life, next_life
-from elasticrl.daemon.measures import Measures
+from elasticrl.daemon.life import Life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Scribe
-from elasticrl.daemon.picture import Picture
 from elasticrl.daemon.recovery import Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
+from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
-from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
-from elasticrl.daemon.stored import highest_incarnation, how_it_ended, record_at, the_secret
+from elasticrl.daemon.stored import how_it_ended, record_at, the_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
-from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.shell import keys
 from elasticrl.shell.apart import apart
 from elasticrl.shell.node import Node
-from elasticrl.shell.notify import Notify
 from elasticrl.shell.sight import AGAIN_S
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
-from elasticrl.shell.ways import outward
-from elasticrl.store import Lease, Store, StoreError, open_store
+from elasticrl.store import Lease, Store, StoreError
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
@@ -75,38 +65,24 @@ if TYPE_CHECKING:
 LATE_S = 2.0  # after which a deputy tells what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
-ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
-MARGIN_S = 2.0  # for all that an answer takes besides waiting
 QUIT_S = 20.0  # for an agent to end with all that is below it
 
 #: What ends a daemon with a sentence instead of `bug`: nothing that a restart would mend.
 REFUSALS = (Refusal, StoreError, keys.Unreadable, ConfigError)
 
 
-class Daemon:
-    """One node of one job."""
+class Daemon(Resident):
+    """A node that trains."""
 
     def __init__(
         self, tree: Tree, *, log: Any, history: History, keep: bool = True, reload: Callable[[], Tree] | None = None
     ) -> None:
-        self.tree = tree
+        super().__init__(tree, log=log, history=history, keep=keep)
         self.kept: Look = lambda _: None  # looks for the job's checkpoints
         self.adopt = False  # go on from them if the store has lost the job
         self._reload = reload or (lambda: tree)  # reads the configuration again
-        self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
-        self.settings: Settings = to_core(tree)
-        self.name = tree.node.name or socket.gethostname()
-        self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
-        self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
-        self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
-        self.log = log
-        self.history = history
-        self.measures = Measures(tree.telemetry, log=log)
         self.metrics = self.measures.metrics
-        self.notify = Notify()
-        self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
         managed = os.environ.get("ELASTICRL_AGENT") == "systemd"
-        self.foreground = not keep
         self._vaulting: asyncio.Task[None] | None = None  # what sees to the vault
         self.crew = Crew(self.home.folder, self.spec(), log=log, managed=managed)
         self.crew.ended = lambda cause: self.metrics.exits.labels(cause=kind_of(cause)).inc()
@@ -114,7 +90,6 @@ class Daemon:
         self.crew.unlogged = lambda: history.lost
         self.inquiry = Inquiry(tree, self._place(), log=log, history=history)
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
-        self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
         self.roll = Roll(self.home.folder / ROLL, log=log)
         self.node: Node | None = None
         self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
@@ -133,13 +108,6 @@ class Daemon:
         self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
         self._told_of = 0  # the generation that the newest incident led to
 
-    def spec(self) -> Spec:
-        """What the agent is told."""
-        return spec_of(
-            self.tree, node=self.name, host=self.host, home=self.home.folder, logs=self._logs,
-            timeouts=self.settings.timeouts, keep=self.keep,
-        )  # fmt: skip
-
     def _place(self) -> Place:
         tree = self.tree
         remote = "://" in tree.checkpoint.dir
@@ -152,16 +120,6 @@ class Daemon:
             state=Path(tree.node.state_dir),
             disks=disks,
         )
-
-    @property
-    def _logs(self) -> Path:
-        return Path(self.tree.telemetry.log_dir) / self.tree.job.name / self.name
-
-    def _close_folders(self) -> None:
-        """What is written below them may quote prompts and answers."""
-        for folder in (self._logs.parent, self.state_dir.parent):
-            with suppress(OSError):  # whoever writes there says why it cannot be
-                made_closed(folder)
 
     def _vault_options(self) -> Options:
         tree = self.tree
@@ -228,7 +186,7 @@ class Daemon:
         self.names["member"] = str(me)
         self.neighbours = await self._open_beats(store, me)
         stack.callback(self.neighbours.close)
-        probe = self.inquiry.ways.open()
+        probe = self.inquiry.ways.open(self.tree.node.probe_port)
         node = self._join(store, me, life, probe, adopted=adopted)
         await self._open_control(stack)
         await stack.enter_async_context(background(self.neighbours.beat(), "beats", self.log))
@@ -356,39 +314,10 @@ class Daemon:
         await self._stop_store()
 
     async def _begin(self, store: Store, last: Life | None) -> Life:
-        """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
-        known = await self._patiently(lambda: highest_incarnation(store, self.name))
+        life = await super()._begin(store, last)
         if last is not None:
             self.crew.know(last.agent_pid, last.agent_started)  # if it hangs it ends with this life, at the latest
-        return next_life(self.name, last, known)
-
-    async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
-        """Ask the store until it answers; say so when it does not. `passing`: what may pass."""
-        said = False
-        while True:
-            try:
-                return await call()
-            except passing as error:
-                if not said:
-                    self.log.info("store.failed", action="Join", error=str(error))
-                    self.notify.status(f"waiting for the store: {error}")
-                    said = True
-                await asyncio.sleep(AGAIN_S)
-
-    async def _store(self) -> Store:
-        """The store, started here first if the configuration says so."""
-        endpoints = self.tree.store.endpoints
-        if self.etcd is not None:
-            from elasticrl.store.embedded import find_binary
-
-            adopted = self.etcd.running() is not None
-            if not adopted:
-                find_binary(self.etcd.binary)  # one that is not there does not come by waiting: that is refused
-            # A slow or full disk, no memory: that may pass.
-            process = await self._patiently(self.etcd.ensure, (StoreError, OSError))
-            self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
-            endpoints = (process.endpoint,)
-        return open_store(store_settings(self.tree, endpoints), say=self.log.info)
+        return life
 
     async def _look_at(self, store: Store) -> None:
         """Say what an operator should know of it. Nobody waits for that: a member of it that is down takes its time."""
@@ -404,21 +333,6 @@ class Daemon:
         while True:
             await asyncio.sleep(TRIM_S)
             await apart(lambda: [trim(log) for log in logs])
-
-    async def _guard_store(self) -> None:
-        """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
-        said = ""
-        while self.etcd is not None:
-            await asyncio.sleep(AGAIN_S)
-            if self.etcd is not None and self.etcd.running() is None:  # it is None as soon as it is being stopped
-                try:
-                    process = await self.etcd.ensure()
-                    self.log.info("store.started", endpoint=process.endpoint, adopted=False)
-                    said = ""
-                except (StoreError, OSError) as error:  # a full disk, no memory: that may pass
-                    if str(error) != said:
-                        self.log.info("store.failed", action="Start", error=str(error))
-                    said = str(error)
 
     async def _open_beats(self, store: Store, me: Member) -> Neighbours:
         secret = await self._patiently(lambda: the_secret(store))
@@ -486,25 +400,6 @@ class Daemon:
         self.inquiry.heard(self.crew.report)
         return node
 
-    async def _open_control(self, stack: AsyncExitStack) -> None:
-        server = control.Control(
-            self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", deadline_s=self.answer_s,
-            failed=self.log.exception,
-        )  # fmt: skip
-        await server.open()
-        stack.push_async_callback(server.close)
-
-    @property
-    def answer_s(self) -> float:
-        """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
-        written, looked = operators.LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
-        return max(written, looked) + MARGIN_S
-
-    @property
-    def _ask_s(self) -> float:
-        """For all nodes to say where their workers are."""
-        return asking.LOOK_S + self.tree.store.try_timeout_s
-
     async def _serve_page(self, stack: AsyncExitStack) -> None:
         if self.tree.web.port:  # else it need not even be imported
             from elasticrl.daemon import web
@@ -512,13 +407,6 @@ class Daemon:
             await web.serve(stack, self.tree.web, self.picture, self.log)
 
     # ---- the middle
-
-    def _hear_signals(self, ended: Callable[[signal.Signals], None]) -> None:
-        """From here on no signal ends this process by itself."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended, number)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     async def _until_the_end(
         self, node: Node, told: asyncio.Future[str], crew: asyncio.Task[None], vault: asyncio.Task[None]
@@ -612,12 +500,6 @@ class Daemon:
         else:
             await self.vault.leave(self.tree.vault.linger_s)
 
-    async def _stop_store(self) -> None:
-        """An embedded etcd ends with the job on this machine; its data stay."""
-        etcd, self.etcd = self.etcd, None
-        if etcd is not None:
-            await etcd.stop()
-
     def reload(self) -> None:
         """SIGHUP: take up what may change while the daemon runs; say what may not."""
         if self.node is None:
@@ -652,14 +534,6 @@ class Daemon:
             ignored=[f"{change.key} needs a restart" for change in found if change.when != "live"],
         )
         self.notify.ready("configuration reloaded")
-
-    async def _feed(self) -> None:
-        """Tell systemd that the loop runs. It runs in the loop, so a stuck loop falls silent."""
-        if not self.notify.watchdog_s:
-            return
-        while True:
-            self.notify.alive()
-            await asyncio.sleep(self.notify.watchdog_s / 4)
 
     def _decided(self, event: Event, decision: Decision) -> None:
         """After every step of the core: who our neighbours are, what outlives us, what the metrics say."""
@@ -750,55 +624,30 @@ class Daemon:
 
     @property
     def seen(self) -> tuple[Store, View, str]:
-        """The store, what this daemon has seen of it, and what it says of itself."""
+        """As Resident's."""
         assert self.node is not None
         return self.node.store, self.node.sight.view, self.node.loop.state.reason
 
-    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
-        if verb == "ping":
-            return {"version": __version__, "pid": os.getpid(), "state_dir": str(self.state_dir.parents[1].absolute())}
-        if verb == "status":
-            return asdict(await self.picture())
-        if verb == "diagnose":
-            return await self._diagnose()
-        report = self.crew.report
-        if verb == "crew":
-            return (
-                {"spares": report.spares, "problem": report.problem} if report else {"spares": 0, "problem": "no agent"}
-            )
-        if verb == "logs":
-            return (
-                [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in report.workers]
-                if report
-                else []
-            )
-        try:
-            asked = Verb(verb)
-        except ValueError:
-            raise control.Refused(f"this daemon does not know {verb!r}") from None
-        node = question.get("node")
-        if asked is Verb.ADMIT and not node:
-            raise control.Refused("name the node to admit: elasticrl admit n03")
-        if asked is Verb.DRAIN and not question.get("force"):
-            store, view, _ = self.seen
-            await operators.spared(store, view, self.settings, node or self.name)
-        self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
-        if asked is Verb.DRAIN and node in (None, self.name):
-            assert self.node is not None
-            self.node.post(Asked(now=time.monotonic(), verb=asked, node=node))  # it needs nobody else to leave
-        else:
-            store, view, _ = self.seen
-            within_s = self.tree.store.timeout_s
-            await operators.write_down(store, asked, node, view.generation, within_s=within_s)
-        return operators.promise(asked, node or self.name)
+    def _drain(self) -> None:
+        assert self.node is not None
+        self.node.post(Asked(now=time.monotonic(), verb=Verb.DRAIN, node=self.name))
 
-    async def picture(self) -> Picture:
-        """What the whole job looks like."""
-        store, view, here = self.seen
-        return await operators.look(
-            store, view, job=self.tree.job.name, node=self.name, here=here,
-            needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
-        )  # fmt: skip
+    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
+        report = self.crew.report
+        match verb:
+            case "diagnose":
+                return await self._diagnose()
+            case "crew":
+                return (
+                    {"spares": report.spares, "problem": report.problem}
+                    if report
+                    else {"spares": 0, "problem": "no agent"}
+                )
+            case "logs":
+                seated = report.workers if report else ()
+                return [{"rank": worker.rank, "pid": worker.pid, "log": worker.log} for worker in seated]
+            case _:
+                return await super()._answer(verb, question, asker)
 
     async def _diagnose(self) -> dict[str, Any]:
         """Where all workers of the job are; if the store is silent, those of this node."""
@@ -847,28 +696,3 @@ def numbers_of(host: str) -> set[str]:
     with suppress(OSError):
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)}
     return {host}
-
-
-def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:
-    """This node's address on an interface; without one, that of the default route, or of the way to the store."""
-    if interface:
-        import fcntl
-        import struct
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            try:
-                packed = fcntl.ioctl(sock, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
-            except OSError as error:
-                raise Refusal(
-                    f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
-                ) from None
-            return socket.inet_ntoa(packed[20:24])
-    deadline = time.monotonic() + within_s
-    while (address := outward(endpoints)) is None:  # a network may come back
-        if time.monotonic() > deadline:
-            raise Refusal(
-                "no way leads out of this machine, nor to the store: others could not reach it. See: ip route; or set "
-                "node.interface, or node.address"
-            )
-        time.sleep(AGAIN_S)
-    return address

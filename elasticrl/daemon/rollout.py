@@ -29,9 +29,8 @@ from elasticrl.core.model import REFUSED, Member, Phase, Plan, Record, Rollout, 
 from elasticrl.core.pauses import pause
 from elasticrl.daemon import control
 from elasticrl.daemon.background import background
-from elasticrl.daemon.main import Daemon
-from elasticrl.daemon.operators import promise
 from elasticrl.daemon.refusal import FAILED
+from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.secret import engine_key, run_of
 from elasticrl.daemon.spec import for_workers
 from elasticrl.daemon.stored import how_it_ended, the_secret
@@ -59,8 +58,8 @@ class End:
     over: bool
 
 
-class RolloutDaemon(Daemon):
-    """What of a daemon a node without a seat needs, and its keeper."""
+class RolloutDaemon(Resident):
+    """A node that generates, and its keeper."""
 
     store: Store
     sight: Sight
@@ -140,7 +139,7 @@ class RolloutDaemon(Daemon):
         if self._met is None:
             self._met = view.generation
         if view.drain == self.me:
-            self._end(End(code=0, reason="drained by an operator", over=True))
+            self._drain()
         if self._is_over(view) and not self._over.done():
             assert view.plan is not None
             self._over.set_result(view.plan)
@@ -313,17 +312,20 @@ class RolloutDaemon(Daemon):
 
     @property
     def seen(self) -> tuple[Store, View, str]:
-        """As Daemon's."""
+        """As Resident's."""
         return self.store, self.sight.view, self._told.get("note") or "generates for those who train"
 
     async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
         if verb == "diagnose":
             raise control.Refused(f"{self.name} only generates: there is no worker to look at; see {self._log_file}")
+        if verb == "logs":
+            return []
         if verb == Verb.DRAIN and question.get("node") in (None, self.name):
-            self.log.info("control.asked", verb=verb, target=self.name, uid=asker.uid, pid=asker.pid)
-            self._end(End(code=0, reason="drained by an operator", over=True))
-            return promise(Verb.DRAIN, self.name)
+            question = {**question, "force": True}  # it has no seat: the others can always spare it
         return await super()._answer(verb, question, asker)
+
+    def _drain(self) -> None:
+        self._end(End(code=0, reason="drained by an operator", over=True))
 
 
 async def told_by(output: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:

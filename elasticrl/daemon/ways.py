@@ -33,9 +33,9 @@ class Ways:
         self._probing = 0
         self._port: Reserved | None = None
 
-    def open(self) -> str:
-        """Keep a port for probes; where this node is tested."""
-        self._port = Reserved(self._desk.place.host, self._desk.tree.node.probe_port)
+    def open(self, number: int) -> str:
+        """Keep a port for probes (0: any); where this node is tested."""
+        self._port = Reserved(self._desk.place.host, number)
         if not self._port.held:
             self._desk.log.info("probe.taken", address=self._port.address)
         return self._port.address

@@ -15,8 +15,9 @@ from elasticrl.config import ConfigError, dumps, load, loads
 from elasticrl.core.model import REFUSED
 from elasticrl.daemon.adopt import Lost
 from elasticrl.daemon.life import Home, Taken
-from elasticrl.daemon.main import REFUSALS, own_address
+from elasticrl.daemon.main import REFUSALS
 from elasticrl.daemon.refusal import FAILED, Refusal
+from elasticrl.daemon.resident import own_address
 from elasticrl.daemon.spec import for_workers, there
 from elasticrl.shell import keys
 from elasticrl.shell.ways import ABROAD, outward
@@ -136,7 +137,7 @@ def test_a_node_without_a_default_route_is_not_called_the_loopback(
 
 
 def test_a_machine_without_any_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticrl.daemon.main.outward", lambda _: None)
+    monkeypatch.setattr("elasticrl.daemon.resident.outward", lambda _: None)
     with pytest.raises(Refusal, match=r"no way leads out of this machine.*node\.interface"):
         own_address(None, ["10.9.0.1:2379"], within_s=0.0)
 

@@ -1,0 +1,242 @@
+"""A node's daemon, with a seat for it or without: what its machine, its operators and its store see of it.
+
+The one idea: who a node is (its name, its folders, its lives) and how it is spoken to have nothing to do with what it does for
+the job: train (`main`) or generate (`rollout`).
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from elasticrl import __version__
+from elasticrl.agent.owned import made_closed
+from elasticrl.agent.spec import Spec
+from elasticrl.config import Tree, to_core
+from elasticrl.core.model import Verb, View
+from elasticrl.core.settings import Settings
+from elasticrl.daemon import asking, control, operators
+from elasticrl.daemon.history import History
+from elasticrl.daemon.life import Home, Life, next_life
+from elasticrl.daemon.measures import Measures
+from elasticrl.daemon.picture import Picture
+from elasticrl.daemon.refusal import Refusal
+from elasticrl.daemon.spec import spec_of
+from elasticrl.daemon.stored import highest_incarnation
+from elasticrl.diagnose.reach import embedded, store_settings
+from elasticrl.shell.notify import Notify
+from elasticrl.shell.sight import AGAIN_S
+from elasticrl.shell.ways import outward
+from elasticrl.store import Store, StoreError, open_store
+
+ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
+MARGIN_S = 2.0  # for all that an answer takes besides waiting
+
+
+class Resident(ABC):
+    """One node of one job."""
+
+    def __init__(self, tree: Tree, *, log: Any, history: History, keep: bool = True) -> None:
+        self.tree = tree
+        self.keep = keep  # hand over on SIGTERM; False: end everything (a foreground run)
+        self.settings: Settings = to_core(tree)
+        self.name = tree.node.name or socket.gethostname()
+        self.home = Home(Path(tree.node.run_dir) / tree.job.name / self.name)
+        self.state_dir = Path(tree.node.state_dir) / tree.job.name / self.name
+        self.names: dict[str, object] = {"job": tree.job.name, "node": self.name}  # whose lines these are
+        self.log = log
+        self.history = history
+        self.measures = Measures(tree.telemetry, log=log)
+        self.notify = Notify()
+        self.host = tree.node.address or own_address(tree.node.interface, tree.store.endpoints)
+        self.foreground = not keep
+        self.etcd = embedded(tree, dies_with_us=self.foreground) if tree.store.embedded else None
+
+    def spec(self) -> Spec:
+        """What the agent is told."""
+        return spec_of(
+            self.tree, node=self.name, host=self.host, home=self.home.folder, logs=self._logs,
+            timeouts=self.settings.timeouts, keep=self.keep,
+        )  # fmt: skip
+
+    @property
+    def _logs(self) -> Path:
+        return Path(self.tree.telemetry.log_dir) / self.tree.job.name / self.name
+
+    def _close_folders(self) -> None:
+        """What is written below them may quote prompts and answers."""
+        for folder in (self._logs.parent, self.state_dir.parent):
+            with suppress(OSError):  # whoever writes there says why it cannot be
+                made_closed(folder)
+
+    @abstractmethod
+    async def run(self) -> int:
+        """Until this node is through (its exit code), or a signal hands over (0)."""
+
+    # ---- beginnings
+
+    async def _begin(self, store: Store, last: Life | None) -> Life:
+        """A life that nobody has heard of. The store must be there: it remembers the earlier ones."""
+        return next_life(self.name, last, await self._patiently(lambda: highest_incarnation(store, self.name)))
+
+    async def _patiently(self, call: Any, passing: tuple[type[Exception], ...] = (StoreError,)) -> Any:
+        """Ask the store until it answers; say so when it does not. `passing`: what may pass."""
+        said = False
+        while True:
+            try:
+                return await call()
+            except passing as error:
+                if not said:
+                    self.log.info("store.failed", action="Join", error=str(error))
+                    self.notify.status(f"waiting for the store: {error}")
+                    said = True
+                await asyncio.sleep(AGAIN_S)
+
+    async def _store(self) -> Store:
+        """The store, started here first if the configuration says so."""
+        endpoints = self.tree.store.endpoints
+        if self.etcd is not None:
+            from elasticrl.store.embedded import find_binary
+
+            adopted = self.etcd.running() is not None
+            if not adopted:
+                find_binary(self.etcd.binary)  # one that is not there does not come by waiting: that is refused
+            # A slow or full disk, no memory: that may pass.
+            process = await self._patiently(self.etcd.ensure, (StoreError, OSError))
+            self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
+            endpoints = (process.endpoint,)
+        return open_store(store_settings(self.tree, endpoints), say=self.log.info)
+
+    async def _guard_store(self) -> None:
+        """Start the embedded etcd again if it dies; its data and ports stay, so nobody notices more than an outage."""
+        said = ""
+        while self.etcd is not None:
+            await asyncio.sleep(AGAIN_S)
+            if self.etcd is not None and self.etcd.running() is None:  # it is None as soon as it is being stopped
+                try:
+                    process = await self.etcd.ensure()
+                    self.log.info("store.started", endpoint=process.endpoint, adopted=False)
+                    said = ""
+                except (StoreError, OSError) as error:  # a full disk, no memory: that may pass
+                    if str(error) != said:
+                        self.log.info("store.failed", action="Start", error=str(error))
+                    said = str(error)
+
+    async def _stop_store(self) -> None:
+        """An embedded etcd ends with the job on this machine; its data stay."""
+        etcd, self.etcd = self.etcd, None
+        if etcd is not None:
+            await etcd.stop()
+
+    def _hear_signals(self, ended: Callable[[signal.Signals], None]) -> None:
+        """From here on no signal ends this process by itself."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended, number)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+
+    @abstractmethod
+    def reload(self) -> None:
+        """SIGHUP: take up what may change while the daemon runs; say what may not."""
+
+    async def _feed(self) -> None:
+        """Tell systemd that the loop runs. It runs in the loop, so a stuck loop falls silent."""
+        if not self.notify.watchdog_s:
+            return
+        while True:
+            self.notify.alive()
+            await asyncio.sleep(self.notify.watchdog_s / 4)
+
+    # ---- what operators ask
+
+    async def _open_control(self, stack: AsyncExitStack) -> None:
+        server = control.Control(
+            self.home.control, self._answer, {"events": self.history.read}, group="elasticrl", deadline_s=self.answer_s,
+            failed=self.log.exception,
+        )  # fmt: skip
+        await server.open()
+        stack.push_async_callback(server.close)
+
+    @property
+    def answer_s(self) -> float:
+        """For an answer to an operator: more than whatever it waits for, each of which says best itself what has not come."""
+        written, looked = operators.LOOK_FIRST_S + self.tree.store.timeout_s, self._ask_s + asking.LOOK_S
+        return max(written, looked) + MARGIN_S
+
+    @property
+    def _ask_s(self) -> float:
+        """For all nodes to say where their workers are."""
+        return asking.LOOK_S + self.tree.store.try_timeout_s
+
+    @property
+    @abstractmethod
+    def seen(self) -> tuple[Store, View, str]:
+        """The store, what this daemon has seen of it, and what it says of itself."""
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """This node leaves, for which it needs nobody else."""
+
+    async def _answer(self, verb: str, question: Mapping[str, Any], asker: control.Asker) -> Any:
+        if verb == "ping":
+            return {"version": __version__, "pid": os.getpid(), "state_dir": str(self.state_dir.parents[1].absolute())}
+        if verb == "status":
+            return asdict(await self.picture())
+        try:
+            asked = Verb(verb)
+        except ValueError:
+            raise control.Refused(f"this daemon does not know {verb!r}") from None
+        node = question.get("node")
+        if asked is Verb.ADMIT and not node:
+            raise control.Refused("name the node to admit: elasticrl admit n03")
+        if asked is Verb.DRAIN and not question.get("force"):
+            store, view, _ = self.seen
+            await operators.spared(store, view, self.settings, node or self.name)
+        self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
+        if asked is Verb.DRAIN and node in (None, self.name):
+            self._drain()
+        else:
+            store, view, _ = self.seen
+            within_s = self.tree.store.timeout_s
+            await operators.write_down(store, asked, node, view.generation, within_s=within_s)
+        return operators.promise(asked, node or self.name)
+
+    async def picture(self) -> Picture:
+        """What the whole job looks like."""
+        store, view, here = self.seen
+        return await operators.look(
+            store, view, job=self.tree.job.name, node=self.name, here=here,
+            needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
+        )  # fmt: skip
+
+
+def own_address(interface: str | None, endpoints: Sequence[str] = (), within_s: float = ROUTE_S) -> str:
+    """This node's address on an interface; without one, that of the default route, or of the way to the store."""
+    if interface:
+        import fcntl
+        import struct
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                packed = fcntl.ioctl(sock, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+            except OSError as error:
+                raise Refusal(
+                    f"node.interface {interface!r} has no address ({error.strerror}); see: ip address"
+                ) from None
+            return socket.inet_ntoa(packed[20:24])
+    deadline = time.monotonic() + within_s
+    while (address := outward(endpoints)) is None:  # a network may come back
+        if time.monotonic() > deadline:
+            raise Refusal(
+                "no way leads out of this machine, nor to the store: others could not reach it. See: ip route; or set "
+                "node.interface, or node.address"
+            )
+        time.sleep(AGAIN_S)
+    return address
