@@ -11,12 +11,18 @@ however little, stands beside half as much work, and nothing hides on a processo
 Counted are the time in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such.
 Shown is, of all rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with
 fewer than six rounds there is none). `--sides plain,plain` shows how exact that is.
+
+    python bench/cost.py --sides daemon-each,other --other ../before --world 2 --beside
+
+tells this checkout from another one, which has a .venv of its own: `other` is its `daemon-each`.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,7 +46,15 @@ PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
 TOLD_LATE = 1  # steps: under a daemon one is told when the next has sealed it
 STEPS = 10_000  # more than there is time for
-CHOICE = ("daemon", "daemon-each", "plain")
+CHOICE = ("daemon", "daemon-each", "plain", "other")
+#: What another checkout is told to run: its own code, by our numbers.
+OTHER = """
+import json, sys
+from pathlib import Path
+from bench import ppo
+job, folder, world, steps, waits = json.load(sys.stdin)
+ppo.daemon(job, Path(folder), world, steps, vault={}, waits=waits)
+"""
 #: Who was frozen for a turn has neither died nor stalled.
 PATIENT = {
     "membership": {"lease_ttl": "10m", "keepalive": "4s"},
@@ -160,12 +174,18 @@ def advance(side: Side, steps: int) -> None:
         raise SystemExit(f"{side.name} has not made {steps} steps within {PATIENCE_S:.0f} s")
 
 
-def run(name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int, where: set[int]) -> None:
+def run(
+    name: str, freezer: Freezer, job: Mapping[str, Any], folder: Path, world: int, where: set[int], other: Path
+) -> None:
     """A side, in a process of its own, until it is ended."""
     end_cleanly()
     freezer.join()
     os.sched_setaffinity(0, where)
-    if name == "plain":
+    if name == "other":
+        told = json.dumps([job, str(folder), world, STEPS, PATIENT])
+        command = [other / ".venv" / "bin" / "python", "-c", OTHER]
+        subprocess.run(command, cwd=other, input=told, text=True, check=True)
+    elif name == "plain":
         ppo.script("ppo_plain.py", Path(sys.executable), job, folder, world, STEPS)
     else:
         vault = {} if name == "daemon-each" else ppo.SELDOM
@@ -209,7 +229,16 @@ def costs(side: Side, each: int) -> list[tuple[float, float]]:
 
 
 def measure(
-    names: Sequence[str], base: Path, world: int, rounds: int, swaps: int, turn_s: float, watch: Watch, *, beside: bool
+    names: Sequence[str],
+    base: Path,
+    world: int,
+    rounds: int,
+    swaps: int,
+    turn_s: float,
+    watch: Watch,
+    *,
+    beside: bool,
+    other: Path,
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
     processors = sorted(os.sched_getaffinity(0))
@@ -223,7 +252,7 @@ def measure(
             stack.callback(freezer.remove)
             process = context.Process(
                 target=run,
-                args=(name, freezer, job, folder, world, {processors[number]} if beside else set(processors)),
+                args=(name, freezer, job, folder, world, {processors[number]} if beside else set(processors), other),
             )
             process.start()
             stack.callback(process.join, 60.0)
@@ -262,6 +291,7 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=8)
     parser.add_argument("--sides", default="daemon,plain", type=some_of(CHOICE))
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--other", type=Path, default=Path(), metavar="DIR")
     parser.add_argument("--json", action="store_true")
     end_cleanly()
     options = parser.parse_args()
@@ -270,10 +300,20 @@ def main() -> int:
         parser.error(f"--sides wants two of {', '.join(CHOICE)}")
     if options.beside and len(os.sched_getaffinity(0)) < len(names):
         raise SystemExit("--beside wants a processor for each side")
+    if "other" in names and not (options.other / ".venv").exists():
+        raise SystemExit(f"--other {options.other}: a checkout with a .venv of its own is wanted")
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
         found = measure(
-            names, Path(base), options.world, options.rounds, options.swaps, options.turn, watch, beside=options.beside
+            names,
+            Path(base),
+            options.world,
+            options.rounds,
+            options.swaps,
+            options.turn,
+            watch,
+            beside=options.beside,
+            other=options.other.resolve(),
         )
     noise = watch.noise()
     pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
