@@ -250,18 +250,26 @@ def _cgroup(root: Path) -> Iterator[Check]:
     limit, used, events = (_text(root, str(file.relative_to(root))) or "" for file in files)
     kills = flat(events).get("oom_kill", 0)
     most = int(limit) if limit.strip().isdigit() and int(limit) < 1 << 60 else None
-    share = int(used) / most if most and used.strip().isdigit() else 0.0
+    kept = _cached(flat(_text(root, str((files[1].parent / "memory.stat").relative_to(root))) or ""))
+    share = max(0, int(used) - kept) / most if most and used.strip().isdigit() else 0.0
     level = FAIL if share > 0.97 else WARN if share > 0.9 else OK
     yield Check(
         name="memory.cgroup", level=level, why=why, sign=Sign.HOST_MEMORY, kind=Kind.OOM,
         value=f"{share:.0%} of {gib(most)}" if most else "no limit",
-        remedy="" if level is OK else "Raise the limit (MemoryMax=, --memory), or use less; page cache counts too.",
+        remedy="" if level is OK else "Raise the limit (MemoryMax=, --memory), or use less; files in tmpfs count too.",
     )  # fmt: skip
     if kills:
         yield Check(
             name="memory.oom_kills", level=WARN, value=f"{kills} since the group was made", why=why,
             remedy="Raise the limit; see the kernel log for whom it was.",
         )  # fmt: skip
+
+
+def _cached(stat: Mapping[str, int]) -> int:
+    """Pages of files on disks, which count as used and which the kernel drops before it kills for want of memory. Those of
+    tmpfs are not among them. In version 1 only the totals have those of groups below.
+    """
+    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 NETWORKED: Final = frozenset(

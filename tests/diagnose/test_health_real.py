@@ -87,6 +87,25 @@ def group() -> Iterator[Path]:
     pytest.skip("no memory cgroup can be made here")
 
 
+def test_a_group_that_has_read_much_is_not_taken_for_a_full_one(group: Path, tmp_path: Path) -> None:
+    reader = (
+        "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); file = open(sys.argv[2], 'wb')\n"
+        "for _ in range(256): file.write(bytes(1 << 20))\n"
+        "file.flush(); os.fsync(file.fileno())\n"
+        "from elasticrl.diagnose import health\n"
+        "files = health.cgroup_files(); limit, used = (int(file.read_text()) for file in files[:2])\n"
+        "check, = (check for check in health.memory() if check.name == 'memory.cgroup')\n"
+        "print(used / limit, check.level.value, check.value)"
+    )
+    command = [sys.executable, "-c", reader, str(group / "cgroup.procs"), str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    assert done.returncode == 0, done.stderr
+    share, level, told = done.stdout.split(maxsplit=2)
+    if float(share) < 0.9:
+        pytest.skip(f"this machine's kernel keeps no files in a group ({told})")
+    assert level == health.OK.value, told
+
+
 def test_a_process_that_the_kernel_killed_for_memory_is_known_from_its_group(group: Path) -> None:
     """As an unprivileged daemon sees it: its agent's group, and no kernel log."""
     eater = (

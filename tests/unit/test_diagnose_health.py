@@ -86,6 +86,24 @@ def test_a_group_near_its_limit_fails_however_much_the_machine_has(node: Path) -
     assert judge(health.evidence(found.values(), node="n01")).fault is Fault.OOM_HOST
 
 
+@pytest.mark.parametrize(
+    ("kept", "level", "value"),
+    [
+        ("active_file 300000000000\ninactive_file 200000000000\nshmem 400000000000\n", Level.OK, "53% of 1024.0 GiB"),
+        ("active_file 0\nshmem 1000000000000\n", Level.FAIL, "98% of 1024.0 GiB"),
+        ("inactive_file 9\ntotal_active_file 40000000000\ntotal_inactive_file 9\n", Level.WARN, "95% of 1024.0 GiB"),
+    ],
+    ids=["files of disks", "files in memory", "of groups below"],
+)
+def test_files_that_the_kernel_can_drop_are_not_what_a_group_is_full_of(
+    node: Path, kept: str, level: Level, value: str
+) -> None:
+    """Found by reading: after a save a failing program on a node that was well was called one without memory."""
+    (node / "sys/fs/cgroup/system.slice/elasticrl-agent.service/memory.stat").write_text(kept)
+    found = by_name(health.memory(node))["memory.cgroup"]
+    assert (found.level, found.value) == (level, value)
+
+
 def test_version_1_and_a_container_that_sees_only_itself_are_read_too(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "9:cpu:/x\n4:memory:/docker/0123\n0::/\n",
              "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
