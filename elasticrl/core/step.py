@@ -40,7 +40,7 @@ from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import Decision, Lead, State, Wish
-from elasticrl.core.suspect import conviction, neighbours
+from elasticrl.core.suspect import conviction, lives, neighbours
 from elasticrl.core.verdict import Fault, Verdict
 
 
@@ -170,13 +170,16 @@ def _rank(state: State, generation: int, slot: int) -> int | None:
 
 
 def _still_neighbours(state: State, view: View) -> frozenset[str]:
-    """Suspicion ends with the neighbourhood, as it does in the detector.
+    """Suspicion ends with the neighbourhood, and with the life that it was of, as it does in the detector.
 
     Found by seed 9: a node that left the ring while it was suspected came back to it suspected, and was put out for ever.
     """
-    if not state.suspects or view.plan is state.view.plan:
+    before = state.view.plan
+    if not state.suspects or view.plan is before:
         return state.suspects
-    return state.suspects.intersection(neighbours(view.plan, state.me.node, state.settings.membership.neighbours))
+    near = state.suspects.intersection(neighbours(view.plan, state.me.node, state.settings.membership.neighbours))
+    was, now = lives(before, near), lives(view.plan, near)
+    return frozenset(node for node in near if was.get(node) == now[node])
 
 
 def _leaving(state: State, reason: str, now: float) -> State:

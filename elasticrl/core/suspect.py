@@ -29,10 +29,16 @@ def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def lives(plan: Plan | None, nodes: Iterable[str]) -> Mapping[str, int]:
+    """Which life of each of these nodes the plan knows."""
+    return {node: plan.ring[plan.place[node]].member.incarnation for node in nodes if plan and node in plan.place}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """What the detector knows of one neighbour."""
 
+    life: int
     last: float  # when its newest beat came
     doubted: float | None = None  # since when something else (a reset connection) speaks against it
     refused: bool = False  # and its kernel says that nobody is there to answer
@@ -49,9 +55,14 @@ class Detector:
         None  # how long a doubted neighbour that is asked has for its answer; None: 1.5 beats, unasked
     )
 
-    def watch(self, nodes: Iterable[str], now: float) -> "Detector":
-        """Another ring: forget who is not in it; newcomers have until `suspect_s` from now."""
-        return replace(self, peers={node: self.peers.get(node, Heard(last=now)) for node in nodes})
+    def watch(self, lives: Mapping[str, int], now: float) -> "Detector":
+        """Another ring, each with its life: forget who is not in it; newcomers, who may be a known node's next life, have until
+        `suspect_s` from now.
+        """
+        known = {node: heard for node, heard in self.peers.items() if heard.life == lives.get(node)}
+        return replace(
+            self, peers={node: known.get(node) or Heard(life=life, last=now) for node, life in lives.items()}
+        )
 
     def hear(self, node: str, now: float) -> "Detector":
         """A beat came."""

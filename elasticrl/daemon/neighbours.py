@@ -21,7 +21,7 @@ from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
-from elasticrl.core.suspect import Detector, neighbours
+from elasticrl.core.suspect import Detector, lives, neighbours
 
 NOISE_S = 60.0  # between two lines on what one sender sends that cannot be read
 SENDERS = 64  # that are told apart in that
@@ -66,7 +66,7 @@ class Neighbours(asyncio.DatagramProtocol):
             str, tuple[str, int]
         ] = {}  # whom we send to; a restarted daemon's new address is learned from it
         self._agents: dict[str, tuple[str, int]] = {}  # who answers for a node whose daemon is silent
-        self._lives: dict[str, int] = {}  # which life of each node the plan knows
+        self._lives: Mapping[str, int] = {}  # which life of each node the plan knows
         self._noise: dict[str, tuple[float, int]] = {}  # who sends what cannot be read: last told when, how many since
         self._newest: dict[Member, int] = {}
         self._closed: set[tuple[str, int]] = set()  # addresses where, a kernel said, nobody listens any more
@@ -128,12 +128,12 @@ class Neighbours(asyncio.DatagramProtocol):
         ring = neighbours(plan, self._me.node, self._settings.neighbours)
         self._peers = {node: split(seats[node].beat) for node in ring if seats[node].beat}
         self._agents = {node: split(seats[node].echo) for node in ring if seats[node].echo}
-        self._lives = {node: seats[node].member.incarnation for node in ring}
+        self._lives = lives(plan, ring)
         self._took = {
             node: took for node, took in self._took.items() if node in self._peers
         }  # who comes back begins anew
         self._newest = {member: number for member, number in self._newest.items() if member.node in self._peers}
-        self.detector = self.detector.watch(self._peers, time.monotonic())
+        self.detector = self.detector.watch({node: self._lives[node] for node in self._peers}, time.monotonic())
         if self._peers:
             self._beating.set()
         else:

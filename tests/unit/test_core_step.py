@@ -358,6 +358,15 @@ def test_the_core_decides_as_it_did(script):
     assert told == path.read_text()
 
 
+@pytest.mark.parametrize(("born", "suspects"), [(1, ("n02",)), (2, ())], ids=["the same life", "the next one"])
+def test_suspicion_ends_with_the_life_that_it_was_of(born, suspects):
+    life, _ = beside_one_outside()
+    life.at(5.0, Suspected(now=0, node="n02"))
+    after = plan(2, "n00", "n01", f"n02/{born}")
+    life.seen(5.1, "plan 2", plan=after, plan_revision=20)
+    assert life.state.suspects == frozenset(suspects)
+
+
 def test_of_thousands_each_tells_its_step_less_often():
     def every(nodes):
         state = State(me=member("n00"), card=record("n00"), settings=Settings(membership=Membership(report_s=5.0)))

@@ -109,7 +109,7 @@ def test_only_neighbours_in_the_present_ring_have_a_say(accusers, guilty):
 
 
 def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch(("b",), 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1}, 10.0)
     detector, suspected, _ = detector.judge(10.79)
     assert suspected == ()
     detector, suspected, _ = detector.judge(10.8)
@@ -120,8 +120,18 @@ def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
     assert (suspected, cleared) == ((), ("b",))
 
 
+def test_a_node_s_next_life_is_not_suspected_for_the_silence_of_the_one_before():
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1, "c": 1}, 10.0)
+    detector, suspected, _ = detector.judge(10.8)
+    assert suspected == ("b", "c")
+    detector = detector.watch({"b": 2, "c": 1}, 10.9)
+    assert (detector.peers["b"].suspected, detector.peers["c"].suspected) == (False, True)
+    assert detector.judge(11.6)[1:] == ((), ())
+    assert detector.judge(11.71)[1] == ("b",)
+
+
 def test_a_broken_connection_makes_silence_count_sooner():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch(("b",), 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8)).watch({"b": 1}, 10.0)
     doubting = detector.hear("b", 10.1).doubt("b", 10.15)
     assert doubting.judge(10.44)[1] == ()
     assert doubting.judge(10.46)[1] == ("b",)
@@ -129,7 +139,7 @@ def test_a_broken_connection_makes_silence_count_sooner():
 
 
 def test_a_doubted_neighbour_that_was_asked_has_the_time_for_an_answer():
-    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.1).watch(("b",), 10.0)
+    detector = Detector(settings=Membership(beat_s=0.2, suspect_s=0.8), doubt_s=0.1).watch({"b": 1}, 10.0)
     doubting = detector.hear("b", 10.1).doubt("b", 10.15)
     assert doubting.judge(10.24)[1] == ()
     assert doubting.judge(10.26)[1] == ("b",)
