@@ -53,7 +53,7 @@ MUTANTS: Final = (
     # Seeing and leading.
     _m("a lease counts from its sending", "step", "max(sent, state.leased) if held", "event.now if held", "slow-store"),
     _m("only a held lease leads", "step", "state.view.leader == state.me and lease_held(state, now)", "state.view.leader == state.me", "slow-store"),
-    _m("suspicion ends with the neighbourhood", "step", "return state.suspects.intersection(neighbours(", "return state.suspects.union(())\n    return state.suspects.intersection(neighbours(", "kill-the-leader"),
+    _m("suspicion ends with the neighbourhood", "step", "near = state.suspects.intersection(neighbours(", "return state.suspects.union(())\n    near = state.suspects.intersection(neighbours(", "kill-the-leader"),
     _m("a convicted leader is replaced at once", "step", "state.view.leader is None or leader_convicted(state) or", "state.view.leader is None or", "kill-the-leader"),
     _m("a leader that was reborn is replaced at once", "step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
     # Following.

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from elasticrl.agent.beats import Page, Snapshot
+from elasticrl.agent.beats import Page, Snapshot, State
 from elasticrl.agent.wire import Worker
 from elasticrl.core.grid import until_next
 from elasticrl.core.value import dataclass
@@ -61,6 +61,7 @@ class Marks:
     began: float  # when the line did, and with what
     step: int
     bytes: int
+    fresh: bool = False  # a process that has not told of any step yet
     seconds: Mapping[str, float] = field(default_factory=dict)
     waited: Mapping[str, float] = field(default_factory=dict)
 
@@ -69,8 +70,12 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
     """The marks after another look, and the line of the steps that have ended since the last line, if one is due."""
     # A new generation goes on with the step that was cut short. A process without one made none of those that it resumes after.
     if marks is None or marks.last.pid != beat.pid or not marks.last.generation:
-        return _anew(beat, now), None
+        return _anew(beat, now, fresh=True), None
     last = marks.last
+    if marks.fresh and beat.step != last.step and (last.state is not State.TRAINING or beat.step != last.step + 1):
+        return _anew(
+            beat, now
+        ), None  # nor of those that it was given from others' memory, which its first word may be of
     seconds, waited = dict(marks.seconds), dict(marks.waited)
     if beat.since > last.since:
         seconds[last.phase] = seconds.get(last.phase, 0.0) + beat.since - last.since
@@ -78,7 +83,10 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
         waited[last.phase] = waited.get(last.phase, 0.0) + now - marks.at
     if beat.step == last.step or now < marks.began + LINE_S:
         began, step, moved = marks.began, marks.step, marks.bytes
-        return Marks(last=beat, at=now, began=began, step=step, bytes=moved, seconds=seconds, waited=waited), None
+        return Marks(
+            last=beat, at=now, began=began, step=step, bytes=moved, fresh=marks.fresh and beat.step == last.step,
+            seconds=seconds, waited=waited,
+        ), None  # fmt: skip
     line = Line(
         step=beat.step,
         steps=max(1, beat.step - marks.step),
@@ -91,8 +99,8 @@ def after(marks: Marks | None, now: float, beat: Snapshot, rank: int) -> tuple[M
     return _anew(beat, now), line
 
 
-def _anew(beat: Snapshot, now: float) -> Marks:
-    return Marks(last=beat, at=now, began=now, step=beat.step, bytes=beat.bytes)
+def _anew(beat: Snapshot, now: float, *, fresh: bool = False) -> Marks:
+    return Marks(last=beat, at=now, began=now, step=beat.step, bytes=beat.bytes, fresh=fresh)
 
 
 def pause(step_s: float) -> float:
