@@ -35,6 +35,7 @@ WHOLE: Final = 256 * 1024 * 1024  # bytes of all
 LEAST: Final = 4  # letters of a secret that is looked for by value: a shorter one would blacken half the log
 #: Files that are taken, by folder; vaults, checkpoints, samples and keys are not among them.
 LOGS: Final = ("*.log", "*.log.*", "steps*.jsonl", "attempt_*/*.log*", "warm/*.log")
+OURS: Final = ("state", "logs")  # folders of the configured job, in the tar
 STATE: Final = ("trace/*.jsonl", "incidents/*.json")
 WORDS: Final = (
     r"(?:pass(?:word|wd)?|secret|token(?!i)|api[_-]?key|access[_-]?key|private[_-]?key|credential|authorization)"
@@ -80,7 +81,7 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
     output = output or Path(time.strftime("elasticrl-support-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     veil = Veil(secrets_here(tree))
     parts = chain(said(tree, findings), found(tree, folders or ()))  # one in memory at a time: they may be gigabytes
-    count, size = 0, 0
+    count, size, ours = 0, 0, False
     try:
         handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -97,16 +98,26 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
                 data = text.encode()
                 info.size, info.mtime, info.mode = len(data), int(part.at or time.time()), 0o600
                 tar.addfile(info, io.BytesIO(data))
-                count, size = count + 1, size + len(data)
+                count, size, ours = count + 1, size + len(data), ours or part.name.startswith(OURS)
     except OSError as error:  # the night on which it is wanted may be that of a full disk
         output.unlink(missing_ok=True)
         typer.echo(f"{output} cannot be written: {error.strerror}; put it elsewhere: -o FILE", err=True)
         raise typer.Exit(Exit.FAILED) from None
     if tree is None and not folders:
         typer.echo("no logs and no state are in it: name the configuration (--config FILE), or their folders", err=True)
+    elif tree is not None and not ours:
+        typer.echo(_nothing_of(tree), err=True)
     typer.echo(
         f"{output}: {count} files, {size / 2**20:.1f} MiB; {veil.removed} secrets removed. Look through it, then send it."
     )
+
+
+def _nothing_of(tree: "Tree") -> str:
+    """A job that was begun under another name than its configuration has, by job.name=..., lies elsewhere."""
+    logs = Path(tree.telemetry.log_dir)
+    others = sorted(path.name for path in logs.iterdir() if path.is_dir()) if logs.is_dir() else []
+    there = f"; {logs} has those of {', '.join(others)}: name its folders there as well" if others else ""
+    return f"no logs and no state of the job {tree.job.name} are in it{there}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +271,8 @@ def found(tree: "Tree | None", folders: Sequence[Path]) -> Iterator[Part]:
     places: list[tuple[str, Path, tuple[str, ...]]] = []
     if tree is not None:
         logs, state = Path(tree.telemetry.log_dir) / tree.job.name, Path(tree.node.state_dir) / tree.job.name
-        places += [("state", state, tuple(f"*/{name}" for name in STATE))]
-        places += [("logs", logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
+        places += [(OURS[0], state, tuple(f"*/{name}" for name in STATE))]
+        places += [(OURS[1], logs, tuple(f"{deep}{name}" for name in LOGS for deep in ("", "*/")))]
     for number, folder in enumerate(folders):
         name, others = folder.resolve().name, [other.resolve().name for other in folders]
         name = (

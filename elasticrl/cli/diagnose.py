@@ -90,7 +90,7 @@ def _live(run_dir: Path | None, job: str | None, *, as_json: bool) -> None:
         told = ask(find.daemon(run_dir, job), "diagnose")
     except (find.NotFound, Unanswered) as error:
         typer.echo(f"{error}\nTo read logs instead: elasticrl diagnose --log FILE (or a directory of them)", err=True)
-        raise typer.Exit(Exit.REFUSED) from None
+        raise typer.Exit(Exit.FAILED) from None
     if as_json:
         typer.echo(json.dumps(told, indent=2))
         return

@@ -13,6 +13,7 @@ Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or 
 State = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="In place of node.state_dir.", show_default=False)
 ]
+ALL: Final = "*"  # jobs
 SYSTEM: Final = Path("/var/lib/elasticrl")  # node.state_dir as it is unless a configuration says otherwise
 
 
@@ -30,7 +31,7 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
 
     roots, job = _roots(config, state_dir)
     shut = [folder for root in roots for folder in (root, *_below(root, job)) if find.shut(folder)]
-    none = find.why_shut(shut[0]) if shut else _none(roots)
+    none = find.why_shut(shut[0]) if shut else _none(roots, job)
     found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents")))
     for text in unread:
         typer.echo(text, err=True)
@@ -67,15 +68,22 @@ def _below(root: Path, job: str) -> list[Path]:
     return []
 
 
-def _none(roots: list[Path]) -> str:
+def _none(roots: list[Path], job: str) -> str:
     where = ", ".join(map(str, roots))
-    return f"no incidents below {where}; of a job whose node.state_dir is another: elasticrl incidents --config FILE"
+    if job == ALL:
+        return (
+            f"no incidents below {where}; of a job whose node.state_dir is another: elasticrl incidents --config FILE, or "
+            f"--state-dir DIR, which is run/state after elasticrl run and run/demo/state after the demonstration"
+        )
+    others = sorted({path.parts[-3] for root in roots for path in root.glob("*/*/incidents")})
+    told = f"; there are those of {', '.join(others)}: elasticrl incidents --state-dir {roots[0]}" if others else ""
+    return f"no incidents of the job {job} below {where}{told}"
 
 
 def _roots(config: Path | None, state_dir: Path | None) -> tuple[list[Path], str]:
     """State directories, and the job: of the configuration, or of all jobs that have run or run now on this machine."""
     if config is None:
-        return ([state_dir] if state_dir else sorted({SYSTEM, *_running()})), "*"
+        return ([state_dir] if state_dir else sorted({SYSTEM, *_running()})), ALL
     from elasticrl.cli.main import Exit
     from elasticrl.config import read
 

@@ -94,7 +94,7 @@ def run(
     ] = None,
     adopt: Adopt = False,
 ) -> None:
-    """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing behind."""
+    """Run a job on this machine, in the foreground, with an etcd of its own. Ctrl-C ends it and leaves nothing running."""
     chosen = [*(overrides or ()), *([f"checkpoint.allow=[{', '.join(allow)}]"] if allow else [])]
     tree, run_dir = settled(config, chosen, nodes)
     logs = Path(tree.telemetry.log_dir) / tree.job.name

@@ -81,7 +81,7 @@ def promise(verb: Verb, node: str) -> str:
         case Verb.DRAIN:
             return f"{node} was asked to leave: it finishes its step, and the plan goes on without it"
         case Verb.ADMIT:
-            return f"{node} may take a seat again"
+            return f"nothing keeps {node} out of the plan now"
         case Verb.PAUSE:
             return "the job pauses at the next step; go on with: elasticrl resume"
         case Verb.RESUME:

@@ -190,6 +190,16 @@ def test_it_is_closed_to_others_and_says_what_is_not_in_it(tmp_path: Path) -> No
     assert out.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_job_that_was_begun_under_another_name_is_said_to_lie_elsewhere(run: Path, tmp_path: Path) -> None:
+    """Found by a newcomer: after `elasticrl run ... job.name=mine` the bundle was empty, and nobody said so."""
+    assert (
+        "no logs and no state of the job" not in bundled("--config", str(run), "-o", str(tmp_path / "1.tar.gz")).output
+    )
+    run.write_text(run.read_text().replace("name: toy", "name: other"))
+    said = bundled("--config", str(run), "-o", str(tmp_path / "2.tar.gz")).output
+    assert f"no logs and no state of the job other are in it; {tmp_path}/log has those of toy" in said
+
+
 def test_where_there_is_too_much_the_oldest_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     for age, name, word in ((100, "z-new.log", "w"), (1000, "a-old.log", "token")):

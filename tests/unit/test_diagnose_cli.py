@@ -66,9 +66,9 @@ def test_several_files_and_directories_are_read_together(tmp_path: Path) -> None
     assert answer["verdict"]["culprit"]["ranks"] == [2]
 
 
-def test_without_a_log_it_is_refused_with_what_to_do() -> None:
+def test_without_a_log_and_a_daemon_it_cannot_be_done_and_says_what_can() -> None:
     result = run()
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "elasticrl diagnose --log FILE" in result.stderr
 
 

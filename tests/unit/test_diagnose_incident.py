@@ -159,6 +159,7 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_incidents() -> Non
     if os.geteuid():
         pytest.skip("only root can be somebody else for a moment")
     root = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others above it
+    run("--state-dir", root)  # all that it imports may lie where only root can read
     job = root / "ppo-7b"
     try:
         root.chmod(0o755)
@@ -171,6 +172,16 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_incidents() -> Non
         shutil.rmtree(root)
     assert (said.exit_code, said.stdout) == (1, "")
     assert f"{job} is closed to this user: it is open to the group 54321" in said.stderr
+
+
+def test_incidents_of_another_name_than_the_configuration_s_are_said_to_be_there(tmp_path: Path) -> None:
+    """Found by a newcomer: it advised the very option that it had been given."""
+    save(incident.folder_of(tmp_path, "mine", "n00"), killed())
+    config = tmp_path / "job.yaml"
+    config.write_text(f"job: {{name: toy, program: x.py}}\nstore: {{endpoints: [http://a:1]}}\nnode: {{state_dir: {tmp_path}}}\n")
+    assert run("--config", config).stdout == (
+        f"no incidents of the job toy below {tmp_path}; there are those of mine: elasticrl incidents --state-dir {tmp_path}\n"
+    )
 
 
 def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> None:
