@@ -159,7 +159,8 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_incidents() -> Non
     if os.geteuid():
         pytest.skip("only root can be somebody else for a moment")
     root = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others above it
-    run("--state-dir", root)  # all that it imports may lie where only root can read
+    assert run("--state-dir", root).exit_code == 0  # what it imports may lie where only root can read,
+    assert root.group()  # as may this
     job = root / "ppo-7b"
     try:
         root.chmod(0o755)
