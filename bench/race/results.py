@@ -175,8 +175,10 @@ def exact(trials: Sequence[Outcome]) -> str:
 
 
 def share(job: Mapping[str, Any]) -> str:
-    """How much of an undisturbed job's steps it has made. Example: "98.5 %", "4.2 %, job lost" """
-    return f"{100 * job['result']['of_undisturbed']:.1f} %" + (", job lost" if job["result"]["lost"] else "")
+    """How much of an undisturbed job's steps it has made. Example: "98.5 %", "4.2 %, job lost", "74.2 %; a busy machine" """
+    return f"{100 * job['result']['of_undisturbed']:.1f} %" + (
+        ", job lost" if job["result"]["lost"] else "; a busy machine" if job["noise"] else ""
+    )
 
 
 def every(jobs: Iterable[Mapping[str, Any]]) -> str:

@@ -53,7 +53,7 @@ def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_
     elif as_json:
         typer.echo(json.dumps([each.plain() for each in found], indent=2))
     elif found:
-        typer.echo("\n".join(table(kept.HEAD, [kept.row(each) for each in found])))
+        typer.echo("\n".join(table(kept.HEAD, kept.rows(found))))
     elif shut:
         typer.echo(none, err=True)
         raise typer.Exit(Exit.FAILED)

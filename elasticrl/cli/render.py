@@ -89,7 +89,7 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
     ]
     if not rows:
         return []
-    text = table(("  node", "rank", "state", "step", *(("phase", "beat") if ages else ()), "note"), rows)
+    text = table(("  node", "rank", "state", "step", *(("phase", "as of") if ages else ()), "note"), rows)
     lines = [paint(text[0], DIM, on=on)]
     for row, line in zip(rows, text[1:], strict=True):
         state = row[2]

@@ -52,13 +52,17 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     '2 faults in 2 h (one in 60 m); the last 41 s ago, over in 0.21 s: n03: rank 1 died: signal 9 (SIGKILL)'
     >>> past({"uptime_s": 750.0, "faults": 0})
     'no fault in 12 m'
+    >>> past({"uptime_s": 750.0, "faults": 0, "state": "RECOVERING"})
+    'the first fault in 12 m is being answered'
     """
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
     since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
-        return f"no fault{since}"
+        return (
+            f"the first fault{since} is being answered" if picture.get("state") == "RECOVERING" else f"no fault{since}"
+        )
     often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     took = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else ", not over"

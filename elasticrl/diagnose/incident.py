@@ -197,8 +197,16 @@ def page(incident: Incident) -> str:
     return "\n".join(lines)
 
 
-def row(incident: Incident) -> tuple[str, ...]:
-    """For the list, as HEAD says: id, node that saw it, class, confidence, who, cost, cause."""
+def rows(incidents: Iterable[Incident]) -> list[tuple[str, ...]]:
+    """For the list, as HEAD says. What several nodes tell alike of one plan is one row."""
+    seen: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
+    for incident in incidents:
+        told = _row(incident)
+        seen.setdefault((incident.job, incident.generation, *told[2:]), []).append(told)
+    return [(same[0][0], ", ".join(dict.fromkeys(told[1] for told in same)), *same[0][2:]) for same in seen.values()]
+
+
+def _row(incident: Incident) -> tuple[str, ...]:
     verdict = incident.verdict
     who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]) or "-"
     cost = "lasts" if not incident.ended else f"{incident.seconds:.1f} s" if incident.seconds is not None else "-"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,11 +176,24 @@ def test_a_folder_that_is_closed_to_us_is_not_said_to_have_no_incidents() -> Non
     assert f"{job} is closed to this user: it is open to the group 54321" in said.stderr
 
 
+def test_what_three_nodes_tell_alike_is_one_line(tmp_path: Path) -> None:
+    for node in ("n00", "n01", "n02"):
+        save(incident.folder_of(tmp_path, "j", node), replace(killed(), node=node))
+    save(
+        incident.folder_of(tmp_path, "j", "n03"), replace(killed(), node="n03", generation=15, id="20261121203410-g15")
+    )
+    first, second = run("--state-dir", tmp_path).stdout.splitlines()[1:]
+    assert first.startswith("20261121203410-g14  n00, n01, n02  ")
+    assert second.startswith("20261121203410-g15  n03  ")
+
+
 def test_incidents_of_another_name_than_the_configuration_s_are_said_to_be_there(tmp_path: Path) -> None:
     """Found by a newcomer: it advised the very option that it had been given."""
     save(incident.folder_of(tmp_path, "mine", "n00"), killed())
     config = tmp_path / "job.yaml"
-    config.write_text(f"job: {{name: toy, program: x.py}}\nstore: {{endpoints: [http://a:1]}}\nnode: {{state_dir: {tmp_path}}}\n")
+    config.write_text(
+        f"job: {{name: toy, program: x.py}}\nstore: {{endpoints: [http://a:1]}}\nnode: {{state_dir: {tmp_path}}}\n"
+    )
     assert run("--config", config).stdout == (
         f"no incidents of the job toy below {tmp_path}; there are those of mine: elasticrl incidents --state-dir {tmp_path}\n"
     )

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from elasticrl.cli import render
+from elasticrl.core.evidence import Evidence, Kind, Sign
+from elasticrl.core.judge import judge
+from elasticrl.core.verdict import Facts
 from elasticrl.telemetry import events, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -98,18 +101,23 @@ def row(node: str, rank: int | None, state: str, **more: object) -> dict[str, ob
 
 def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     reason = "n03/1 is not heard by n02 and n04"
+    fact = Evidence(kind=Kind.NODE, sign=Sign.UNHEARD, node="n03", generation=13)
+    verdict = judge([fact], Facts(world=8, nodes={}))
     picture = {
         "job": "ppo-7b", "state": "TRAINING", "generation": 14, "step": 1284, "committed": 1280, "committed_s": 41.0,
         "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 of 8 nodes train",
         "rows": [
-            row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
-            row("n01", 1, "training", phase="rollout", beat_s=0.6),
+            row("n00", 0, "training", phase="rollout", beat_s=1.4, leader=True),
+            row("n01", 1, "training", phase="rollout", beat_s=3.6),
             row("n02", 2, "training", phase="rollout", beat_s=0.5),
             row("n03", None, "quarantined", note=reason),
             *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
         ],
-        "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 750.0, "last": {"said": reason, "seconds": 0.98},
-        "advice": ["n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03."],
+        "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 40.0, "last": {"said": verdict.said, "seconds": 0.98},
+        "advice": [
+            f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.",
+            "n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03.",
+        ],
     }  # fmt: skip
     said = render.status(picture, colour=False)
     shown = re.sub(r"(?m)(^  n0[24567] .*\n)+", "  ...\n", said)  # the page leaves out who is like the others

@@ -48,7 +48,7 @@ def test_the_age_of_the_commit_is_shown():
 def test_status_shows_phase_beat_and_age():
     lines = render.status(asdict(seen()), colour=False).splitlines()
     assert lines[0] == "ppo  TRAINING  generation 3  step 41 (committed 40, 40 s ago)  2 of 2 nodes, needs 2"
-    assert lines[2].split() == ["node", "rank", "state", "step", "phase", "beat", "note"]
+    assert lines[2].split() == ["node", "rank", "state", "step", "phase", "as", "of", "note"]
     assert lines[3].split() == ["*", "n0", "0", "training", "41", "rollout", "0.4", "s", "leader"]
     assert lines[4].split() == ["n1", "1", "training", "41", "rollout", "-"]
 

@@ -10,11 +10,12 @@ import tracemalloc
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from elasticrl.agent.beats import Snapshot
+from elasticrl.agent.beats import Snapshot, State
 from elasticrl.cli.main import build
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
@@ -458,15 +459,19 @@ def test_durations(seconds: float, words: str) -> None:
     assert human(seconds) == words
 
 
+def beat_of(**said: Any) -> Snapshot:
+    return Snapshot(**{"state": State.TRAINING, **said})
+
+
 def test_beats_become_a_step_with_the_time_of_each_phase() -> None:
     marks: Marks | None = None
     line: Line | None = None
     looks = [
-        (10.0, Snapshot(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
-        (10.1, Snapshot(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
-        (10.2, Snapshot(pid=1, generation=1, step=4, phase="update", since=10.15, waiting=True, bytes=70)),
-        (10.3, Snapshot(pid=1, generation=1, step=4, phase="update", since=10.15, bytes=70)),
-        (10.4, Snapshot(pid=1, generation=1, step=5, phase="rollout", since=10.36, bytes=100)),
+        (10.0, beat_of(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
+        (10.1, beat_of(pid=1, generation=1, step=4, phase="rollout", since=9.9)),
+        (10.2, beat_of(pid=1, generation=1, step=4, phase="update", since=10.15, waiting=True, bytes=70)),
+        (10.3, beat_of(pid=1, generation=1, step=4, phase="update", since=10.15, bytes=70)),
+        (10.4, beat_of(pid=1, generation=1, step=5, phase="rollout", since=10.36, bytes=100)),
     ]
     for now, beat in looks:
         assert line is None
@@ -478,12 +483,12 @@ def test_beats_become_a_step_with_the_time_of_each_phase() -> None:
 
 
 def test_a_step_that_was_cut_short_goes_on_in_the_next_generation_and_a_new_process_begins_anew() -> None:
-    marks, line = after(None, 1.0, Snapshot(pid=1, generation=1, step=4, phase="update", since=0.5), rank=0)
-    marks, line = after(marks, 1.5, Snapshot(pid=1, generation=2, step=4, phase="reform", since=1.2), rank=0)
-    marks, line = after(marks, 2.0, Snapshot(pid=1, generation=2, step=5, phase="rollout", since=1.9), rank=0)
+    marks, line = after(None, 1.0, beat_of(pid=1, generation=1, step=4, phase="update", since=0.5), rank=0)
+    marks, line = after(marks, 1.5, beat_of(pid=1, generation=2, step=4, phase="reform", since=1.2), rank=0)
+    marks, line = after(marks, 2.0, beat_of(pid=1, generation=2, step=5, phase="rollout", since=1.9), rank=0)
     assert line is not None
     assert line.seconds == pytest.approx({"update": 0.7, "reform": 0.7})
-    marks, line = after(marks, 3.0, Snapshot(pid=2, generation=3, step=9, phase="update", since=2.5), rank=0)
+    marks, line = after(marks, 3.0, beat_of(pid=2, generation=3, step=9, phase="update", since=2.5), rank=0)
     assert line is None
     assert marks.seconds == {}
 
