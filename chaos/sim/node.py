@@ -15,11 +15,10 @@ from chaos.sim.world import Clock
 from elasticrl.core import events
 from elasticrl.core.events import Action, Event
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.follow import plan_of
 from elasticrl.core.model import LOADING, MEETING, Exit, Member, Plan, Record, Stall, Verb, View, Work
 from elasticrl.core.state import State
 from elasticrl.core.step import step, subject
-from elasticrl.core.suspect import Detector, lives, neighbours
+from elasticrl.core.suspect import Detector, lives, watched
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Cluster
@@ -237,8 +236,8 @@ class Node:
     def _ring(self) -> None:
         """The neighbours changed with the plan."""
         assert self.state is not None
-        plan = plan_of(self.state)
-        ring = neighbours(plan, self.name, self.cluster.settings.membership.neighbours)
+        plan = self.state.view.plan
+        ring = watched(plan, self.state.me, self.cluster.settings.membership.neighbours)
         self.detector = self.detector.watch(lives(plan, ring), self.clock.now())
         self.cluster.beats.ring(self.name, ring)
 

@@ -27,7 +27,7 @@ from elasticrl.core.invariants import check_commit
 from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
-from elasticrl.core.suspect import neighbours, probe_turns
+from elasticrl.core.suspect import probe_turns, watched
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
@@ -118,7 +118,7 @@ def record_of(state: State, now: float) -> Record:
     if now >= state.adopted + LOADS_S:
         marked.add(LOADING)
     turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
-    ring = neighbours(plan, state.me.node, state.settings.membership.neighbours) if state.suspects else ()
+    ring = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
     card = state.card
     record = Record(
         member=card.member,

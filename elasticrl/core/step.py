@@ -40,7 +40,7 @@ from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import Decision, Lead, State, Wish
-from elasticrl.core.suspect import conviction, lives, neighbours
+from elasticrl.core.suspect import conviction, lives, watched
 from elasticrl.core.verdict import Fault, Verdict
 
 
@@ -177,7 +177,7 @@ def _still_neighbours(state: State, view: View) -> frozenset[str]:
     before = state.view.plan
     if not state.suspects or view.plan is before:
         return state.suspects
-    near = state.suspects.intersection(neighbours(view.plan, state.me.node, state.settings.membership.neighbours))
+    near = state.suspects.intersection(watched(view.plan, state.me, state.settings.membership.neighbours))
     was, now = lives(before, near), lives(view.plan, near)
     return frozenset(node for node in near if was.get(node) == now[node])
 

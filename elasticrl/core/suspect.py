@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 
-from elasticrl.core.model import Phase, Plan, Stall, View, Work
+from elasticrl.core.model import Member, Phase, Plan, Stall, View, Work
 from elasticrl.core.pairs import turns
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Membership, Timeouts
@@ -27,6 +27,15 @@ def neighbours(plan: Plan | None, node: str, reach: int) -> tuple[str, ...]:
     )
     found.pop(node, None)
     return tuple(found)
+
+
+def watched(plan: Plan | None, me: Member, reach: int) -> tuple[str, ...]:
+    """This member's neighbours. A plan that knows another life of its node is none of its own.
+
+    Found by a newcomer: daemons of a job that was begun again listened for the lives before, where nobody was any more, and
+    their new gang began with accusations.
+    """
+    return neighbours(plan, me.node, reach) if lives(plan, [me.node]).get(me.node) == me.incarnation else ()
 
 
 def lives(plan: Plan | None, nodes: Iterable[str]) -> Mapping[str, int]:
@@ -174,8 +183,9 @@ def conviction(view: View, reach: int) -> Conviction:
     def watchers(node: str) -> tuple[str, ...]:
         return neighbours(plan, node, reach)
 
-    accusations = ((node, other) for node, record in records.items() for other in record.suspects)
-    return convict(((node, other) for node, other in accusations if node in watchers(other)), watchers)
+    accusations = ((record.member, other) for record in records.values() for other in record.suspects)
+    heeded = ((me.node, other) for me, other in accusations if other in watched(plan, me, reach))
+    return convict(heeded, watchers)
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_cor
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.follow import plan_of, trains_on, unsaved
+from elasticrl.core.follow import trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.state import Decision, State
@@ -546,7 +546,7 @@ class Daemon(Resident):
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
-            self.neighbours.follow(plan_of(decision.state))
+            self.neighbours.follow(view.plan)
         if trains_on(decision.state):
             self._trained_on = view.generation
         elif view.plan is not self._ring_plan:

@@ -21,7 +21,7 @@ from elasticrl.core.events import Cleared, Event, Suspected
 from elasticrl.core.grid import until_next
 from elasticrl.core.model import Member, Plan
 from elasticrl.core.settings import Membership
-from elasticrl.core.suspect import Detector, lives, neighbours
+from elasticrl.core.suspect import Detector, lives, watched
 
 NOISE_S = 60.0  # between two lines on what one sender sends that cannot be read
 SENDERS = 64  # that are told apart in that
@@ -125,7 +125,7 @@ class Neighbours(asyncio.DatagramProtocol):
             return
         self._plan = plan
         seats = {seat.member.node: seat for seat in plan.seats + plan.spares} if plan else {}
-        ring = neighbours(plan, self._me.node, self._settings.neighbours)
+        ring = watched(plan, self._me, self._settings.neighbours)
         self._peers = {node: split(seats[node].beat) for node in ring if seats[node].beat}
         self._agents = {node: split(seats[node].echo) for node in ring if seats[node].echo}
         self._lives = lives(plan, ring)
