@@ -68,7 +68,7 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
         where = ", ".join(map(str, run_dirs(explicit)))
         raise NotFound(
             f"no daemon here (looked in {where}); start it (systemctl start elasticrl, or elasticrl run FILE), or "
-            "ask the store: --store HOST:PORT"
+            "ask the store: --store HOST:PORT. What became of a job that has ended: elasticrl report RUN"
         )
     jobs = jobs_of(found)
     if len(jobs) > 1:
