@@ -143,7 +143,7 @@ MUTANTS: Final = (
     _m("a gap is filled", "scene", "gaps = len(fates) - kept", "gaps = 0", "spare-takes-the-gap"),
     _m("a gap is filled in its place", "scene", "            elif waiting:\n", "            elif False:\n", "spare-takes-the-gap"),
     _m("an unsure verdict is probed", "probing", "or not scene.conviction.unsure:", "or True:", "every-second-node-cut-off"),
-    _m("who was put out has no say", "suspect", "for me, other in accusations if other in watched(plan, me, reach)", "for me, other in accusations if other in plan.place", "in-halves-that-both-hear-the-store"),
+    _m("who was put out has no say", "suspect", "for me, other in accusations if other in watched(plan, me, reach) and", "for me, other in accusations if other in plan.place and", "in-halves-that-both-hear-the-store"),
     _m("a spare breaks the tie of two", "probing", ", *scene.spares]", "]", "two-seats-and-a-spare"),
     _m("the place to meet is alive", "scene", "next((endpoint for endpoint in offers if endpoint), \"\")", "next(offers, \"\")", "the-agent-of-rank-0-is-away"),
     _m("the job's bits outlive its seats", "scene", "        if self.plan and self.plan.bits:", "        if False:", "the-other-does-not-take-over"),

@@ -173,8 +173,9 @@ def convict(
 def conviction(view: View, reach: int) -> Conviction:
     """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them.
 
-    Nor do they judge. Found by the scenario in-halves-that-both-hear-the-store: those whom a probe had put out went on
-    accusing, as neighbours of an earlier ring, those who had stayed.
+    Nor do they judge, and who is back as another life is not accused for the one that is over. Found by the scenario
+    in-halves-that-both-hear-the-store: those whom a probe had put out went on accusing, as neighbours of an earlier ring,
+    those who had stayed.
     """
     plan, records = view.plan, view.records
     if plan is None or not records:
@@ -183,8 +184,12 @@ def conviction(view: View, reach: int) -> Conviction:
     def watchers(node: str) -> tuple[str, ...]:
         return neighbours(plan, node, reach)
 
+    def reborn(node: str) -> bool:
+        record = records.get(node)
+        return record is not None and record.member.incarnation != lives(plan, [node])[node]
+
     accusations = ((record.member, other) for record in records.values() for other in record.suspects)
-    heeded = ((me.node, other) for me, other in accusations if other in watched(plan, me, reach))
+    heeded = ((me.node, other) for me, other in accusations if other in watched(plan, me, reach) and not reborn(other))
     return convict(heeded, watchers)
 
 

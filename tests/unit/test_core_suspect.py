@@ -109,12 +109,20 @@ def test_only_neighbours_in_the_present_ring_have_a_say(accusers, guilty):
     assert "".join(conviction(View(plan=plan_of(*ring), records=records), 2).guilty) == guilty
 
 
-@pytest.mark.parametrize(("born", "guilty"), [(1, {"a": ("b", "c")}), (2, {})], ids=["the plan's lives", "the next ones"])
+@pytest.mark.parametrize(
+    ("born", "guilty"), [(1, {"a": ("b", "c")}), (2, {})], ids=["the plan's lives", "the next ones"]
+)
 def test_who_is_of_another_life_than_the_plan_knows_watches_nobody_in_it_and_has_no_say(born, guilty):
     plan = plan_of(*"abcd")
     records = {n: Record(member=Member(node=n, incarnation=born), suspects=("a",)) for n in "bc"}
     assert conviction(View(plan=plan, records=records), 2).guilty == guilty
     assert bool(watched(plan, Member(node="b", incarnation=born), 2)) == (born == 1)
+
+
+def test_who_is_back_as_another_life_is_not_accused_of_the_silence_of_the_one_before():
+    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a",)) for n in "bc"}
+    records["a"] = Record(member=Member(node="a", incarnation=2))
+    assert conviction(View(plan=plan_of(*"abcd"), records=records), 2).guilty == {}
 
 
 def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
