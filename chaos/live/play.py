@@ -32,6 +32,7 @@ BASE = Settings(lanes=12, copies=1, membership=Membership(min_nodes=2))
 NEVER = ("stop", "crash_loop", "join_node", "sick_node", "admit", "drain", "slow_worker", *OF_PPO)
 ROLES = ("leader", "deputy", "rank 0", "last rank")
 AT_A_PLACE = 0.3  # of its faults strike at a position
+MEMBER_S = 3.0  # until a member that a failover has cost comes back: while it is away no other can be struck (seed 109)
 COMING = ("saving", "published", "committing")  # places that a job comes to by itself, whatever else befalls it
 LONG = ("port_taken", "late_node")  # takes longer to put in than a worker may stand still without being suspected
 
@@ -215,6 +216,8 @@ def draw(
 def _fault(chance: Random, kind: str, nodes: int, at: float) -> Fault:
     known = ALL[kind]
     for_s = lasting(chance, known.for_s[0], min(known.for_s[1], 10.0)) if known.for_s else None
+    if kind == "store_failover":
+        for_s = MEMBER_S
     place = _place(chance, kind) if chance.random() < AT_A_PLACE else ""
     nth = chance.choice((1, 1, 2, 5)) if place in IN_A_STEP else 1
     fault = Fault(kind=kind, at=None if place else at, when=place, nth=nth, for_s=for_s)
