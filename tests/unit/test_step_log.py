@@ -9,12 +9,17 @@ from elasticrl.daemon.steps import LIMIT, MOST, Line, StepLog, count
 from elasticrl.telemetry.metrics import Metrics
 
 
-def of(folder: Path) -> tuple[StepLog, Beat]:
+def fresh(folder: Path) -> tuple[StepLog, Beat]:
+    """Of a worker that has no rank yet."""
     worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(folder / "page"), log="")
-    beat = Beat(folder / "page")
+    return StepLog(folder / "log" / "steps.jsonl", "n0", lambda: (worker,)), Beat(folder / "page")
+
+
+def of(folder: Path) -> tuple[StepLog, Beat]:
+    log, beat = fresh(folder)
     beat.joining(generation=3, born=3, resume=4)
     beat.training()
-    return StepLog(folder / "log" / "steps.jsonl", "n0", lambda: (worker,)), beat
+    return log, beat
 
 
 def steps_of(path: Path) -> list[int]:
@@ -69,9 +74,7 @@ def test_short_steps_share_a_line_and_a_long_one_has_its_own(tmp_path: Path) -> 
 
 
 def test_a_spare_that_gets_a_rank_of_a_resumed_job_has_made_none_of_the_steps_before(tmp_path: Path) -> None:
-    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(tmp_path / "page"), log="")
-    beat = Beat(tmp_path / "page")
-    log = StepLog(tmp_path / "log" / "steps.jsonl", "n0", lambda: (worker,))
+    log, beat = fresh(tmp_path)
     assert log.look(100.0) == []  # it has its rank, and does not know yet
     beat.joining(generation=3, born=3, resume=1_000_000)
     assert log.look(103.0) == []
@@ -84,9 +87,7 @@ def test_a_spare_that_gets_a_rank_of_a_resumed_job_has_made_none_of_the_steps_be
 
 def test_what_a_process_in_a_dead_one_s_place_goes_on_from_is_none_of_its_steps(tmp_path: Path) -> None:
     """Found by a newcomer: 17 steps in the 0.27 s of its reform, beside which everybody's took 171 times as long."""
-    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(tmp_path / "page"), log="")
-    beat = Beat(tmp_path / "page")
-    log = StepLog(tmp_path / "log" / "steps.jsonl", "n0", lambda: (worker,))
+    log, beat = fresh(tmp_path)
     assert log.look(100.0) == []
     beat.joining(generation=2, born=2, resume=0)  # nothing is on the disk yet
     assert log.look(100.3) == []
@@ -104,9 +105,7 @@ def test_what_a_process_in_a_dead_one_s_place_goes_on_from_is_none_of_its_steps(
 
 
 def test_a_step_that_was_restored_and_is_sealed_later_is_none_of_its_steps_either(tmp_path: Path) -> None:
-    worker = Worker(slot=0, rank=2, pid=1, started=1, beat=str(tmp_path / "page"), log="")
-    beat = Beat(tmp_path / "page")
-    log = StepLog(tmp_path / "log" / "steps.jsonl", "n0", lambda: (worker,))
+    log, beat = fresh(tmp_path)
     beat.joining(generation=2, born=2, resume=0)
     beat.training()
     assert log.look(100.0) == []
