@@ -17,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +26,7 @@ import yaml
 
 from chaos.etcd import LocalCluster
 from chaos.live.errors import Late
-from chaos.live.proc import command_line
+from chaos.live.proc import all_pids, command_line
 from elasticrl.core.address import CONTROL
 from elasticrl.core.model import Record
 from elasticrl.daemon.client import Unanswered, ask
@@ -227,15 +228,17 @@ class Job:
     def end(self, node: str) -> None:
         """Clean up after a node, however it was left."""
         process = self.daemons.pop(node)
-        vault = self.vault(node)
         try:
             agent = self.agent(node)
         except (OSError, ValueError, KeyError):
             agent = 0
         process.kill()
         process.wait(10.0)
-        if vault:
-            os.kill(vault, signal.SIGKILL)
+        for pid in all_pids():  # by name: one that is too busy to answer, or just begins, would stay for ever
+            words = command_line(pid)
+            if "elasticrl.runtime.vault" in words and f"--node {node} " in words and f"{self.folder}/" in words:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if agent and "elasticrl.agent" in command_line(agent):
             os.kill(agent, signal.SIGKILL)  # its workers die with it
         shutil.rmtree(self.home(node), ignore_errors=True)
