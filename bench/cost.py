@@ -5,9 +5,10 @@
 The job is that of bench/ppo.py, and so are the sides. Each lives in a cgroup of its own (workers, daemon, agent, vault, etcd).
 They take turns: one of the two is always frozen, so that the other has the whole machine. A turn is a second or so, shorter
 than what the machine's speed takes to change; one side has a turn, then twice the other, then the first again, and a round is
-some of these swaps, long enough for steps. With `--beside` both run at the same time, each with all its processes on one
-processor, and change places after each turn. That is the hardest that a machine can be on a daemon: what it does all the time,
-however little, stands beside half as much work, and nothing hides on a processor that would idle.
+some of these swaps, long enough for steps. After half of the rounds both begin anew, in the other order. With `--beside`
+both run at the same time, each with all its processes on one processor, and change places after each turn. That is the hardest
+that a machine can be on a daemon: what it does all the time, however little, stands beside half as much work, and nothing hides
+on a processor that would idle.
 Counted are the time in which a side was not frozen, the processors' time that it took, and the steps, a part of one as such.
 Shown is, of all rounds, the median of what a step takes the first side by what it takes the other, and its 95 % interval (with
 fewer than six rounds there is none). `--sides plain,plain` shows how exact that is.
@@ -44,6 +45,9 @@ from bench.report import Watch, against, dump, end_cleanly, interval, show, some
 
 PATIENCE_S = 300.0  # for a side to begin
 EMPTY_S = 10.0
+SITTINGS = (
+    2  # who begins first is slower by some tenths of a percent for as long as both live, so each begins first once
+)
 TOLD_LATE = 1  # steps: under a daemon one is told when the next has sealed it
 STEPS = 10_000  # more than there is time for
 CHOICE = ("daemon", "daemon-each", "plain", "other")
@@ -241,9 +245,39 @@ def measure(
     other: Path,
 ) -> list[list[tuple[float, float]]]:
     """The costs of both."""
+    job = ppo.models(base)
+    rounds_of = [rounds - rounds // SITTINGS, rounds // SITTINGS]
+    found: list[list[tuple[float, float]]] = [[] for _ in names]
+    for sitting, count in enumerate(rounds_of):
+        if not count:
+            continue
+        folder = base / f"sitting-{sitting}"
+        folder.mkdir()
+        order = [*range(len(names))][:: -1 if sitting else 1]
+        told = sit(
+            [names[i] for i in order], job, folder, world, count, swaps, turn_s, watch, beside=beside, other=other
+        )
+        for i, its in zip(order, told, strict=True):
+            found[i] += its
+    return found
+
+
+def sit(
+    names: Sequence[str],
+    job: Mapping[str, Any],
+    base: Path,
+    world: int,
+    rounds: int,
+    swaps: int,
+    turn_s: float,
+    watch: Watch,
+    *,
+    beside: bool,
+    other: Path,
+) -> list[list[tuple[float, float]]]:
+    """The costs of both in so many rounds of one sitting: they begin in this order, and end together."""
     processors = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
-    job = ppo.models(base)
     with ExitStack() as stack:
         sides = []
         for number, name in enumerate(names):

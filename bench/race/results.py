@@ -121,8 +121,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return [[fault, *(cell(cells.get((fault, side), [])) for side in names)] for fault in seen]
 
 
-def comparison(outcomes: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What README says of the race: a table of medians, of what was lost in all faults, and of jobs struck again and again."""
+def comparison(outcomes: Sequence[Outcome]) -> str:
+    """What README says of the race: a table of medians, and of what was lost in all faults."""
     cells, names = by_cell(outcomes), sides(outcomes)
     there = [fault for fault in FAULTS if any(key[0] == fault for key in cells)]
     body = [[FAULTS[fault], *(brief(cells.get((fault, side), [])) for side in names)] for fault in there]
@@ -133,10 +133,6 @@ def comparison(outcomes: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]] = 
         ["samples lost / used twice, at most in one fault", *(worst(of[side]) for side in names)],
         ["trials with the undisturbed run's bits", *(exact(of[side]) for side in names)],
     ]
-    struck = {job["side"]: job for job in jobs if not job["mixed"]}
-    if struck:
-        told = (share(struck[side]) if side in struck else "-" for side in names)
-        body.append([f"steps made with a kill every {every(struck.values())}, of an undisturbed job's", *told])
     busy = [BUSY] if too_busy(outcomes) else []
     return "\n\n".join([f"{often(outcomes)}, {days(outcomes)}.", *busy, markdown(["", *names], body)])
 
@@ -172,18 +168,6 @@ def exact(trials: Sequence[Outcome]) -> str:
     """Of those whose bits could be compared. Example: "9 of 10" """
     known = [trial.same_bits for trial in trials if trial.same_bits is not None]
     return f"{sum(known)} of {len(known)}" if known else "-"
-
-
-def share(job: Mapping[str, Any]) -> str:
-    """How much of an undisturbed job's steps it has made. Example: "98.5 %", "4.2 %, job lost", "74.2 %; a busy machine" """
-    return f"{100 * job['result']['of_undisturbed']:.1f} %" + (
-        ", job lost" if job["result"]["lost"] else "; a busy machine" if job["noise"] else ""
-    )
-
-
-def every(jobs: Iterable[Mapping[str, Any]]) -> str:
-    """How often faults came. Example: "30 s" """
-    return " or ".join(f"{seconds:g} s" for seconds in sorted({job["settings"]["every"] for job in jobs}))
 
 
 def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
@@ -411,7 +395,7 @@ def write(folder: Path, outcomes: Sequence[Outcome], machine: Mapping[str, Any],
     text = page(outcomes, machine, datetime.now(UTC), about, remedies, note, jobs)
     (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     (folder / "results.svg").write_text(plot(outcomes), encoding="utf-8")
-    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes, jobs)), encoding="utf-8")
+    README.write_text(between_marks(README.read_text(encoding="utf-8"), comparison(outcomes)), encoding="utf-8")
 
 
 def show_table(outcomes: Sequence[Outcome]) -> None:
