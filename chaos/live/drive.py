@@ -30,7 +30,7 @@ from chaos.live.labjob import LabJob, conf_of
 from chaos.live.reach import Done
 from chaos.live.strikes import Hands
 from chaos.scenario import Expect, Scenario
-from elasticrl.cli.find import answers
+from elasticrl.cli.find import left_behind
 from elasticrl.core.model import Phase
 from elasticrl.daemon.client import Unanswered
 from elasticrl.runtime.checkpoint.manifest import parse_name
@@ -482,7 +482,7 @@ class Drive:
                 self.job.start(node)
                 ok = False
             elif self.lab.boxes[node].on and node not in self.hands.off:
-                ok = ok and answers(self.job.control(node))
+                ok = ok and not left_behind(self.job.control(node))
         return ok
 
     # ---- the end

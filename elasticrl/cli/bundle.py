@@ -73,6 +73,9 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
     """Collect logs, configuration, traces, incidents and versions of this machine's part of a job in one tar, no secrets."""
     from elasticrl.cli.main import Exit
 
+    if config is not None and not config.is_file():
+        typer.echo(f"{config} is not a file", err=True)
+        raise typer.Exit(Exit.REFUSED)
     tree, findings = _configuration(config)
     for folder in folders or ():
         if not folder.is_dir():
@@ -103,7 +106,12 @@ def bundle(folders: Folders = None, config: Config = None, output: Out = None) -
         output.unlink(missing_ok=True)
         typer.echo(f"{output} cannot be written: {error.strerror}; put it elsewhere: -o FILE", err=True)
         raise typer.Exit(Exit.FAILED) from None
-    if tree is None and not folders:
+    if config is not None and tree is None:
+        typer.echo(
+            f"{config} is wrong: what is wrong with it is in config-findings.txt; of logs and state only FOLDERs are here",
+            err=True,
+        )
+    elif tree is None and not folders:
         typer.echo("no logs and no state are in it: name the configuration (--config FILE), or their folders", err=True)
     elif tree is not None and not ours:
         typer.echo(_nothing_of(tree), err=True)

@@ -456,10 +456,8 @@ class Show:
 
 
 def remove(folder: Path) -> None:
-    """A folder of this demonstration, and the one around it if nobody else uses that."""
+    """A folder of this demonstration. The one around it is all runs': one that begins may have nothing in it yet."""
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        folder.parent.rmdir()
 
 
 class Lines:

@@ -64,21 +64,25 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     found = sockets(explicit, job, node)
     if not found and (closed := [folder for folder in run_dirs(explicit) if shut(folder)]):
         raise NotFound(f"{why_shut(closed[0])}; or ask the store: --store HOST:PORT")
-    if not found:
+    silent = [path for path in found if left_behind(path)]
+    living = [path for path in found if path not in silent]
+    if not living:
         where = ", ".join(map(str, run_dirs(explicit)))
-        raise NotFound(
-            f"no daemon here (looked in {where}); start it (systemctl start elasticrl, or elasticrl run FILE), or "
-            "ask the store: --store HOST:PORT. What became of a job that has ended: elasticrl report RUN"
+        of, whose = " or ".join(jobs_of(found)), ", ".join(sorted(path.parent.name for path in found))
+        none = (
+            f"no daemon of {of} answers here (what is left are sockets of {whose})"
+            if found
+            else f"no daemon here (looked in {where})"
         )
-    jobs = jobs_of(found)
-    if len(jobs) > 1:
-        found = tuple(path for path in found if answers(path)) or found
-        jobs = jobs_of(found)
+        raise NotFound(
+            f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
+            "What became of a job that has ended: elasticrl report RUN"
+        )
+    jobs = jobs_of(living)
     if len(jobs) > 1:
         raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
-    mine = [path for path in found if path.parent.name == socket.gethostname()]
-    answering = [path for path in (mine or found) if answers(path)]
-    return (answering or mine or list(found))[0]
+    mine = [path for path in living if path.parent.name == socket.gethostname()]
+    return (mine or living)[0]
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:
@@ -108,12 +112,14 @@ def group_of(folder: Path) -> str:
         return str(folder.stat().st_gid)
 
 
-def answers(path: Path) -> bool:
-    """Does somebody listen there? A killed daemon leaves its socket behind."""
+def left_behind(path: Path) -> bool:
+    """Does nobody listen there? A killed daemon leaves its socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(1.0)
         try:
             sock.connect(str(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:  # whoever asks it says why
             return False
-    return True
+    return False

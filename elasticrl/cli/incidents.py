@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from elasticrl.cli.options import AsJson, Config
+from elasticrl.cli.options import AsJson, Config, Job
 
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="One of them, or the beginning of its id; `last`.")]
 State = Annotated[
@@ -22,17 +22,27 @@ def register(app: typer.Typer) -> None:
     app.command("incidents")(incidents)
 
 
-def incidents(id: Id = None, config: Config = None, state_dir: State = None, as_json: AsJson = False) -> None:  # noqa: A002 - the argument's name is its help
+def incidents(
+    id: Id = None,  # noqa: A002 - the argument's name is its help
+    config: Config = None,
+    state_dir: State = None,
+    job: Job = None,
+    as_json: AsJson = False,
+) -> None:
     """List the incidents that this machine's daemons wrote down, or tell one. Works without a daemon."""
     from elasticrl.cli import find
     from elasticrl.cli.main import Exit
     from elasticrl.diagnose import incident as kept
     from elasticrl.report.table import table
 
-    roots, job = _roots(config, state_dir)
-    shut = [folder for root in roots for folder in (root, *_below(root, job)) if find.shut(folder)]
-    none = find.why_shut(shut[0]) if shut else _none(roots, job)
-    found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents")))
+    if state_dir is not None and not state_dir.is_dir():
+        typer.echo(f"{state_dir} is not a directory", err=True)
+        raise typer.Exit(Exit.REFUSED)
+    roots, named = _roots(config, state_dir)
+    whose = job or named
+    shut = [folder for root in roots for folder in (root, *_below(root, whose)) if find.shut(folder)]
+    none = find.why_shut(shut[0]) if shut else _none(roots, whose)
+    found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{whose}/*/incidents")))
     for text in unread:
         typer.echo(text, err=True)
     if id is not None:

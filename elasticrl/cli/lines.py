@@ -280,7 +280,7 @@ def daemons(run_dir: Path | None, job: str | None) -> list[Path]:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.FAILED) from None
     others = find.sockets(run_dir, first.parent.parent.name)
-    return [first, *(path for path in others if path != first and find.answers(path))]
+    return [first, *(path for path in others if path != first and not find.left_behind(path))]
 
 
 def written(sockets: Sequence[Path], *, patiently: bool = False) -> dict[int, Path]:

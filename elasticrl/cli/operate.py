@@ -43,7 +43,7 @@ def status(
     picture: dict[str, Any] = {}
     if not watch:
         picture = outside(store, job, "look") if store else ask(run_dir, job, "status")
-        typer.echo(json.dumps(picture) if as_json else render.status(picture))
+        typer.echo(json.dumps(picture) if as_json else render.status(picture, job=job))
     else:  # a job that is about to start, or a daemon that is restarted, is waited for
         pace = Pace()
 
@@ -52,7 +52,9 @@ def status(
             if as_json:
                 return json.dumps(picture)
             said = pace.after(time.monotonic(), picture["step"])
-            return render.watched(picture, said, ages=sys.stdout.isatty())  # in a file only what has changed is told
+            return render.watched(
+                picture, said, ages=sys.stdout.isatty(), job=job
+            )  # in a file only what has changed is told
 
         with explained() if store else nullcontext():  # outside of the screen: what is said there goes with it
             screen.watch(look, every_s=1.0)

@@ -1,5 +1,6 @@
 """Pictures as text. Plain f-strings on purpose: `status` has 300 ms, and importing a table library takes half of them."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ COLOUR = {
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
+#: Commands that operators are told to give, up to where `--job` goes.
+ASKED = re.compile(r"elasticrl (?:incidents last|resume|(?:events|admit|drain) [\w.-]*\w)")
 WELL = frozenset({"training", "done", "rollout"})  # states of which nothing is to be seen
 
 #: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
@@ -40,30 +43,39 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
 
 
-def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:
-    """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look."""
+def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True, job: str | None = None) -> str:
+    """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look.
+    `job`: it was asked for by name, as where several run, so commands name it.
+    """
     on = sys.stdout.isatty() if colour is None else colour
-    return "\n".join([*_head(picture, on, ages), *_nodes(picture["rows"], on, ages), *_advice(picture, on)])
+    return "\n".join([*_head(picture, on, ages), *_nodes(picture["rows"], on, ages), *_advice(picture, on, job)])
 
 
-def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
+def watched(
+    picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True, job: str | None = None
+) -> str:
     """The same for a screen that may be too small: what is cut off is the end, so that is the table's, and who is well."""
     on = sys.stdout.isatty() if colour is None else colour
     rows = sorted(
         picture["rows"], key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
     )
-    lines = [*_head(picture, on, ages), *_advice(picture, on), *([pace] if pace else []), *_nodes(rows, on, ages)]
+    lines = [*_head(picture, on, ages), *_advice(picture, on, job), *([pace] if pace else []), *_nodes(rows, on, ages)]
     return "\n".join(lines)
 
 
 def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
     state, committed_s = picture["state"], picture.get("committed_s")
     since = f", {ago(committed_s)} ago" if ages and committed_s is not None else ""
+    needs = f", needs {picture['needs']}" if picture["needs"] else ""
+    who = (
+        f"  {picture['nodes']} of {picture['known']} nodes{needs}"
+        if picture["known"] or picture.get("exit_code") is None
+        else ""
+    )
     head = (
         f"{paint(picture['job'], BOLD, on=on)}  {paint(state, COLOUR.get(state, ''), on=on)}"
         f"  generation {picture['generation']}"
-        f"  step {picture['step']:,} (committed {picture['committed']:,}{since})"
-        f"  {picture['nodes']} of {picture['known']} nodes{f', needs {needs}' if (needs := picture['needs']) else ''}"
+        f"  step {picture['step']:,} (committed {picture['committed']:,}{since}){who}"
     )
     lines = [head, paint(plain(picture["reason"]), DIM, on=on)]
     if said := past(picture, ages=ages):
@@ -97,11 +109,20 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
     return lines
 
 
-def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:
-    lines = [f"# {plain(text)}" for text in picture["advice"]]
+def _advice(picture: Mapping[str, Any], on: bool, job: str | None) -> list[str]:
+    lines = [f"# {named(plain(text), job)}" for text in picture["advice"]]
     if picture.get("here") and picture["here"] != picture["reason"]:
         lines.insert(0, paint(f"this node: {plain(picture['here'])}", DIM, on=on))
     return lines
+
+
+def named(text: str, job: str | None) -> str:
+    """With the job in the commands that a sentence gives.
+
+    >>> named("See why: elasticrl events n2. Let it back: elasticrl admit n2.", "ppo")
+    'See why: elasticrl events n2 --job ppo. Let it back: elasticrl admit n2 --job ppo.'
+    """
+    return ASKED.sub(rf"\g<0> --job {job}", text) if job else text
 
 
 def plain(text: str) -> str:

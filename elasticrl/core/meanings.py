@@ -153,7 +153,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.STOPPED: Meaning(
         Fault.HOST_HANG, _HIGH, "is stopped (the kernel says so) and cannot run on",
-        "Somebody sent SIGSTOP or a debugger holds it; it is killed and replaced.",
+        "Find who sent SIGSTOP, or whose debugger held it. The worker is killed and replaced without you.",
         "its process state is not T", depth=1,
     ),
     Sign.HOST_STUCK: Meaning(

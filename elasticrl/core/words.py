@@ -47,9 +47,9 @@ def bar(done: int, steps: int) -> str:
 def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     """What befell the job so far; empty if that is not known.
 
-    >>> last = {"said": "n03: rank 1 died: signal 9 (SIGKILL)", "fault": "killed", "seconds": 0.21}
+    >>> last = {"said": "n03: rank 1 died: signal 9 (SIGKILL)", "fault": "killed", "seconds": 0.21, "steps": 0}
     >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
-    '2 faults in 2 h (one in 60 m); the last 41 s ago, over in 0.21 s: n03: rank 1 died: signal 9 (SIGKILL)'
+    '2 faults in 2 h (one in 60 m); the last 41 s ago, over in 0.21 s, no step lost: n03: rank 1 died: signal 9 (SIGKILL)'
     >>> past({"uptime_s": 750.0, "faults": 0})
     'no fault in 12 m'
     >>> past({"uptime_s": 750.0, "faults": 0, "state": "RECOVERING"})
@@ -65,5 +65,8 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
         )
     often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
-    took = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else ", not over"
-    return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}: {last['said']}"
+    trains = picture.get("state") in {"TRAINING", "GROWING"}
+    took = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else "" if trains else ", not over"
+    lost = last.get("steps")
+    cost = "" if lost is None else f", {count(lost, 'step') if lost else 'no step'} lost"
+    return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}{cost}: {last['said']}"

@@ -23,7 +23,7 @@ from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
 from elasticrl.core.follow import trains_on, unsaved
-from elasticrl.core.model import REFUSED, Commit, Member, Outcome, Phase, Plan, Record, Verb, View
+from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.state import Decision, State
 from elasticrl.core.step import deputies
@@ -38,7 +38,7 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Life
 from elasticrl.daemon.neighbours import Neighbours
-from elasticrl.daemon.past import Broken, Scribe
+from elasticrl.daemon.past import Broken, Roster, Scribe
 from elasticrl.daemon.recovery import Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import Resident
@@ -104,6 +104,7 @@ class Daemon(Resident):
         self._life: Life | None = None  # as it was saved last
         self._unkept = False  # it could not be saved, and that is said
         self._scribe = Scribe()
+        self._roster = Roster()
         self._leads = False
         self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
         self._told_of = 0  # the generation that the newest incident led to
@@ -540,7 +541,7 @@ class Daemon(Resident):
         assert self.node is not None
         assert self.neighbours is not None
         view, now = decision.state.view, time.monotonic()
-        self._stages, done = self._stages.after(event, view.plan, decision.state.me)
+        self._stages, done = self._stages.after(event, view.plan, decision.state.me, paused=view.intent is Intent.PAUSE)
         if done is not None:
             self.measures.recovered(done)
         self.inquiry.decided(event, decision.state, done)
@@ -568,8 +569,20 @@ class Daemon(Resident):
             self.inquiry.desk.spawn(
                 self._scribe.write(self.node.store, time.time(), self._broken_last, anew=False), "past"
             )
+        self._call_roll(view)
         self._remember()
         self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
+
+    def _call_roll(self, view: View) -> None:
+        """Who is missing, those who ask for the status shall read, also when the leader is another one."""
+        assert self.node is not None
+        if not self._leads:
+            self._roster.forget()
+        elif (moves := self._roster.look(view)) is not None:
+            now = time.time()
+            self.inquiry.desk.spawn(
+                self._scribe.change(self.node.store, now, lambda past: past.moved(moves, now)), "past"
+            )
 
     def _tell_incident(self, told: "Incident") -> None:
         """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
@@ -578,7 +591,7 @@ class Daemon(Resident):
             self.metrics.lost.inc(told.steps or 0)
         self._broken_last = broken = Broken(
             at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
-            generation=told.generation, seconds=told.seconds,
+            generation=told.generation, seconds=told.seconds, steps=told.steps,
         )  # fmt: skip
         if self.node is None:
             return

@@ -14,6 +14,7 @@ from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.control import Refused
+from elasticrl.daemon.past import forget
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import Picture, picture
 from elasticrl.daemon.stored import read_all, readable
@@ -57,11 +58,15 @@ async def spared(store: Store, view: View, settings: Settings, node: str) -> Non
             raise Refused(why)
 
 
-async def write_down(store: Store, verb: Verb, node: str | None, generation: int, *, within_s: float) -> None:
-    """What an operator asks of others into the store, or `Refused`: nobody asks it again for him, so he must know."""
+async def write_down(store: Store, verb: Verb, node: str | None, generation: int, *, within_s: float) -> str:
+    """What an operator asks of others into the store, and what he is told; or `Refused`: nobody asks it again for him, so he
+    must know.
+    """
     try:
         async with asyncio.timeout(within_s):
             known = await request(store, verb, node, generation)
+            if not known and verb is Verb.DRAIN and node and await forget(store, node):
+                return let_go(node)
     except (StoreError, TimeoutError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         again = " ".join(filter(None, ("elasticrl", str(verb), node)))
@@ -73,6 +78,12 @@ async def write_down(store: Store, verb: Verb, node: str | None, generation: int
         raise Refused(str(error)) from None
     if not known:
         raise Refused(f"{node} is no member now; elasticrl status shows who is")
+    return promise(verb, node or "")
+
+
+def let_go(node: str) -> str:
+    """What is told of a drain of one that is gone already."""
+    return f"{node} was gone already: nobody waits for it any more"
 
 
 def promise(verb: Verb, node: str) -> str:

@@ -16,7 +16,8 @@ from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.history import about
-from elasticrl.daemon.operators import promise
+from elasticrl.daemon.operators import let_go, promise
+from elasticrl.daemon.past import forget
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.stored import readable
@@ -110,6 +111,8 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
             if why := refusal(view, unless, node, asked.values()):
                 raise Unwilling(why)
         if not await request(store, verb, node, view.generation):
+            if verb is Verb.DRAIN and node and await forget(store, node):
+                return let_go(node)
             raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
     return promise(verb, node or "")
 
@@ -119,6 +122,8 @@ async def events(where: StoreSettings, node: str | None, *, follow: bool) -> Asy
     before = View()
     async with open_store(where) as store:
         async for view in views(store):
+            if not follow and view.plan is None and not view.records:
+                raise StoreRefused(f"there is no job under {where.namespace} in this store")
             for line in differences(before, view):
                 if about(line, node):
                     yield {"at": datetime.fromtimestamp(time.time(), UTC).isoformat(), "level": "info", **line}

@@ -1,12 +1,16 @@
-"""What befell a job so far, for whoever asks how it is: since when it runs, how many faults, and the newest of them in words.
+"""What befell a job so far, for whoever asks how it is: since when it runs, how many faults, the newest of them in words, and
+which nodes have gone without a word and are not back.
 
-The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy). No decision reads
-it, so it may be late, or lost with the store; a leader that comes to office goes on with what the last one wrote.
+The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy) and when nodes
+come and go. No decision reads it, so it may be late, or lost with the store; a leader that comes to office goes on with what
+the last one wrote.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from elasticrl.core.model import Member, Phase, Record, View
 from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Store, StoreError
@@ -26,6 +30,30 @@ class Broken:
     said: str
     generation: int  # that it led to
     seconds: float | None = None  # without a sealed step; None: it is not over
+    steps: int | None = None  # lost, and made again; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A node that has gone without a word: nobody has drained it, and it is not back.
+
+    Example: Missing(member=Member(node="n03", incarnation=1), at=1764000000.0)
+    """
+
+    member: Member
+    at: float  # when that was seen, by the wall clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """Who has come and gone since the leader looked last.
+
+    Example: Moves(went=(Member(node="n03", incarnation=1),), there=frozenset({"n00", "n01"}))
+    """
+
+    went: tuple[Member, ...] = ()  # without a word
+    came: tuple[str, ...] = ()
+    there: frozenset[str] = frozenset()  # who is there now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +63,7 @@ class Past:
     began: float  # by the wall clock
     faults: int = 0
     last: Broken | None = None
+    missing: tuple[Missing, ...] = ()  # the oldest first
 
     def after(self, broken: Broken) -> "Past":
         """With one more; or the newest one told anew, by who knows more of it."""
@@ -42,6 +71,49 @@ class Past:
         if broken.generation < newest:
             return self  # an older one told anew is not the last
         return replace(self, faults=self.faults + (broken.generation > newest), last=broken)
+
+    def moved(self, moves: Moves, now: float) -> "Past":
+        """Who came back is missing no more. One that nobody knew takes the place of whoever is missing longest: nodes of a
+        scheduler come under other names.
+        """
+        known = {each.member.node for each in self.missing}
+        fresh = sum(name not in known for name in moves.came)
+        still = [each for each in self.missing if each.member.node not in moves.there][fresh:]
+        gone = [member for member in moves.went if member.node not in moves.there]
+        again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
+        still = [each for each in still if each.member.node not in again]
+        return replace(self, missing=(*still, *(Missing(member=each, at=now) for each in gone if each.node in again)))
+
+    def without(self, node: str) -> "Past":
+        """Nobody waits for this node any more."""
+        return replace(self, missing=tuple(each for each in self.missing if each.member.node != node))
+
+
+class Roster:
+    """The leader's: who was there when it looked last."""
+
+    def __init__(self) -> None:
+        self._there: Mapping[str, Record] | None = None  # None: it does not lead
+
+    def look(self, view: View) -> Moves | None:
+        """Who has come and gone since; None for nobody. Who begins to lead goes by the plan: its forerunner may have died."""
+        now, before = view.records, self._there
+        if now is None or view.plan is None or view.plan.phase is Phase.STOP:
+            self._there = None
+            return None
+        self._there = now
+        if before is None:
+            seated = {seat.member.node: seat.member for seat in view.plan.seats}
+            went = tuple(member for node, member in sorted(seated.items()) if node not in now)
+            return Moves(went=went, there=frozenset(now))
+        if before is now or before.keys() == now.keys():
+            return None
+        went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)
+        return Moves(went=went, came=tuple(sorted(now.keys() - before.keys())), there=frozenset(now))
+
+    def forget(self) -> None:
+        """It leads no more."""
+        self._there = None
 
 
 async def read(store: Store) -> Past | None:
@@ -54,7 +126,7 @@ async def read(store: Store) -> Past | None:
 
 
 class Scribe:
-    """The leader's: writes down what comes, one after the other."""
+    """Writes down what comes, one after the other."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
@@ -65,17 +137,34 @@ class Scribe:
         """That the job runs; with `broken`, and what befell it, though it was told already or, without `anew`, only if it was
         not `after_s` later. After some attempts nobody is told.
         """
+
+        def told(past: Past) -> Past:
+            if broken and (anew or past.last is None or past.last.generation < broken.generation):
+                return past.after(broken)
+            return past
+
         await asyncio.sleep(after_s)
+        await self.change(store, now, told)
+
+    async def change(self, store: Store, now: float, of: Callable[[Past], Past]) -> None:
+        """What was written, changed. After some attempts it stays as it was."""
         async with self._one:
             for pause in PAUSES_S:
                 await asyncio.sleep(pause)  # nothing waits for it
                 try:
                     past = await read(store)
-                    fresh = past or Past(began=now)
-                    if broken and (anew or fresh.last is None or fresh.last.generation < broken.generation):
-                        fresh = fresh.after(broken)
+                    fresh = of(past or Past(began=now))
                     if fresh != past:
                         await store.put(keys.PAST, keys.dump(fresh))
                 except StoreError:
                     continue
                 return
+
+
+async def forget(store: Store, node: str) -> bool:
+    """Somebody says that nobody waits for this node any more; False: nobody did."""
+    past = await read(store)
+    if past is None or (fresh := past.without(node)) == past:
+        return False
+    await store.put(keys.PAST, keys.dump(fresh))
+    return True

@@ -4,12 +4,12 @@ The one idea: the picture is a pure function of what the store says, so the daem
 page and the tests all show the same. Words, not codes; the reason is the very sentence that the core decided by.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from elasticrl.core import versions
 from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
-from elasticrl.daemon.past import Broken, Past
+from elasticrl.daemon.past import Broken, Missing, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
 UNSEEN = (
@@ -89,10 +89,15 @@ def picture(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
     )
+    present = {row.node for row in rows}
+    missing = [each for each in (past.missing if past else ()) if each.member.node not in present]
+    missing = [] if plan is not None and plan.phase is Phase.STOP else missing
+    rows = tuple(sorted((*rows, *(missing_row(each, quarantines, now) for each in missing)), key=lambda row: row.node))
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
     state = state_of(plan, records)
+    past = answered(past, plan) if past else None
     uptime_s = age(past.began, now) if past else None
     return Picture(
         job=job,
@@ -115,6 +120,7 @@ def picture(
         advice=(
             *([UNSEEN] if silent else ()),
             *advice(rows, view, needs, training=training),
+            *gone([each.member.node for each in missing], seated, needs, training=training),
             *awaited(generating, engines, training=training),
             *found(view, records),
             *unlogged(records),
@@ -153,7 +159,7 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     if plan is None:
         return "FORMING"
     if plan.phase is Phase.STOP:
-        return ENDS.get(plan.exit_code or Outcome.FINISHED.value, "STOPPED")
+        return "STOPPED" if by_policy(plan) else ENDS.get(plan.exit_code or Outcome.FINISHED.value, "STOPPED")
     works = {
         record.work if record.generation == plan.generation else Work.JOINING
         for seat in plan.seats
@@ -162,6 +168,11 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     if plan.phase is Phase.TRAIN and works - {Work.TRAINING, Work.DONE}:
         return "RECOVERING" if plan.rung else "GROWING" if plan.grows else "STARTING"
     return STATES[plan.phase]
+
+
+def by_policy(plan: Plan) -> bool:
+    """The job stopped for one fault, and not because the same one came again and again."""
+    return plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value and plan.strike is None
 
 
 def row(
@@ -199,6 +210,33 @@ def row(
         beat_s=age(record.beat_at, now),
         note=note,
     )
+
+
+def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: float) -> Row:
+    """The line of a node that has gone without a word."""
+    member = missing.member
+    kept_out = quarantines.get(member.node)
+    why = kept_out.reason if kept_out and kept_out.member == member else "its lease ran out"
+    return Row(node=member.node, member=str(member), state="gone", beat_s=age(missing.at, now), note=why)
+
+
+def answered(past: Past, plan: Plan | None) -> Past:
+    """With the fault that the plan answers, though its incident is not written yet."""
+    if plan is None or plan.verdict is None or (past.last and past.last.generation >= plan.generation):
+        return past
+    verdict = plan.verdict
+    return past.after(Broken(at=0.0, fault=str(verdict.fault), said=verdict.said, generation=plan.generation))
+
+
+def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> Iterator[str]:
+    """What to do about those who are missing."""
+    if not names:
+        return
+    holds = "; until then the job holds if one more goes" if training and seated == needs else ""
+    subject, it, node = (
+        (f"{names[0]} is", "it", names[0]) if len(names) == 1 else (f"{', '.join(names)} are", "one", "NODE")
+    )
+    yield f"{subject} gone: start elasticrl there again{holds}. If {it} is not to come back: elasticrl drain {node}."
 
 
 def rollout_row(rollout: Rollout) -> Row:
@@ -250,7 +288,11 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         said.append("The job is paused. Go on: elasticrl resume.")
     if view.leader is None and rows:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
-    if view.plan and view.plan.phase is Phase.STOP and view.plan.exit_code == Outcome.CRASH_LOOP.value:
+    if view.plan and by_policy(view.plan):
+        said.append(
+            "The job stopped for one fault, as the policy says. Mend what broke it, start again: it goes on from there."
+        )
+    elif over and view.plan and view.plan.exit_code == Outcome.CRASH_LOOP.value:
         said.append(
             "It failed again and again without getting on. Read the log of the rank it names, mend it, start again."
         )

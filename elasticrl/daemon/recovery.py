@@ -44,24 +44,31 @@ class Stages:
     joined_at: float | None = None  # the workers are through their first collective, and have their state
     restore_s: float = 0.0  # how long the slowest of them took to put it back
     step: int = 0  # newest sealed when they were
+    paused: bool = False  # the plan holds because an operator wants it to
 
-    def after(self, event: Event, plan: Plan | None, me: Member) -> tuple["Stages", Done | None]:
+    def after(
+        self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False
+    ) -> tuple["Stages", Done | None]:
         """The marks after this event, and the recovery that it ended, if it did. What others recover from without us is not
-        ours to time, nor is our own way in.
+        ours to time, nor is our own way in, nor how long a job was `paused`.
         """
         now = event.now
         match event:
+            case Workers() | Suspected() if self.paused:
+                pass
             case Workers(work=work, stall=stall) if (work in TROUBLE or stall) and self.sign_at is None:
                 return replace(self, sign_at=now, detect_s=stall.for_s if stall else 0.0), None
             case Suspected(silent_s=silent_s) if self.sign_at is None:
                 return replace(self, sign_at=now, detect_s=silent_s), None
             case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
                 seated = me in plan.seat_of
-                answers = seated and plan.phase is Phase.TRAIN and (plan.rung > 0 or self.sign_at is not None)
+                broken = plan.rung > 0 and not self.paused
+                answers = seated and plan.phase is Phase.TRAIN and (broken or self.sign_at is not None)
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers else None
                 return Stages(
-                    sign_at=sign_at, detect_s=self.detect_s if self.sign_at else 0.0, plan=plan, plan_at=now
-                ), None
+                    sign_at=sign_at, detect_s=self.detect_s if self.sign_at else 0.0, plan=plan, plan_at=now,
+                    paused=paused and plan.phase is Phase.HOLD,
+                ), None  # fmt: skip
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:
                 return replace(
                     self, sign_at=None

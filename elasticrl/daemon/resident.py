@@ -202,11 +202,9 @@ class Resident(ABC):
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             self._drain()
-        else:
-            store, view, _ = self.seen
-            within_s = self.tree.store.timeout_s
-            await operators.write_down(store, asked, node, view.generation, within_s=within_s)
-        return operators.promise(asked, node or self.name)
+            return operators.promise(asked, self.name)
+        store, view, _ = self.seen
+        return await operators.write_down(store, asked, node, view.generation, within_s=self.tree.store.timeout_s)
 
     async def picture(self) -> Picture:
         """What the whole job looks like."""

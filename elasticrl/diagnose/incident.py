@@ -198,19 +198,22 @@ def page(incident: Incident) -> str:
 
 
 def rows(incidents: Iterable[Incident]) -> list[tuple[str, ...]]:
-    """For the list, as HEAD says. What several nodes tell alike of one plan is one row."""
-    seen: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
-    for incident in incidents:
-        told = _row(incident)
-        seen.setdefault((incident.job, incident.generation, *told[2:]), []).append(told)
-    return [(same[0][0], ", ".join(dict.fromkeys(told[1] for told in same)), *same[0][2:]) for same in seen.values()]
+    """For the list, as HEAD says. What several nodes tell alike of one plan is one row, at the cost of whom it cost most."""
+    seen: dict[tuple[object, ...], list[Incident]] = {}
+    for each in incidents:
+        verdict = each.verdict
+        about = (verdict.fault, verdict.confidence, verdict.ranks, verdict.nodes, verdict.cause)
+        seen.setdefault((each.job, each.generation, not each.ended, *about), []).append(each)
+    return [_row(same) for same in seen.values()]
 
 
-def _row(incident: Incident) -> tuple[str, ...]:
-    verdict = incident.verdict
+def _row(same: Sequence[Incident]) -> tuple[str, ...]:
+    first, verdict = same[0], same[0].verdict
     who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes]) or "-"
-    cost = "lasts" if not incident.ended else f"{incident.seconds:.1f} s" if incident.seconds is not None else "-"
-    return incident.id, incident.node, str(verdict.fault), str(verdict.confidence), who, cost, verdict.cause[:90]
+    took = [each.seconds for each in same if each.seconds is not None]
+    cost = "lasts" if not first.ended else f"{max(took):.1f} s" if took else "-"
+    by = ", ".join(dict.fromkeys(each.node for each in same))
+    return first.id, by, str(verdict.fault), str(verdict.confidence), who, cost, verdict.cause[:90]
 
 
 HEAD: Final = ("id", "seen by", "class", "confidence", "who", "cost", "cause")

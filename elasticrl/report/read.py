@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
-from elasticrl.report.left import Happening, Left, Note, Took
+from elasticrl.report.left import Happening, Left, Log, Note, Took
 from elasticrl.runtime.checkpoint.manifest import MANIFEST
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
@@ -63,12 +63,12 @@ def read(folder: Path) -> Left:
     entries: list[Entry] = []
     if home is not None:
         digests, samples, entries = _state(home, unread)
-    history, printed = _chosen(gathered.notes, unread), gathered.printed.rows
+    log, pace = logs.value(), paces.value()
+    history, printed = _chosen(gathered.notes, log, unread), gathered.printed.rows
     notes, noted = (history.rows, history.every) if history is not None else ([], 1)
     if printed and (not notes or any("loss" in facts.facts for _, facts in printed)):
         # The trainer's own events say more than its history.
         notes, noted = [facts for _, facts in printed], gathered.printed.every
-    log, pace = logs.value(), paces.value()
     files = (
         f"{len(gathered.logs)} daemon logs ({log.events} events)",
         f"{pace.lines} lines of steps' times",
@@ -261,13 +261,21 @@ def printed(lines: Iterable[str], generation: int) -> Iterator[tuple[Took, Note]
         )
 
 
-def _chosen(histories: Mapping[Path, Thin[Note]], unread: list[str]) -> Thin[Note] | None:
-    """Of several histories in one folder, that of the run with most generations: the others are what it is compared with."""
-    if not histories:
-        return None
-    ranked = sorted(histories.items(), key=lambda item: (-len({n.generation for n in item[1].rows}), -item[1].seen))
-    unread += [f"{path.name}: another run's history" for path, _ in ranked[1:]]
-    return ranked[0][1]
+def _chosen(histories: Mapping[Path, Thin[Note]], log: Log, unread: list[str]) -> Thin[Note] | None:
+    """Of several histories in one folder, that of the run with most generations: the others are what it is compared with. None
+    that was over before the daemons' logs begin, or begins when they have ended.
+    """
+    ours = {path: history for path, history in histories.items() if _beside(history, log)}
+    ranked = sorted(ours.items(), key=lambda item: (-len({n.generation for n in item[1].rows}), -item[1].seen))
+    others = [*(path for path, _ in ranked[1:]), *(path for path in histories if path not in ours)]
+    unread += [f"{path.name}: another run's history" for path in others]
+    return ranked[0][1] if ranked else None
+
+
+def _beside(history: Thin[Note], log: Log) -> bool:
+    """Whether a history may be of the run that these logs are of; where either tells no times, it may."""
+    times = [each.at for each in history.rows if each.at is not None]
+    return not times or not log.events or (max(times) >= log.begin and min(times) <= log.end)
 
 
 def _home(folder: Path, logged: Collection[str]) -> tuple[Path | None, list[str]]:

@@ -48,11 +48,12 @@ class Generation:
     members: int
     reason: str
     step: int = 0
+    asked: bool = False  # it is what an operator wanted: a node leaves, a paused job goes on
 
     @property
     def fault(self) -> bool:
         """It answers something that went wrong."""
-        return self.rung not in ("", "start")
+        return self.rung not in ("", "start") and not self.asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,14 +181,28 @@ def _generations(left: Left) -> tuple[Generation, ...]:
     """Each plan once, as the first node adopted it."""
     sealed = sorted((at, step) for reached in (left.pace.sealed, left.log.reached) for step, at in reached.items())
     newest = list(accumulate((step for _, step in sealed), max, initial=0))
-    return tuple(
-        Generation(
-            number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
-            world=each.whole("world"), members=each.whole("members"), reason=str(each.said.get("reason", "")),
-            step=newest[bisect_right(sealed, (each.at, 1 << 62))],
-        )
-        for number, each in sorted(left.log.plans.items())
-    )  # fmt: skip
+    found: list[Generation] = []
+    for number, each in sorted(left.log.plans.items()):
+        reason = str(each.said.get("reason", ""))
+        found.append(
+            Generation(
+                number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
+                world=each.whole("world"), members=each.whole("members"), reason=reason,
+                step=newest[bisect_right(sealed, (each.at, 1 << 62))],
+                asked=leaves(reason) or bool(found and found[-1].phase == "hold" and found[-1].rung in ("", "start")),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def leaves(reason: str) -> bool:
+    """Whether a plan was made because nodes leave, and for nothing else.
+
+    >>> leaves("n2/1 leaves; 2 of 3 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 of 3 nodes train")
+    (True, False)
+    """
+    *why, _ = reason.split("; ")
+    return bool(why) and all(each.endswith(" leaves") for each in why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,8 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
         )
     if story.trained is not None:
         found.append(("trained", f"{story.trained:.1%}", "of that time, the whole gang"))
-    found.append(("faults", str(len(story.faults)), "new generations that answered one"))
+    if left.log.events:
+        found.append(("faults", str(len(story.faults)), "new generations that answered one"))
     if story.faults and story.since is not None and story.until > story.since:
         apart = (story.until - story.since) / len(story.faults)
         found.append(("between faults", human(apart), "on average, from the first training to the last"))
@@ -90,6 +91,7 @@ def headline(story: Story) -> str:
     """One sentence."""
     faults = len(story.faults)
     met = {0: "no fault", 1: "one fault"}.get(faults, f"{faults} faults")
+    met = met if story.left.log.events else "faults not known (no daemon's log is here)"
     return f"{story.steps:,} steps on {len(story.nodes) or 'unknown'} nodes, {met}. Its end: {story.outcome}."
 
 

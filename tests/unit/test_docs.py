@@ -113,10 +113,11 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
             row("n03", None, "quarantined", note=reason),
             *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
         ],
-        "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 40.0, "last": {"said": verdict.said, "seconds": 0.98},
+        "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 40.0,
+            "last": {"said": verdict.said, "seconds": 0.98, "steps": 0},
         "advice": [
-            f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.",
             "n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03.",
+            f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.",
         ],
     }  # fmt: skip
     said = render.status(picture, colour=False)

@@ -58,6 +58,17 @@ def test_what_a_killed_job_left_does_not_stand_beside_the_one_that_runs(tmp_path
         assert daemon(tmp_path) == tmp_path / "alive" / "n0" / "control.sock"
 
 
+def test_sockets_that_a_job_left_are_no_daemon(tmp_path: Path) -> None:
+    for node in ("n0", "n2"):
+        (tmp_path / "dead" / node).mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(tmp_path / "dead" / node / "control.sock"))
+    with pytest.raises(
+        NotFound, match=r"no daemon of dead answers here \(what is left are sockets of n0, n2\).*elasticrl report"
+    ):
+        daemon(tmp_path)
+
+
 def test_a_runtime_directory_of_somebody_else_is_an_error_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `su alice`, which leaves XDG_RUNTIME_DIR as it was."""
     if os.geteuid():

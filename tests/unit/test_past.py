@@ -6,10 +6,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from elasticrl.cli import render
-from elasticrl.core.model import Member, Phase, Plan, Record, Seat, View
+from elasticrl.core.evidence import of_exit
+from elasticrl.core.judge import judge
+from elasticrl.core.model import Exit, Member, Phase, Plan, Quarantine, Record, Seat, View
+from elasticrl.core.verdict import Facts
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
-from elasticrl.daemon.past import Broken, Past, Scribe
+from elasticrl.daemon.past import Broken, Missing, Past, Roster, Scribe, forget
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.web import piece
 from elasticrl.shell import keys
@@ -99,3 +102,112 @@ def test_who_begins_to_lead_tells_what_the_last_leader_had_not_told_and_leaves_w
 
     better, later = replace(KILLED, said="n1: its memory was full"), replace(KILLED, generation=5)
     assert asyncio.run(told(KILLED, better, later, better)) == [KILLED, KILLED, later, later]
+
+
+def test_what_it_cost_is_said_with_it() -> None:
+    def said(steps: int | None) -> str:
+        past = Past(began=1.0, faults=1, last=replace(KILLED, steps=steps))
+        return words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=past)))
+
+    assert "over in 0.21 s, no step lost: n1" in said(0)
+    assert "over in 0.21 s, 3 steps lost: n1" in said(3)
+    assert "over in 0.21 s: n1" in said(None)
+
+
+def test_a_fault_that_the_plan_answers_is_told_before_its_incident_is_written() -> None:
+    # Found by a newcomer: "no fault in 62 s" stood below "rank 0 died", and the fault before was told as the last.
+    died = of_exit(Exit(generation=3, slot=0, step=4, cause="signal 9 (SIGKILL)", own=False), rank=1, node="n1")
+    verdict = judge([died], Facts(world=2, nodes={}))
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
+
+    def said(last: Broken | None, faults: int) -> str:
+        past = Past(began=100.0, faults=faults, last=last)
+        return words(asdict(picture("ppo", View(plan=plan), {}, {}, needs=1, now=1000.0, past=past)))
+
+    assert said(None, 0).startswith("1 fault in 15 m; the last")
+    assert said(KILLED, 1).startswith("2 faults in 15 m")
+    assert said(KILLED, 1).endswith(f": {verdict.said}")
+    assert said(replace(KILLED, generation=4), 1).startswith("1 fault in 15 m"), "it is the one that was written"
+
+
+N0, N1, N2 = (Member(node=f"n{number}", incarnation=1) for number in range(3))
+
+
+def there(*members: Member, leaving: Member | None = None) -> View:
+    seats = tuple(Seat(member=member, born=1) for member in (N0, N1))
+    records = {each.node: Record(member=each, leaving=each == leaving) for each in members}
+    return View(plan=Plan(generation=1, phase=Phase.TRAIN, seats=seats, reason="so"), leader=N0, records=records)
+
+
+def rolled(*views: View) -> Past:
+    past, roster = Past(began=0.0), Roster()
+    for at, view in enumerate(views):
+        moves = roster.look(view)
+        past = past.moved(moves, float(at)) if moves else past
+    return past
+
+
+def test_who_goes_without_a_word_is_missing_until_it_is_back() -> None:
+    all_three = there(N0, N1, N2)
+    lost = rolled(all_three, there(N0, N1))
+    assert lost.missing == (Missing(member=N2, at=1.0),)
+    assert rolled(all_three, there(N0, N1), there(N0, N1, replace(N2, incarnation=2))).missing == ()
+    assert rolled(all_three, there(N0, N1, N2, leaving=N2), there(N0, N1)).missing == (), "somebody has drained it"
+    seen = rolled(all_three, there(N0, N1), there(N0), there(N0))
+    assert [(each.member.node, each.at) for each in seen.missing] == [("n2", 1.0), ("n1", 2.0)]
+
+
+def test_who_comes_to_lead_misses_those_of_the_plan() -> None:
+    assert rolled(there(N1)).missing == (Missing(member=N0, at=0.0),), "the leader before may have died"
+    again = rolled(there(N1)).moved(Roster().look(there(N1)) or pytest.fail("it looks for the first time"), 9.0)
+    assert again.missing == (Missing(member=N0, at=0.0),), "since when stays"
+
+
+def test_a_node_of_another_name_takes_the_place_of_who_is_missing() -> None:
+    n7 = Member(node="n7", incarnation=1)
+    lost = there(N0, N1)
+    assert rolled(there(N0, N1, N2), lost, there(N0, N1, n7)).missing == ()
+    assert rolled(lost, there(N0, N1, n7)).missing == ()
+
+
+def test_whoever_ends_takes_the_list_along() -> None:
+    ended = there(N0)
+    plan = ended.plan
+    assert plan is not None
+    stopped = replace(ended, plan=replace(plan, phase=Phase.STOP, exit_code=75))
+    assert rolled(there(N0, N1, N2), stopped).missing == (), "nodes go when a job ends"
+
+
+def test_status_shows_who_is_missing_and_what_to_do() -> None:
+    # Found by a newcomer: six seconds after a node's death it was "2 of 2 nodes", and no word of it.
+    view, past = there(N0, N1), Past(began=100.0, missing=(Missing(member=N2, at=968.0),))
+    why = "n2/1 is not heard by n0 and n1"
+    kept_out = {"n2": Quarantine(member=N2, reason=why)}
+    seen = picture("ppo", view, view.records or {}, kept_out, needs=2, now=1000.0, past=past)
+    lines = render.status(asdict(seen), colour=False).splitlines()
+    assert lines[0].endswith("2 of 3 nodes, needs 2")
+    assert [(row.node, row.state, row.rank, row.beat_s, row.note) for row in seen.rows][2] == (
+        "n2",
+        "gone",
+        None,
+        32.0,
+        why,
+    )
+    assert seen.advice[0] == (
+        "n2 is gone: start elasticrl there again; until then the job holds if one more goes. If it is not to come back: "
+        "elasticrl drain n2."
+    )
+    easy = picture("ppo", view, view.records or {}, {}, needs=1, now=1000.0, past=past)
+    assert "holds" not in easy.advice[0]
+    assert easy.rows[2].note == "its lease ran out"
+    back = there(N0, N1, replace(N2, incarnation=2))
+    assert len(picture("ppo", back, back.records or {}, {}, needs=2, now=1000.0, past=past).rows) == 3
+
+
+def test_nobody_waits_for_a_node_that_is_let_go() -> None:
+    async def main() -> tuple[bool, bool, Past | None]:
+        store = MemoryStore()
+        await Scribe().change(store, 1.0, lambda past: replace(past, missing=(Missing(member=N2, at=1.0),)))
+        return await forget(store, "n2"), await forget(store, "n2"), await past.read(store)
+
+    assert asyncio.run(main()) == (True, False, Past(began=1.0))

@@ -128,3 +128,46 @@ def test_goodput_counts_steps_once_and_takes_a_slow_one_for_a_usual_one() -> Non
 def test_goodput_of_a_node_that_came_later_begins_with_its_first_step() -> None:
     good = Goodput().after(step=1000, steps=4, seconds=0.2, now=50.0).after(step=1004, steps=4, seconds=0.2, now=50.2)
     assert round(good.share(50.2), 6) == 1.0
+
+
+def test_how_long_an_operator_had_it_wait_is_no_recovery():
+    # Found by a newcomer: the report of a job that was paused for 50 s had a recovery of 50 s, and a fault for it.
+    held = replace(FIRST, generation=2, phase=Phase.HOLD, rung=Rung.START)
+    goes_on = plan(3, ME, OTHER)
+    stages = Stages()
+    for event, now, paused in (
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST, False),
+        (Seen(now=5.0, view=View(plan=held)), held, True),
+        (works(5.1, Work.PARKED, 2, 40), held, True),
+        (works(55.0, Work.PARKED, 2, 40), held, False),  # the wish is read before the plan
+        (Seen(now=55.1, view=View(plan=goes_on)), goes_on, False),
+        (works(55.2, Work.TRAINING, 3, 40), goes_on, False),
+        (works(55.3, Work.TRAINING, 3, 41), goes_on, False),
+    ):
+        stages, done = stages.after(event, now, ME, paused=paused)
+        assert done is None
+    alone = plan(4, ME)
+    for event, now in (
+        (Suspected(now=60.0, node="b"), goes_on),
+        (Seen(now=60.1, view=View(plan=alone)), alone),
+        (works(60.3, Work.TRAINING, 4, 90), alone),
+        (works(60.4, Work.TRAINING, 4, 91), alone),
+    ):
+        stages, done = stages.after(event, now, ME)
+    assert done is not None, "what breaks it later is timed again"
+    assert round(done.total_s, 3) == 0.4
+
+
+def test_a_job_that_held_for_want_of_nodes_recovers_by_the_plan_that_ends_it():
+    held, again = replace(SECOND, phase=Phase.HOLD), plan(3, ME, OTHER)
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (Suspected(now=1.0, node="b"), FIRST),
+        (Seen(now=1.1, view=View(plan=held)), held),
+        (works(1.2, Work.PARKED, 2, 7), held),
+        (Seen(now=9.2, view=View(plan=again)), again),
+        (works(9.4, Work.TRAINING, 3, 7), again),
+        (works(9.5, Work.TRAINING, 3, 8), again),
+    )
+    assert done.generation == 3
+    assert rounded(done)["decide"] == 8.0

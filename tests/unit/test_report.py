@@ -532,3 +532,44 @@ def test_where_times_of_old_steps_are_gone_figures_are_of_those_that_are_left(ru
     assert story.goodput == pytest.approx(5 * 0.8 / (story.until - story.counted))  # the median of two ranks
     assert max(age.end - age.start for age in story.sealed) < 2.0
     assert "as far as steps' times go back" in text(story)
+
+
+def test_what_an_operator_asks_for_is_no_fault(tmp_path: Path) -> None:
+    plans = [
+        (1, "train", "start", "first plan; 3 of 3 nodes train"),
+        (2, "hold", "start", "paused by an operator"),
+        (3, "train", "reform", "going on; 3 of 3 nodes train"),
+        (4, "train", "reform", "n2/1 leaves; 2 of 3 nodes train"),
+        (5, "hold", "reform", "n1/1 is not heard by n0; 1 of the 2 nodes it needs: holding"),
+        (6, "train", "reform", "going on; 2 of 2 nodes train"),
+    ]
+    lines = [
+        log(float(n), "plan.adopted", "n0", generation=n, phase=phase, rung=rung, reason=why, world=2, members=2)
+        for n, phase, rung, why in plans
+    ]
+    (tmp_path / "n0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    story = tell(read(tmp_path))
+    assert [each.number for each in story.faults] == [5, 6]
+
+
+def test_a_history_of_another_run_beside_is_not_this_ones(run: Path) -> None:
+    # Found by a newcomer: `report run` told the demonstration's rewards for a job that has none.
+    before = [{"step": n, "reward": 0.5, "generation": 1, "wall": 1000.0 + n} for n in range(3)]
+    ours = [{"step": n, "reward": 0.9, "generation": 1, "wall": 1795293242.0 + n} for n in range(3)]
+    for name in ("history.jsonl", "demo.jsonl"):
+        (run / name).unlink(missing_ok=True)
+    (run / "old.jsonl").write_text("\n".join(map(json.dumps, before)))
+    left = read(run)
+    assert "old.jsonl: another run's history" in left.unread
+    assert all(note.facts.get("reward") != 0.5 for note in left.notes)
+    (run / "new.jsonl").write_text("\n".join(map(json.dumps, ours)))
+    assert {note.facts["reward"] for note in read(run).notes} == {0.9}
+
+
+def test_without_a_daemons_log_nobody_knows_of_faults(run: Path) -> None:
+    for path in run.rglob("*"):
+        if path.suffix in {".jsonl", ".log"} and "daemon.started" in path.read_text(encoding="utf-8", errors="replace"):
+            path.unlink()
+    said = text(tell(read(run)))
+    assert "faults not known (no daemon's log is here)" in said
+    assert "no fault" not in said
