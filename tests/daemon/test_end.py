@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.live.local import Job
-from elasticrl.cli.find import answers
+from elasticrl.cli.find import left_behind
 from elasticrl.core.adopt import AHEAD
 from elasticrl.core.model import Outcome, Phase, Plan
 from elasticrl.runtime.checkpoint.place import place
@@ -178,7 +178,7 @@ def test_a_store_that_has_lost_the_job_is_refused_and_then_adopted() -> None:
         (refused,) = job.events("n0", "daemon.refused")
         assert "the store knows nothing of this job" in refused["reason"]
         assert "elasticrl daemon --adopt" in refused["reason"]
-        assert not answers(job.home("n0") / "agent.sock")
+        assert left_behind(job.home("n0") / "agent.sock")
         job.adopt = True
         job.start("n0", "n1")
         assert job.ends() == [0, 0]

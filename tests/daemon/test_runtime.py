@@ -15,7 +15,7 @@ import pytest
 
 from chaos.live.local import Job
 from chaos.live.proc import command_line
-from elasticrl.cli.find import answers
+from elasticrl.cli.find import left_behind
 from elasticrl.config import dumps, load
 from elasticrl.runtime.chronicle import compare, read
 from elasticrl.runtime.data.audit import audit
@@ -61,6 +61,11 @@ def stages_are_told(job: Job) -> None:
         assert 0.0 < line["stages"]["restore"] < line["total_s"]
 
 
+def told_as(job: Job, node: str) -> str:
+    """What `status` says of a node."""
+    return next((row["state"] for row in job.ask("n0", "status")["rows"] if row["node"] == node), "nowhere")
+
+
 def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_with_the_same_bits(tmp_path: Path):
     conf = {
         "job": {"program": str(PROGRAM), "seed": 7},
@@ -76,13 +81,18 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         at = time.monotonic()
         job.kill_node("n2")
         job.until_steps(2, after=at, within_s=30.0)
+        job.until(lambda: told_as(job, "n2") == "gone", 30.0, "its lease is over, and status still has it")
+        seen = job.ask("n0", "status")
+        assert (seen["nodes"], seen["known"], seen["last"]["steps"]) == (2, 3, 0)
+        assert any("n2 is gone" in text and "holds if one more goes" in text for text in seen["advice"])
         job.start("n2")
         job.until_steps(3, within_s=60.0)
+        job.until(lambda: told_as(job, "n2") == "training", 10.0, "it is back")
         at = time.monotonic()
         leader = job.leader()
         job.kill_daemon(leader)
         job.start(leader)
-        job.until(lambda: answers(job.control(leader)), 60.0, "the restarted daemon answers")
+        job.until(lambda: not left_behind(job.control(leader)), 60.0, "the restarted daemon answers")
         job.until_steps(3, within_s=30.0, count=5)
         job.ask(leader, "stop")
         ends_as_if_undisturbed(job, tmp_path)
@@ -194,7 +204,7 @@ def test_after_a_loss_of_power_nodes_with_own_disks_wait_for_the_last_one_and_en
         job.start("n0", "n1")
 
         def waits() -> bool:
-            if not answers(job.control("n0")):
+            if left_behind(job.control("n0")):
                 return False
             rows = job.ask("n0", "status")["rows"]
             return [row["phase"] for row in rows if row["node"] in ("n0", "n1")] == ["disks", "disks"]
@@ -214,7 +224,7 @@ def test_a_node_whose_workers_end_before_they_are_ready_is_named_with_the_reason
         job.start("n0")
 
         def named() -> bool:
-            if not answers(job.control("n0")):
+            if left_behind(job.control("n0")):
                 return False
             said = job.ask("n0", "status")
             return (
