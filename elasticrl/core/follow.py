@@ -24,10 +24,10 @@ from elasticrl.core.events import (
     Workers,
 )
 from elasticrl.core.invariants import check_commit
-from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Outcome, Phase, Plan, Record, Seat, Work
+from elasticrl.core.model import LOADING, MEETING, OUTSIDE, Exit, Member, Outcome, Phase, Plan, Record, Seat, Work
 from elasticrl.core.policy import Act
 from elasticrl.core.state import State, Wish
-from elasticrl.core.suspect import probe_turns, watched
+from elasticrl.core.suspect import lives, probe_turns, watched
 from elasticrl.core.verdict import Fault
 
 NO_WORKERS = Workers(now=-inf)
@@ -118,7 +118,8 @@ def record_of(state: State, now: float) -> Record:
     if now >= state.adopted + LOADS_S:
         marked.add(LOADING)
     turned = own is not None and own.phase != workers.phase and bool(marked & {own.phase, workers.phase})
-    ring = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
+    near = watched(plan, state.me, state.settings.membership.neighbours) if state.suspects else ()
+    accused = lives(plan, state.suspects.intersection(near))
     card = state.card
     record = Record(
         member=card.member,
@@ -137,7 +138,7 @@ def record_of(state: State, now: float) -> Record:
         step=told.step,
         exit=left,
         stall=workers.stall if workers.stall and workers.stall.waiting else None,
-        suspects=tuple(sorted(state.suspects.intersection(ring))) if state.suspects else (),
+        suspects=tuple(str(Member(node=node, incarnation=life)) for node, life in sorted(accused.items())),
         unreachable=state.probed.unreachable if state.probed and state.probed.generation == here else None,
         answered=here if state.probed and state.probed.generation == here else 0,
         probing=state.probed.more if state.probed and state.probed.generation == here else False,

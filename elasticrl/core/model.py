@@ -301,7 +301,7 @@ class Record:
     step: int = 0  # newest sealed step, refreshed slowly
     exit: Exit | None = None  # how its last workers ended, until there are others; `generation` says under which plan
     stall: Stall | None = None
-    suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, sorted
+    suspects: tuple[str, ...] = ()  # neighbours whose beats it does not hear, each with its life ("n03/2"), sorted
     unreachable: tuple[str, ...] | None = None  # the answer to a PROBE plan; None: not answered
     answered: int = 0  # which PROBE plan that answers: there may be two in a row
     probing: bool = False  # what was found on the way to those within reach is still to come

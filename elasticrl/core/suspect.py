@@ -5,11 +5,11 @@ accusers that are not convicted themselves, and where the accusations point both
 and the plan goes to PROBE.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 
-from elasticrl.core.model import Member, Phase, Plan, Stall, View, Work
+from elasticrl.core.model import Member, Phase, Plan, Record, Stall, View, Work
 from elasticrl.core.pairs import turns
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Membership, Timeouts
@@ -173,9 +173,10 @@ def convict(
 def conviction(view: View, reach: int) -> Conviction:
     """What the suspicions in all records amount to; nodes that are in no plan have no neighbours to judge them.
 
-    Nor do they judge, and who is back as another life is not accused for the one that is over. Found by the scenario
-    in-halves-that-both-hear-the-store: those whom a probe had put out went on accusing, as neighbours of an earlier ring,
-    those who had stayed.
+    Nor do they judge, and who is back as another life is not accused for the one that is over. Found by two scenarios. In
+    in-halves-that-both-hear-the-store those whom a probe had put out went on accusing, as neighbours of an earlier ring, those
+    who had stayed. In drain-during-save a node that came back was seated, and convicted at once by what had been said of its
+    life before: who had said so had not read the plan yet.
     """
     plan, records = view.plan, view.records
     if plan is None or not records:
@@ -188,9 +189,13 @@ def conviction(view: View, reach: int) -> Conviction:
         record = records.get(node)
         return record is not None and record.member.incarnation != lives(plan, [node])[node]
 
-    accusations = ((record.member, other) for record in records.values() for other in record.suspects)
-    heeded = ((me.node, other) for me, other in accusations if other in watched(plan, me, reach) and not reborn(other))
-    return convict(heeded, watchers)
+    def accused(record: Record) -> Iterator[str]:
+        known = lives(plan, watched(plan, record.member, reach)) if record.suspects else {}
+        for node, life in known.items():
+            if str(Member(node=node, incarnation=life)) in record.suspects and not reborn(node):
+                yield node
+
+    return convict(((r.member.node, other) for r in records.values() for other in accused(r)), watchers)
 
 
 def split(nodes: Iterable[str], unreachable: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

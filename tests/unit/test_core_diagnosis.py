@@ -634,8 +634,8 @@ def test_a_node_that_is_back_is_not_kept_out_for_the_silence_of_its_earlier_life
         life.told(
             2.1,
             record(name, warm=True),
-            record("n02", work=Work.TRAINING, generation=1, born=1, suspects=("n01",)),
-            replace(life.view.own, suspects=("n01",)),
+            record("n02", work=Work.TRAINING, generation=1, born=1, suspects=("n01/1",)),
+            replace(life.view.own, suspects=("n01/1",)),
         )
         assert [seat.member.node for seat in proposed(life).seats] == seated
         sent = [action for action, _ in life.state.sent.values() if isinstance(action, events.Confine)]

@@ -50,7 +50,9 @@ def four_train(*, steps=7):
 def cut_off(life, now, *nodes):
     for node in nodes:
         life.at(now, events.Suspected(now=0, node=node))
-    mine = record("n01", work=Work.TRAINING, generation=1, born=1, step=7, suspects=nodes)
+    mine = record(
+        "n01", work=Work.TRAINING, generation=1, born=1, step=7, suspects=tuple(f"{node}/1" for node in nodes)
+    )
     life.view = replace(
         life.view, records={**life.view.records, "n01": mine, "n00": life.view.own}, revision=life.view.revision + 1
     )
@@ -129,7 +131,7 @@ def test_who_keeps_what_goes_by_the_gang_that_has_sealed_a_step_also_where_a_rec
     rows = [record(n, work=Work.TRAINING, generation=2, born=1, step=9, lap=lap) for n in FOUR[1:]]
     life.told(4.4, life.view.own, *rows)
     life.at(5.0, events.Suspected(now=0, node="n03"))
-    mine = replace(rows[0], suspects=("n03",))
+    mine = replace(rows[0], suspects=("n03/1",))
     records = {"n00": life.view.own, "n01": mine, "n03": rows[2]}
     life.view = replace(life.view, records=records, revision=life.view.revision + 1)
     made = proposed(life.at(5.1, events.Seen(now=0, view=life.view)))

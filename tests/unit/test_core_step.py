@@ -222,7 +222,7 @@ def a_leaders_life():
     life.told(4.0, record("n02", work=Work.FAILED, generation=1, exit=died))
     trains(life, 4.1, 2, "n00", "n01", "n02")
     life.leased(5.0)
-    suspicious = record("n01", work=Work.TRAINING, generation=2, born=1, suspects=("n02",))
+    suspicious = record("n01", work=Work.TRAINING, generation=2, born=1, suspects=("n02/1",))
     life.told(6.0, suspicious)
     life.at(6.1, Suspected(now=0, node="n02"))
     life.told(6.2, life.view.own)

@@ -105,7 +105,7 @@ def test_spares_are_probed_and_probe():
 @pytest.mark.parametrize(("accusers", "guilty"), [("bcyz", "a"), ("by", ""), ("bpq", ""), ("pqrs", "")])
 def test_only_neighbours_in_the_present_ring_have_a_say(accusers, guilty):
     ring = "abcxyz"  # of these, b, c, y and z are a's neighbours; p, q, r and s were put out
-    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a",)) for n in accusers}
+    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a/1",)) for n in accusers}
     assert "".join(conviction(View(plan=plan_of(*ring), records=records), 2).guilty) == guilty
 
 
@@ -114,15 +114,26 @@ def test_only_neighbours_in_the_present_ring_have_a_say(accusers, guilty):
 )
 def test_who_is_of_another_life_than_the_plan_knows_watches_nobody_in_it_and_has_no_say(born, guilty):
     plan = plan_of(*"abcd")
-    records = {n: Record(member=Member(node=n, incarnation=born), suspects=("a",)) for n in "bc"}
+    records = {n: Record(member=Member(node=n, incarnation=born), suspects=("a/1",)) for n in "bc"}
     assert conviction(View(plan=plan, records=records), 2).guilty == guilty
     assert bool(watched(plan, Member(node="b", incarnation=born), 2)) == (born == 1)
 
 
 def test_who_is_back_as_another_life_is_not_accused_of_the_silence_of_the_one_before():
-    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a",)) for n in "bc"}
+    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a/1",)) for n in "bc"}
     records["a"] = Record(member=Member(node="a", incarnation=2))
     assert conviction(View(plan=plan_of(*"abcd"), records=records), 2).guilty == {}
+
+
+def test_who_is_seated_anew_is_not_accused_by_those_who_have_not_read_it_yet():
+    # Found live by drain-during-save: the plan that seats a/2, and records of before it, which accuse a/1.
+    first, *others = plan_of(*"abcd").seats
+    plan = replace(plan_of(*"abcd"), seats=(replace(first, member=Member(node="a", incarnation=2)), *others))
+    records = {n: Record(member=Member(node=n, incarnation=1), suspects=("a/1",)) for n in "bc"}
+    records["a"] = Record(member=Member(node="a", incarnation=2))
+    assert conviction(View(plan=plan, records=records), 2).guilty == {}
+    heard = {n: replace(each, suspects=("a/2",)) for n, each in records.items() if n != "a"}
+    assert conviction(View(plan=plan, records={**records, **heard}), 2).guilty == {"a": ("b", "c")}
 
 
 def test_silence_is_suspected_after_its_time_and_cleared_by_a_beat():
