@@ -299,7 +299,7 @@ def test_a_fault_that_costs_the_leader_its_own_seat_is_told_of() -> None:
         os.kill(job.worker(leader), signal.SIGKILL)
         job.until_steps(2, within_s=20.0)
         asked = next(node for node in NODES if node != leader)
-        job.until(lambda: bool(job.ask(asked, "status")["last"]), 20.0, "what status says of it")
+        job.until(lambda: (job.ask(asked, "status")["last"] or {}).get("at"), 20.0, "what is written of it")
         told = job.ask(asked, "status")
         assert (told["faults"], f"{leader}: rank" in told["last"]["said"], "SIGKILL" in told["last"]["said"]) == (
             1,
