@@ -54,6 +54,7 @@ MUTANTS: Final = (
     _m("a lease counts from its sending", "step", "max(sent, state.leased) if held", "event.now if held", "slow-store"),
     _m("only a held lease leads", "step", "state.view.leader == state.me and lease_held(state, now)", "state.view.leader == state.me", "slow-store"),
     _m("suspicion ends with the neighbourhood", "step", "near = state.suspects.intersection(watched(", "return state.suspects.union(())\n    near = state.suspects.intersection(watched(", "kill-the-leader"),
+    _m("an accusation is of a life", "suspect", "str(Member(node=node, incarnation=life)) in record.suspects", 'any(text.startswith(node + "/") for text in record.suspects)', "who-is-back-in-a-held-gang-is-not-accused"),
     _m("a convicted leader is replaced at once", "step", "state.view.leader is None or leader_convicted(state) or", "state.view.leader is None or", "kill-the-leader"),
     _m("a leader that was reborn is replaced at once", "step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
     # Following.
@@ -143,7 +144,7 @@ MUTANTS: Final = (
     _m("a gap is filled", "scene", "gaps = len(fates) - kept", "gaps = 0", "spare-takes-the-gap"),
     _m("a gap is filled in its place", "scene", "            elif waiting:\n", "            elif False:\n", "spare-takes-the-gap"),
     _m("an unsure verdict is probed", "probing", "or not scene.conviction.unsure:", "or True:", "every-second-node-cut-off"),
-    _m("who was put out has no say", "suspect", "for me, other in accusations if other in watched(plan, me, reach) and", "for me, other in accusations if other in plan.place and", "in-halves-that-both-hear-the-store"),
+    _m("who was put out has no say", "suspect", "lives(plan, watched(plan, record.member, reach))", "lives(plan, plan.place)", "in-halves-that-both-hear-the-store"),
     _m("a spare breaks the tie of two", "probing", ", *scene.spares]", "]", "two-seats-and-a-spare"),
     _m("the place to meet is alive", "scene", "next((endpoint for endpoint in offers if endpoint), \"\")", "next(offers, \"\")", "the-agent-of-rank-0-is-away"),
     _m("the job's bits outlive its seats", "scene", "        if self.plan and self.plan.bits:", "        if False:", "the-other-does-not-take-over"),

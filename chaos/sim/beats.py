@@ -45,11 +45,14 @@ class Beats:
                 if not self.audible(other, name):
                     self.silent.add((other, name))
                 self._judge_in(name, self.suspect_s + 0.001)
+        for receiver in sorted(self.listeners[name]):
+            self._compare(name, receiver)
 
     def audible(self, sender: str, receiver: str) -> bool:
-        """Do the sender's beats reach the receiver now?"""
+        """Do the sender's beats reach the receiver now? One beats only for the neighbours of one's own plan."""
         node = self.cluster.nodes.get(sender)
-        return node is not None and node.awake and self.cluster.net.hears(sender, receiver, "beat")
+        beats = node is not None and node.awake and receiver in self.rings.get(sender, ())
+        return beats and self.cluster.net.hears(sender, receiver, "beat")
 
     def changed(self, name: str) -> None:
         """Something about this node, or a link of it, is other than before."""
