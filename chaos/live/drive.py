@@ -40,7 +40,10 @@ from elasticrl.runtime.data.audit import audit
 from elasticrl.runtime.vault.errors import DataError
 
 LOOK_S = 0.03
-RETRY_S, GIVE_UP_S = 0.25, 60.0  # a fault that cannot act yet waits for its chance; another one may hold the job for long
+RETRY_S, GIVE_UP_S = (
+    0.25,
+    60.0,
+)  # a fault that cannot act yet waits for its chance; another one may hold the job for long
 PLACE_S = 60.0  # for the job to come to a place that shows in the store or on the disk
 QUIET_S = 1.0  # of training before a scenario's first fault
 START_S = 180.0  # for a job's first steps; a busy machine imports torch slowly

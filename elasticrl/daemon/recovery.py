@@ -54,7 +54,7 @@ class Stages:
         """
         now = event.now
         match event:
-            case Workers() | Suspected() if self.paused:
+            case Workers() | Suspected() if self.paused or (self.plan is not None and me not in self.plan.seat_of):
                 pass
             case Workers(work=work, stall=stall) if (work in TROUBLE or stall) and self.sign_at is None:
                 return replace(self, sign_at=now, detect_s=stall.for_s if stall else 0.0), None

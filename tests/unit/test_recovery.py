@@ -90,6 +90,24 @@ def test_a_nodes_own_way_in_is_no_recovery():
     )
 
 
+def test_what_fails_while_the_others_go_on_is_no_sign_of_what_comes_later():
+    # Found live: a node whose worker had died, and that was back after 6 s, told a recovery of 7 s when another died just then.
+    others, both, alone = plan(2, OTHER), plan(3, ME, OTHER, rung=Rung.START), plan(4, ME)
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (works(1.0, Work.FAILED, 1, 7), FIRST),
+        (Seen(now=1.2, view=View(plan=others)), others),
+        (works(1.3, Work.FAILED, 1, 7), others),
+        (Seen(now=7.0, view=View(plan=both)), both),
+        (works(7.5, Work.TRAINING, 3, 40), both),
+        (works(8.0, Work.PARKED, 3, 40), both),
+        (Seen(now=8.1, view=View(plan=alone)), alone),
+        (works(8.3, Work.TRAINING, 4, 40), alone),
+        (works(8.4, Work.TRAINING, 4, 41), alone),
+    )
+    assert (done.generation, round(done.total_s, 3)) == (4, 0.4)
+
+
 ONE = plan(2, ME, rung=Rung.START)
 
 
