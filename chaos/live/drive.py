@@ -456,7 +456,7 @@ class Drive:
             self.until(lambda: all(p.poll() is not None for p in self.job.daemons.values()), STOP_S, "all daemons end")
             return self._unasked(scenario)
         self.until(self._daemons_back, 30.0 * load_factor(), "all daemons answer")
-        self.until(lambda: self.over or self.well(healed), scenario.liveness_s, "all nodes train again")
+        self.until(lambda: self.over or self.well(healed), scenario.liveness_s * load_factor(), "all nodes train again")
         return self._unasked(scenario)
 
     def _unasked(self, scenario: Scenario) -> str:
