@@ -449,15 +449,20 @@ class Show:
         end(list(self.daemons.values()), within_s=20.0)
         if self.tree is not None:
             asyncio.run(end_vaults(vaults_of(Path(self.tree.vault.dir) / self.name)))
-            remove(Path(self.tree.vault.dir) / self.name)
+            remove(Path(self.tree.vault.dir) / self.name, around=True)
         if self.etcd is not None:
             stop_store(self.tree)
         remove(self.run_dir / self.name)
 
 
-def remove(folder: Path) -> None:
-    """A folder of this demonstration. The one around it is all runs': one that begins may have nothing in it yet."""
+def remove(folder: Path, *, around: bool = False) -> None:
+    """A folder of this demonstration, and that `around` it, which only demonstrations use, if no other does. That of sockets is of all
+    runs: one that begins may have nothing in it yet.
+    """
     shutil.rmtree(folder, ignore_errors=True)
+    if around:
+        with suppress(OSError):
+            folder.parent.rmdir()
 
 
 class Lines:
