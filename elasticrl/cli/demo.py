@@ -456,8 +456,8 @@ class Show:
 
 
 def remove(folder: Path, *, around: bool = False) -> None:
-    """A folder of this demonstration, and that `around` it, which only demonstrations use, if no other does. That of sockets is of all
-    runs: one that begins may have nothing in it yet.
+    """A folder of this demonstration, and that `around` it, which only demonstrations use, if no other does. That of sockets is
+    of all runs: one that begins may have nothing in it yet.
     """
     shutil.rmtree(folder, ignore_errors=True)
     if around:
