@@ -30,7 +30,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
 from multiprocessing.process import BaseProcess
@@ -232,61 +232,48 @@ def costs(side: Side, each: int) -> list[tuple[float, float]]:
     return [(took / count, used / count) for took, used, count in rounds]
 
 
-def measure(
-    names: Sequence[str],
-    base: Path,
-    world: int,
-    rounds: int,
-    swaps: int,
-    turn_s: float,
-    watch: Watch,
-    *,
-    beside: bool,
-    other: Path,
-) -> list[list[tuple[float, float]]]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be measured, and how."""
+
+    names: Sequence[str]
+    world: int
+    swaps: int
+    turn_s: float
+    beside: bool
+    other: Path
+
+
+def measure(asked: Asked, rounds: int, base: Path, watch: Watch) -> list[list[tuple[float, float]]]:
     """The costs of both."""
     job = ppo.models(base)
-    rounds_of = [rounds - rounds // SITTINGS, rounds // SITTINGS]
-    found: list[list[tuple[float, float]]] = [[] for _ in names]
-    for sitting, count in enumerate(rounds_of):
+    found: list[list[tuple[float, float]]] = [[] for _ in asked.names]
+    for sitting, count in enumerate((rounds - rounds // SITTINGS, rounds // SITTINGS)):
         if not count:
             continue
         folder = base / f"sitting-{sitting}"
         folder.mkdir()
-        order = [*range(len(names))][:: -1 if sitting else 1]
-        told = sit(
-            [names[i] for i in order], job, folder, world, count, swaps, turn_s, watch, beside=beside, other=other
-        )
+        order = [*range(len(asked.names))][:: -1 if sitting else 1]
+        told = sit(replace(asked, names=[asked.names[i] for i in order]), job, folder, count, watch)
         for i, its in zip(order, told, strict=True):
             found[i] += its
     return found
 
 
-def sit(
-    names: Sequence[str],
-    job: Mapping[str, Any],
-    base: Path,
-    world: int,
-    rounds: int,
-    swaps: int,
-    turn_s: float,
-    watch: Watch,
-    *,
-    beside: bool,
-    other: Path,
-) -> list[list[tuple[float, float]]]:
+def sit(asked: Asked, job: Mapping[str, Any], base: Path, rounds: int, watch: Watch) -> list[list[tuple[float, float]]]:
     """The costs of both in so many rounds of one sitting: they begin in this order, and end together."""
     processors = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         sides = []
-        for number, name in enumerate(names):
+        for number, name in enumerate(asked.names):
             freezer, folder = Freezer(number), base / f"{number}-{name}"
+            where = {processors[number]} if asked.beside else set(processors)
             freezer.make()
             stack.callback(freezer.remove)
             process = context.Process(
                 target=run,
-                args=(name, freezer, job, folder, world, {processors[number]} if beside else set(processors), other),
+                args=(name, freezer, job, folder, asked.world, where, asked.other),
             )
             process.start()
             stack.callback(process.join, 60.0)
@@ -295,19 +282,19 @@ def sit(
             sides.append(Side(name, freezer, folder, process))
             advance(sides[-1], ppo.WARM_UP + 1)
         for number in range(rounds):
-            for swap in range(swaps):
+            for swap in range(asked.swaps):
                 first, second = sides if (number + swap) % 2 == 0 else sides[::-1]
                 for pair in ((first, second), (second, first)):
-                    if beside:
+                    if asked.beside:
                         for side, processor in zip(pair, processors, strict=False):
                             side.freezer.pin(processor)
-                    for together in [pair] if beside else [(side,) for side in pair]:
-                        turn(together, turn_s)
+                    for together in [pair] if asked.beside else [(side,) for side in pair]:
+                        turn(together, asked.turn_s)
             watch.look()  # both are frozen
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for side in sides:
             advance(side, len(ppo.made(side.folder)) + TOLD_LATE + 1)
-        return [costs(side, 2 * swaps) for side in sides]
+        return [costs(side, 2 * asked.swaps) for side in sides]
 
 
 def told(ratios: Sequence[float]) -> dict[str, Any]:
@@ -338,17 +325,10 @@ def main() -> int:
         raise SystemExit(f"--other {options.other}: a checkout with a .venv of its own is wanted")
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as base:
-        found = measure(
-            names,
-            Path(base),
-            options.world,
-            options.rounds,
-            options.swaps,
-            options.turn,
-            watch,
-            beside=options.beside,
-            other=options.other.resolve(),
+        asked = Asked(
+            names, options.world, options.swaps, options.turn, beside=options.beside, other=options.other.resolve()
         )
+        found = measure(asked, options.rounds, Path(base), watch)
     noise = watch.noise()
     pairs = [list(zip(*both, strict=True)) for both in zip(*found, strict=True)]
     results = {
@@ -356,12 +336,21 @@ def main() -> int:
         for i, what in enumerate(("time", "processors' time"))
     }
     if options.json:
-        asked = {"sides": names, "world": options.world, "beside": options.beside}
+        settings = {"sides": names, "world": options.world, "beside": options.beside}
         steps = [
             {what: summary([one[i] for one in side]) for i, what in enumerate(("step_s", "processors_s"))}
             for side in found
         ]
-        dump({"bench": "cost", "results": results, **asked, "steps": steps, "noise": noise, "machine": watch.machine()})
+        dump(
+            {
+                "bench": "cost",
+                "results": results,
+                **settings,
+                "steps": steps,
+                "noise": noise,
+                "machine": watch.machine(),
+            }
+        )
         return 0
     notes = []
     for what, result in results.items():

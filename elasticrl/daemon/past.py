@@ -1,5 +1,5 @@
-"""What befell a job so far, for whoever asks how it is: since when it runs, how many faults, the newest of them in words, and
-which nodes have gone without a word and are not back.
+"""What befell a job so far, for whoever asks how it is: since when it runs, its faults in number and the newest in words, the
+nodes that went without a word.
 
 The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy) and when nodes
 come and go. No decision reads it, so it may be late, or lost with the store; a leader that comes to office goes on with what
