@@ -52,7 +52,7 @@ def one_plan_per_generation(case: Case) -> Iterator[Complaint]:
     """Generations strictly rise, and each is written once."""
     newest = 0
     for fact in case.plans:
-        if fact.plan.generation != newest + 1:
+        if fact.plan.generation != newest + 1 and not (fact.plan.again and fact.plan.generation > newest):
             yield fact.at, f"generation {fact.plan.generation} was written after {newest}"
         newest = max(newest, fact.plan.generation)
 
@@ -119,6 +119,7 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
     """No seat for a life that was over, or had left, well before the plan was written."""
     over: dict[str, float] = {}
     newest: dict[str, str] = {}
+    shown = -inf
     for fact in case.history:
         if isinstance(fact, Left):
             over[fact.member] = fact.at
@@ -129,7 +130,11 @@ def only_the_living_are_seated(case: Case) -> Iterator[Complaint]:
             if newest.get(node, fact.member) != fact.member:
                 over.setdefault(newest[node], fact.at)
             newest[node] = fact.member
+        elif isinstance(fact, Planned) and fact.plan.again:
+            shown = fact.at  # a store that was set back shows the dead, until their leases have run out
         elif isinstance(fact, Planned) and fact.plan.phase is Phase.TRAIN:
+            if fact.at < shown + case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S:
+                continue
             patience = case.scenario.shape.settings.membership.lease_ttl_s + WATCH_S + _store_trouble(case, fact.at)
             for seat in fact.plan.seats:
                 ended = over.get(str(seat.member))
@@ -155,7 +160,7 @@ def only_a_leader_writes(case: Case) -> Iterator[Complaint]:
         if isinstance(fact, Elected):
             leader = fact.member
         elif isinstance(fact, Planned):
-            if fact.by != leader:
+            if fact.by != leader and not fact.plan.again:
                 yield fact.at, f"{fact.by} wrote generation {fact.plan.generation}, the leader was {leader}"
             slack = 0.06 * case.scenario.shape.settings.membership.lease_ttl_s + 0.05
             if fact.lapsed_s > slack:
@@ -337,7 +342,8 @@ def nothing_happens_after_the_end(case: Case) -> Iterator[Complaint]:
     stop: Planned | None = None
     for fact in case.history:
         if isinstance(fact, Planned):
-            if stop is not None:
+            told_again = fact.plan.again and fact.plan.phase is Phase.STOP  # to a store that had lost the end
+            if stop is not None and not told_again:
                 yield fact.at, f"generation {fact.plan.generation} was written after the job's end"
             stop = fact if fact.plan.phase is Phase.STOP else stop
 
@@ -414,7 +420,7 @@ def a_rung_does_what_it_says(case: Case) -> Iterator[Complaint]:
         fresh = sum(seat.born == plan.generation for seat in plan.seats)
         want = len(plan.seats) if plan.rung >= Rung.RESTART else int(before < plan.rung is Rung.REPLACE)
         before = plan.rung
-        if plan.phase is Phase.TRAIN and fresh < want:
+        if plan.phase is Phase.TRAIN and fresh < want and not plan.again:
             yield fact.at, f"generation {plan.generation} ({plan.rung.name}) starts {fresh} of {len(plan.seats)} afresh"
 
 
@@ -502,19 +508,22 @@ def only_who_has_joined_commits(case: Case) -> Iterator[Complaint]:
 def commits_only_rise(case: Case) -> Iterator[Complaint]:
     """Each commit is of a later step, by the newest generation, and of a save that is whole."""
     step = generation = 0
+    manifest, lost = "", False  # a store that has lost its data may be told the newest of its commits once more
     whole = {fact.manifest: fact for fact in case.history if isinstance(fact, Saved) and fact.whole}
     for fact in case.history:
         if isinstance(fact, Planned):
             generation = max(generation, fact.plan.generation)
+        elif isinstance(fact, Struck | Eased):
+            lost = lost or fact.kind in ("store_wiped", "store_set_back")
         elif isinstance(fact, Committed):
-            if fact.step <= step:
+            if fact.step <= step and not (lost and fact.manifest == manifest):
                 yield fact.at, f"step {fact.step} was committed after {step}"
             if fact.generation != generation:
                 yield fact.at, f"generation {fact.generation} committed step {fact.step} under plan {generation}"
             save = whole.get(fact.manifest)
             if save is None or save.step != fact.step or save.at > fact.at:
                 yield fact.at, f"step {fact.step} was committed without a whole save ({fact.manifest})"
-            step = max(step, fact.step)
+            step, manifest, lost = max(step, fact.step), fact.manifest, False
 
 
 def no_sample_is_lost_or_used_twice(case: Case) -> Iterator[Complaint]:
@@ -715,7 +724,9 @@ def _store_trouble(case: Case, until: float) -> float:
         if isinstance(fact, Struck) and fact.kind in trouble and fact.at <= until
     }
     ended = {fact.number: fact.at for fact in case.history if isinstance(fact, Eased)}
-    return sum(
+    ttl_s = case.scenario.shape.settings.membership.lease_ttl_s
+    again = [fact.at for fact in case.plans if fact.plan.again and fact.at <= until]  # what was set back shows the dead
+    return sum(min(until - at, ttl_s) for at in again) + sum(
         min(ended.get(n, fact.at + 2.0 if ALL[fact.kind].for_s is None else until) + 2.0, until) - fact.at
         for n, fact in begun.items()
     )

@@ -104,6 +104,8 @@ KINDS: Final[dict[str, Kind]] = {
     "pause": Kind(does="an operator pauses the job, and resumes it later", reach="operator", for_s=(1, 15)),
     "stop": Kind(does="an operator stops the job", reach="operator", weight=0.15),
     # Weight 0: only in scenarios, so that what seeds draw stays what it was.
+    "store_wiped": Kind(does="the store loses all of its data, and serves on", reach="store", weight=0),
+    "store_set_back": Kind(does="the store is set back to a backup", reach="store", weight=0, for_s=(1, 30)),
     "gpu_breaks": Kind(does="the kernel of a node reports a GPU off the bus; its workers train on", reach="node", weight=0),
     "join_node": Kind(does="a node that was not there starts", reach="operator", weight=1),
 }  # fmt: skip

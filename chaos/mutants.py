@@ -57,6 +57,10 @@ MUTANTS: Final = (
     _m("an accusation is of a life", "suspect", "str(Member(node=node, incarnation=life)) in record.suspects", 'any(text.startswith(node + "/") for text in record.suspects)', "who-is-back-in-a-held-gang-is-not-accused"),
     _m("a convicted leader is replaced at once", "step", "state.view.leader is None or leader_convicted(state) or", "state.view.leader is None or", "kill-the-leader"),
     _m("a leader that was reborn is replaced at once", "step", "leader_convicted(state) or leader_reborn(state)", "leader_convicted(state)", "restarted-before-its-lease"),
+    # A store that has lost what it knew.
+    _m("what the store has lost is written again", "step", "if state.lost_since is None:\n        return Wish()", "if True:\n        return Wish()", "the-store-loses-its-data"),
+    _m("an older plan is not followed", "setback", "if view.generation < plan.generation or (", "if False or (", "the-store-is-set-back"),
+    _m("a pause outlives the store's loss", "setback", "if view.lost and view.intent_generation < known.intent_generation:", "if False:", "the-store-loses-its-data-in-a-pause"),
     # Following.
     _m("workers cannot join one generation twice", "follow", "return state.joined >= plan.generation or (", "return (", "agent-dies"),
     _m("a step is committed once", "follow", "workers.saved <= view.committed or ", "", "agent-dies"),

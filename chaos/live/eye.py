@@ -49,6 +49,7 @@ class Eye:
         self.plan: Plan | None = None
         self.plans: dict[int, Plan] = {}
         self._planned_at: dict[int, float] = {}  # when each was seen here
+        self._told: set[bytes] = set()  # plans and commits, as they stood in the store
         self.leader = ""
         self.commit = 0
         self.members: dict[str, Record] = {}
@@ -154,6 +155,10 @@ class Eye:
 
     def _changed(self, at: float, change: Change) -> None:
         key, value = change.key, change.entry.value if change.entry else None
+        if value is not None and key in {keys.PLAN, keys.COMMIT}:
+            if value in self._told:
+                return  # read once more, after the watch had broken, or written once more to a store that had lost it
+            self._told.add(value)
         if key == keys.PLAN and value is not None:
             plan = keys.load(Plan, value, key)
             paused = at - self.paused_since if self.paused_since is not None else 0.0

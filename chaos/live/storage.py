@@ -7,15 +7,17 @@ was to take. A member that was killed is gone.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chaos.faults import Fault
-from chaos.live.box import Box
+from chaos.live.box import Box, host
 from chaos.live.errors import BoxError, NotStruck
 from chaos.live.labjob import gone, send
 from chaos.live.proc import command_line, parent, stopped
@@ -124,6 +126,57 @@ class StorageHands(Reach):
     def _store_outage(self, _: Fault) -> Done | None:
         # Beside a member that is down for longer, the others: it comes back when its own fault is over.
         return self._down([name for name, member in self.lab.members.items() if not member.down])
+
+    def _store_wiped(self, _: Fault) -> Done | None:
+        return self._begun_from(None)
+
+    def _store_set_back(self, _: Fault) -> Done | None:
+        backup = self.lab.folder / "backup"
+        if backup.exists():
+            return None  # another one is to come back first: it is tried again
+
+        def kept() -> None:
+            host("cp", "-a", "--sparse=always", str(self.lab.stores), str(backup))
+
+        def back() -> None:
+            if self._begun_from(backup) is None:
+                raise BoxError("the store's members could not be ended to be set back")
+            shutil.rmtree(backup)
+
+        done = self._restarted(kept)
+        return replace(done, detail="a backup was made", undo=back) if done else None
+
+    def _begun_from(self, backup: Path | None) -> Done | None:
+        """All members at once, on other data than they had: those of the backup, or none."""
+
+        def other() -> None:
+            for name in self.lab.members:
+                place = self.lab.stores / name
+                shutil.rmtree(place, ignore_errors=True)
+                if backup is not None:
+                    host("cp", "-a", "--sparse=always", str(backup / name), str(place))
+
+        before = self._revision()
+        done = self._restarted(other)
+        if done is not None and (now := self._revision()) >= before:
+            raise NotStruck(f"the store is at revision {now}, and was at {before}")
+        return replace(done, detail=f"of {before} revisions it has {now} left") if done else None
+
+    def _restarted(self, meanwhile: Callable[[], None]) -> Done | None:
+        names = list(self.lab.members)
+        done = None if any(member.down for member in self.lab.members.values()) else self._down(names)
+        if done is None:
+            return None
+        meanwhile()
+        for name in names:
+            self.lab.start_member(name)
+        self.lab.await_store()
+        return Done(nodes=())
+
+    def _revision(self) -> int:
+        """The newest that a member knows of; with all of them up it is the store's."""
+        found = [posted(f"{place}/v3/maintenance/status", {})["header"]["revision"] for place in self.lab.endpoints]
+        return max(map(int, found))
 
     def _pause_etcd(self, fault: Fault) -> Done | None:
         name = self._member(leading=fault.value > 0.5)

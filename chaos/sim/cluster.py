@@ -170,7 +170,7 @@ class Cluster:
             gang = Gang(self, plan)
             self.gangs[plan.generation] = gang
             self.layouts[plan.generation] = gang.shards
-            for old in [number for number in self.gangs if number < plan.generation - 8]:
+            for old in sorted(self.gangs)[:-9]:
                 del self.gangs[old]
         return self.gangs[plan.generation]
 

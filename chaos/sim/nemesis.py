@@ -12,6 +12,7 @@ from chaos.history import Eased, Elected, Fact, Healed, Struck
 from chaos.sim.cluster import Cluster
 from chaos.sim.gang import Gang
 from chaos.sim.node import Node
+from chaos.sim.store import Backup
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.model import Phase, Verb, Work
 
@@ -337,6 +338,11 @@ class Nemesis:
             case "store_compaction":
                 store.relist()
                 return (), None
+            case "store_wiped" if store.up and not self.stopped:  # (nobody is left to know of a job that is over)
+                store.set_back(Backup())
+                return (), None
+            case "store_set_back" if store.up:
+                return (), partial(self._set_back, store.backup())
             case "store_loss":
                 net.loss = fault.value
                 return (), partial(setattr, net, "loss", 0.0)
@@ -353,6 +359,10 @@ class Nemesis:
                 self.cluster.late_commit = fault.value
                 return (), None
         return None
+
+    def _set_back(self, backup: Backup) -> None:
+        if not self.stopped:
+            self.cluster.store.set_back(backup)
 
     def _to_disk(self, kind: str, fault: Fault, node: Node) -> Done | None:
         del node

@@ -319,7 +319,7 @@ class Node:
             if isinstance(action, events.Publish):
                 self.newer = action
             return
-        if isinstance(action, events.Publish) and self.mute_publish:
+        if isinstance(action, events.Publish) and (self.mute_publish or self.lease is None):
             return
         self.request += 1
         number, life = self.request, self.life
@@ -366,6 +366,8 @@ class Node:
                     store.propose(action, member, lapsed_s)
                 case events.Commit():
                     store.commit(action)
+                case events.Restore():
+                    store.restore(action, member)
                 case events.Confine():
                     store.confine(action)
                 case events.Inspect():

@@ -4,8 +4,8 @@ The one idea: it keeps what etcd promises and no more. A transaction is atomic a
 lost; a watch is late, may skip to the newest, and never goes backwards unless a fault says so.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from chaos.history import CROSSING_S, Committed, Confined, Elected, Expired, Planned
 from chaos.sim.world import Network, World
@@ -39,6 +39,18 @@ class Watcher:
     dead: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """All that a store knew at one moment. As it stands: of one that knows nothing."""
+
+    shared: View = field(default_factory=lambda: View(revision=1))
+    records: Mapping[str, tuple[Record, int]] = field(default_factory=dict)
+    quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
+    drains: Mapping[str, Member] = field(default_factory=dict)
+    leader_lease: int = 0
+    leases: Mapping[int, Member] = field(default_factory=dict)
+
+
 class Store:
     """All keys of one job."""
 
@@ -60,6 +72,7 @@ class Store:
         self.lags: dict[str, float] = {}  # of stale members, by the node that talks to them
         self.paused_at: float | None = None
         self._lease = 0
+        self._ttl_s = 0.0
         self._blocked: list[Watcher] = []  # whose view waits for the store to be up
         self._everyone: dict[str, Record] | None = None  # all records, as every watcher of them is shown; None: changed
 
@@ -68,6 +81,7 @@ class Store:
     def grant(self, owner: Member, ttl_s: float) -> int:
         """A new lease."""
         self._lease += 1
+        self._ttl_s = ttl_s
         self.leases[self._lease] = Lease(owner, ttl_s, self._world.now + ttl_s)
         self._world.later(ttl_s + 0.2, self._expire, self._lease)
         return self._lease
@@ -123,6 +137,38 @@ class Store:
         for held in self.leases.values():
             held.until = self._world.now + held.ttl_s
 
+    def backup(self) -> Backup:
+        """What it knows now."""
+        return Backup(
+            shared=replace(self.shared, revision=self.revision),
+            records=dict(self.records),
+            quarantines=dict(self.quarantines),
+            drains=dict(self.drains),
+            leader_lease=self.leader_lease,
+            leases={number: held.owner for number, held in self.leases.items()},
+        )
+
+    def set_back(self, to: Backup) -> None:
+        """It knows that and no more, and its revisions go on from there. Its leases begin anew."""
+        now = self._world.now
+        lost = [held for number, held in self.leases.items() if number not in to.leases]
+        for node, quarantine in self.quarantines.items():
+            if node not in to.quarantines:
+                self._note_quarantine(replace(quarantine, held=False))
+        if to.shared.leader is not None and to.shared.leader != self.shared.leader:
+            self._world.note(Elected(at=now, member=str(to.shared.leader)))
+        self.shared = replace(to.shared, epoch=self.shared.epoch + 1)
+        self.revision = to.shared.revision
+        self.records, self.quarantines, self.drains = dict(to.records), dict(to.quarantines), dict(to.drains)
+        self.leader_lease = to.leader_lease
+        self.leases = {number: Lease(owner, self._ttl_s, now + self._ttl_s) for number, owner in to.leases.items()}
+        self._everyone = None
+        for held in lost:
+            self._world.note(Expired(at=now, member=str(held.owner)))
+        for number in self.leases:
+            self._world.later(self._ttl_s + 0.2, self._expire, number)
+        self.relist()
+
     # ---- writes
 
     def put_record(self, record: Record, lease: int) -> None:
@@ -164,6 +210,24 @@ class Store:
         )
         self._share(plan=action.plan, plan_revision=self.revision + 1)
         self._world.note(fact)
+
+    def restore(self, action: events.Restore, by: Member) -> None:
+        """Write again what was lost, if plan and commit are still at these revisions."""
+        if (self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit):
+            return
+        now, next_one = self._world.now, self.revision + 1
+        committed = {"commit": action.commit, "commit_revision": next_one} if action.commit else {}
+        self._share(
+            plan=action.plan,
+            plan_revision=next_one,
+            intent=action.intent,
+            intent_generation=action.intent_generation,
+            **committed,
+        )
+        paused_s = now - self.paused_at if self.paused_at is not None else 0.0
+        self._world.note(
+            Planned(at=now, plan=action.plan, by=str(by), committed=self.shared.committed, paused_s=paused_s)
+        )
 
     def commit(self, action: events.Commit) -> None:
         """Make a checkpoint the newest if plan and commit are still at these revisions."""
@@ -301,6 +365,7 @@ class Store:
             self._everyone = {name: entry[0] for name, entry in self.records.items()}
         return View(
             revision=self.revision,
+            epoch=shared.epoch,
             plan=shared.plan,
             plan_revision=shared.plan_revision,
             commit=shared.commit,

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from elasticrl.core.evidence import Evidence
-from elasticrl.core.model import Exit, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
+from elasticrl.core.model import Commit as Committed
+from elasticrl.core.model import Exit, Intent, Lap, Pace, Plan, Quarantine, Record, Stall, Verb, View, Work
 from elasticrl.core.pairs import Result
 from elasticrl.core.reach import Pair
 from elasticrl.core.settings import Settings
@@ -178,6 +179,18 @@ class Commit(Action):
     step: int
     generation: int
     manifest: str
+    if_plan: int
+    if_commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore(Action):
+    """Write again what the store has lost of the job, if its plan and commit are still at these revisions: anybody may."""
+
+    plan: Plan
+    commit: Committed | None
+    intent: Intent
+    intent_generation: int
     if_plan: int
     if_commit: int
 

@@ -224,6 +224,10 @@ def _follow(
 ) -> Wish:
     if plan is None:
         return Wish(kill, reason="waiting for a first plan")
+    if alive(workers) and workers.generation > plan.generation:
+        # A daemon that began just now, beside workers that train on. Somebody knows their plan, and writes it again.
+        newer = f"generation {workers.generation}, of which the store knows nothing (it shows {plan.generation})"
+        return Wish(kill, reason=f"the workers here were told of {newer}: waiting for that")
     if plan.phase is Phase.STOP:
         return _stop(state, plan, now)
     if seat is None:
@@ -301,6 +305,8 @@ def _probe(state: State, plan: Plan) -> tuple[Action, ...]:
 def _commit(state: State, plan: Plan, workers: Workers) -> tuple[Action, ...]:
     """Only rank 0's node commits, and only what its gang saved under the plan that it still sees."""
     view = state.view
+    if view.lost:
+        return ()  # until the store knows again which gang is the newest
     if workers.saved <= view.committed or workers.generation != plan.generation or plan.seats[0].member != state.me:
         return ()
     commit = Commit(

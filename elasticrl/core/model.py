@@ -113,6 +113,7 @@ class Plan:
     gang: tuple[
         str, ...
     ] = ()  # nodes of the newest gang that sealed a step, in rank order, where they are not those of the seats
+    again: bool = False  # it is the one before, written anew for a store that had lost it, and all leases with it
     waited: int = -1  # the commit since which the job has held for members that were put out
     saves: bool = (
         False  # HOLD: the workers end with a last save, as nodes leave that cannot be spared; TRAIN: to save it forms
@@ -382,6 +383,8 @@ class View:
     """
 
     revision: int = 0
+    epoch: int = 0  # how often it was seen to have been set back, below a revision that was there before
+    lost: bool = False  # it has lost a plan or a commit that this node knows, which stands here in its place
     plan: Plan | None = None
     plan_revision: int = 0
     commit: Commit | None = None

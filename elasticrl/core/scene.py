@@ -76,8 +76,11 @@ class Scene:
 
     @cached_property
     def records(self) -> Mapping[str, Record]:
-        """Everybody's record, by node."""
-        return self.view.records or {}
+        """Everybody's record, by node. One of a life before the seated one's is none: a store that was set back shows those."""
+        records, seats = self.view.records or {}, self.plan.seats if self.plan else ()
+        members = (seat.member for seat in seats if seat.member.node in records)
+        old = {m.node for m in members if records[m.node].member.incarnation < m.incarnation}
+        return {node: record for node, record in records.items() if node not in old} if old else records
 
     @cached_property
     def conviction(self) -> Conviction:
@@ -168,8 +171,10 @@ class Scene:
 
     @property
     def lapsed(self) -> bool:
-        """Did several members have no record when this node began to lead?"""
-        return self.lead.lapsed if self.lead.planned_at > -inf else self.missing > 1
+        """Did several members have no record when this node began to lead, or may one have none, as the store had lost all?"""
+        if self.lead.planned_at > -inf:
+            return self.lead.lapsed
+        return self.missing > 1 or (self.plan is not None and self.plan.again)
 
     @property
     def grace(self) -> bool:

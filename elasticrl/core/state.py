@@ -111,6 +111,7 @@ class State:
     leaving: str = ""  # why this member leaves; "" while it stays
     leaving_since: float = 0.0
     reported: float = -inf  # when the record's step was last refreshed
+    lost_since: float | None = None  # since when the store has known less of the job than this node
     vacant_since: float | None = None  # since when there has been no leader, or only a convicted one
     lead: Lead | None = None  # present while this node leads
     sent: Mapping[Hashable, tuple[Action, float]] = field(

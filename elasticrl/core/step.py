@@ -20,6 +20,7 @@ from elasticrl.core.events import (
     Confine,
     Event,
     Found,
+    KeepAlive,
     Kill,
     Leased,
     LookAt,
@@ -39,6 +40,7 @@ from elasticrl.core.invariants import check_wake
 from elasticrl.core.lead import lead
 from elasticrl.core.model import Stall, Verb, View, Work
 from elasticrl.core.policy import Act
+from elasticrl.core.setback import better, heal
 from elasticrl.core.state import Decision, Lead, State, Wish
 from elasticrl.core.suspect import conviction, lives, watched
 from elasticrl.core.verdict import Fault, Verdict
@@ -52,7 +54,7 @@ def step(state: State, event: Event) -> Decision:
     state = attend(state, now)
     state, leading = lead(state, now) if state.lead else (state, Wish())
     following = follow(state, now)
-    wishes = (belong(state, now), following, stand(state, now), leading)
+    wishes = (belong(state, now), following, stand(state, now), restore(state, now), leading)
     state, actions, wake_at = settle(state, wishes, now)
     check_wake(now, wake_at)
     return Decision(state=state, actions=(*asks, *actions, *notes(before, state)), wake_at=wake_at)
@@ -62,8 +64,13 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
     """The state with this event's facts in it. Only an operator's question is passed on at once: its shell waits for it."""
     match event:
         case Seen(view=view):
-            if view.revision < state.view.revision:
+            if (view.epoch, view.revision) < (state.view.epoch, state.view.revision):
                 return state, ()  # from a store member that lags
+            if view.epoch > state.view.epoch:  # what bears a revision of before means nothing any more
+                state = state.but(looked=0, lead=None)
+            view = better(state.view, view)
+            lost_since = state.lost_since if view.lost and state.lost_since is not None else event.now
+            state = state.but(lost_since=lost_since if view.lost else None)
             met = view.generation if state.met is None else state.met
             adopted = event.now if view.generation != state.view.generation else state.adopted
             drained = view.drain == state.me and not state.leaving
@@ -75,7 +82,11 @@ def absorb(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:  # n
             state = state.but(view=view, met=met, adopted=adopted, joined=joined, suspects=suspects)
             return (_leaving(state, "drained by an operator", event.now) if drained else state), ()
         case Leased(sent=sent, held=held):
-            return state.but(leased=max(sent, state.leased) if held else -inf), ()
+            if held:
+                return state.but(leased=max(sent, state.leased)), ()
+            # Another one is asked for at once: that the last request was a moment ago says nothing of the next.
+            sent_before = {about: what for about, what in state.sent.items() if about != KeepAlive.__name__}
+            return state.but(leased=-inf, sent=sent_before), ()
         case Workers():
             joined = max(state.joined, event.generation) if alive(event) else state.joined
             moved_at = event.now if _moved(state.workers, event) else state.moved_at
@@ -212,7 +223,7 @@ def leader_reborn(state: State) -> bool:
     if leader is None or leader == state.me:
         return False
     record = (state.view.records or {}).get(leader.node)
-    return leader.node == state.me.node or (record is not None and record.member != leader)
+    return leader.node == state.me.node or (record is not None and record.member.incarnation > leader.incarnation)
 
 
 def deputies(state: State) -> tuple[str, ...]:
@@ -244,6 +255,15 @@ def stand(state: State, now: float) -> Wish:
     if now < due:
         return Wish(tuple(actions), due)
     return Wish((*actions, Campaign(over=view.leader_revision if view.leader else 0)))
+
+
+def restore(state: State, now: float) -> Wish:
+    """Write again what the store has lost: who stands next to the leader's office at once, others where none of those did."""
+    if state.lost_since is None:
+        return Wish()
+    office = deputies(state)
+    near = state.lead is not None or state.me.node in office
+    return heal(state, now, patience(state, office) + (0.0 if near else state.settings.membership.lease_ttl_s))
 
 
 def patience(state: State, office: tuple[str, ...]) -> float:

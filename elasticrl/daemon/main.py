@@ -47,7 +47,7 @@ from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
 from elasticrl.daemon.steps import StepLog
-from elasticrl.daemon.stored import how_it_ended, record_at, the_secret
+from elasticrl.daemon.stored import how_it_ended, record_at, the_secret, written_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
 from elasticrl.diagnose.process import started_at
@@ -57,7 +57,7 @@ from elasticrl.shell.node import Node
 from elasticrl.shell.sight import AGAIN_S
 from elasticrl.shell.trace import Trace
 from elasticrl.shell.trim import trim
-from elasticrl.store import Lease, Store, StoreError
+from elasticrl.store import Lease, Put, Store, StoreError
 
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
@@ -95,6 +95,7 @@ class Daemon(Resident):
         self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
         self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
         self.neighbours: Neighbours | None = None
+        self._lasting: tuple[Put, ...] = ()  # what a store that has lost the job is told again, beside the plan
         self._stages = Stages()
         self._plan: Plan | None = None
         self._trained_on = -1  # the newest plan that only added to the gang in which this node's workers trained on
@@ -339,6 +340,7 @@ class Daemon(Resident):
         secret = await self._patiently(lambda: the_secret(store))
         self.crew.run_of_job = self.names["run"] = run_of(secret)
         self.vault.know(secret)
+        self._lasting = (written_secret(secret),)
         neighbours = Neighbours(
             me,
             secret,
@@ -386,6 +388,7 @@ class Daemon(Resident):
         node.loop.decided = self._decided
         node.took = lambda action, seconds: self.metrics.store_s.labels(action=action).observe(seconds)
         self.node = node
+        node.office.lasting = self._lasting
         self.crew.me = me
         self.crew.post = node.post
         self.crew.broken = self.neighbours.doubt

@@ -62,12 +62,16 @@ async def how_it_ended(store: Store) -> tuple[int, str] | None:
     return (plan.exit_code or 0, plan.reason) if plan is not None and plan.phase is Phase.STOP else None
 
 
+def written_secret(secret: bytes) -> Put:
+    """How the key that beats are signed with stands in the store."""
+    return Put(key=keys.SECRET, value=secret.hex().encode())
+
+
 async def the_secret(store: Store) -> bytes:
     """The key that this job's beats are signed with; the first daemon makes it."""
     entry = await store.get(keys.SECRET)  # first: a transaction that might write waits for the disks of a majority
     if entry is None:
-        fresh = Put(key=keys.SECRET, value=secrets.token_hex(32).encode())
-        await store.txn([Absent(key=keys.SECRET)], [fresh])
+        await store.txn([Absent(key=keys.SECRET)], [written_secret(secrets.token_bytes(32))])
         entry = await store.get(keys.SECRET)
     assert entry is not None, "the beats' key was there a moment ago"
     try:

@@ -101,7 +101,8 @@ class Loop:
                 self._left = action
             case _:
                 about = subject(action)
-                if about in self._running:
+                running = self._running.get(about)
+                if running is not None and not running.done():
                     # Its answer is still awaited; the core asks again if it comes to nothing. But a record that changes
                     # before it is written would come a whole `retry_s` late, and with it a neighbour's second suspicion.
                     if isinstance(action, Publish):
@@ -109,10 +110,11 @@ class Loop:
                     return
                 task = asyncio.create_task(self._perform(action), name=f"{about}")
                 self._running[about] = task
-                task.add_done_callback(lambda _: self._ended(about, action))
+                task.add_done_callback(lambda ended: self._ended(about, action, ended))
 
-    def _ended(self, about: Hashable, action: Action) -> None:
-        del self._running[about]
+    def _ended(self, about: Hashable, action: Action, task: asyncio.Task[None]) -> None:
+        if self._running.get(about) is task:  # else its answer came first, and with it the next of its kind
+            del self._running[about]
         if isinstance(action, Publish):
             newer, self._newer = self._newer, None
             if newer is not None and newer != action:

@@ -20,6 +20,7 @@ from elasticrl.core.events import (
     Leased,
     Propose,
     Publish,
+    Restore,
 )
 from elasticrl.core.follow import TOGETHER_S
 from elasticrl.core.model import INTENTS, Intent, Member, Phase, Record, Rollout, Verb
@@ -49,6 +50,7 @@ class Office:
         self._ttl_s = ttl_s
         self._post = post
         self._clock = clock
+        self.lasting: tuple[Put, ...] = ()  # what else a store that has lost the job is told again
         self.lease = lease  # of an earlier daemon whose workers we adopted, or None
 
     async def perform(self, action: Action) -> bool:
@@ -75,6 +77,8 @@ class Office:
                     wanted = Wanted(intent=Intent.RUN, generation=plan.generation)
                     ops.append(Put(key=keys.INTENT, value=keys.dump(wanted)))
                 await self._write(fences, ops)
+            case Restore():
+                await self._restore(action)
             case Commit(step=step, generation=generation, manifest=manifest):
                 fences = [
                     Unchanged(key=keys.PLAN, revision=action.if_plan),
@@ -107,6 +111,17 @@ class Office:
         lease = await (self._store.keepalive(held.id) if held else self._store.grant(self._ttl_s))
         self.lease = lease if lease.held else None
         self._post(Leased(now=self._clock(), sent=lease.sent, held=lease.held))
+
+    async def _restore(self, action: Restore) -> None:
+        fences = [
+            Unchanged(key=keys.PLAN, revision=action.if_plan),
+            Unchanged(key=keys.COMMIT, revision=action.if_commit),
+        ]
+        wanted = Wanted(intent=action.intent, generation=action.intent_generation)
+        ops = [Put(key=keys.PLAN, value=keys.dump(action.plan)), Put(key=keys.INTENT, value=keys.dump(wanted))]
+        if action.commit is not None:
+            ops.append(Put(key=keys.COMMIT, value=keys.dump(action.commit)))
+        await self._write(fences, [*ops, *self.lasting])
 
     async def _publish(self, key: str, value: bytes) -> None:
         if (under := self.lease) is None:

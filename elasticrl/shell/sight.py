@@ -98,7 +98,9 @@ class Sight:
         self._revisions.clear()
         self._records.clear()
         self._quarantines.clear()
-        self.view = View(revision=revision)
+        # Answers come from a majority, so revisions only rise; where they fall the store's data are others than they were.
+        epoch = self.view.epoch + (revision < self.view.revision)
+        self.view = View(revision=revision, epoch=epoch)
         self._take(Event(key=entry.key, entry=entry, revision=entry.mod_revision) for entry in entries)
         return revision
 

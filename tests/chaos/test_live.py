@@ -52,6 +52,7 @@ from elasticrl.runtime.vault.slots import Slots
 # A selection: each kind of victim once. `make chaos` runs all, and then random ones.
 CHOSEN = (
     "worker-killed-before-it-reduces", "worker-out-of-memory", "agent-dies-live", "daemon-of-the-leader-dies",
+    "store-loses-its-data",
     "two-daemons-of-one-name", "vault-loses-its-port", "store-leader-dies", "store-away-and-a-worker-dies", "cable-pulled",
     "disk-full-while-saving", "starved-node", "power-cut-before-a-seal",
 )  # fmt: skip

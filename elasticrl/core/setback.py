@@ -1,0 +1,73 @@
+"""A store that has lost what it knew, under a job that goes on: etcd's data are gone, or were set back to an earlier day.
+
+The one idea: every node has seen the plan that it follows, so what the store forgets the nodes still know. They go on by that,
+and one of them writes it again, under a generation above all that anybody can have seen. So whoever knows an older plan, and
+whoever began beside the empty store, follows it as any new plan.
+"""
+
+from dataclasses import replace
+
+from elasticrl.core.adopt import AHEAD
+from elasticrl.core.events import Restore
+from elasticrl.core.follow import plan_of
+from elasticrl.core.model import Phase, Plan, Rung, View
+from elasticrl.core.state import State, Wish
+
+
+def better(known: View, view: View) -> View:
+    """What the store shows now, but for what this node knows better. (The revisions are the store's: they fence writes.)"""
+    plan, commit = known.plan, known.commit
+    if plan is not None and view.plan is not plan:
+        other = (
+            known.lost or view.epoch > known.epoch
+        )  # one of the same number may be of who began beside the empty store
+        if view.generation < plan.generation or (other and view.generation == plan.generation and view.plan != plan):
+            view = replace(view, plan=plan, lost=True)
+    if commit is not None and view.committed < commit.step:
+        view = replace(view, commit=commit, lost=True)
+    if view.lost and view.intent_generation < known.intent_generation:
+        view = replace(view, intent=known.intent, intent_generation=known.intent_generation)
+    return view
+
+
+def behind(state: State) -> bool:
+    """Does the store know less of this job than this node? (Who waits for an ended job to begin again knows nothing of it.)"""
+    return state.view.lost and plan_of(state) is not None
+
+
+def heal(state: State, now: float, after_s: float) -> Wish:
+    """Write again what the store has lost, this long after that was seen: others may come first."""
+    plan = plan_of(state)
+    if state.lost_since is None or plan is None:
+        return Wish()
+    due = state.lost_since + after_s
+    if now < due:
+        return Wish(wake_at=due)
+    view = state.view
+    restore = Restore(
+        plan=_again(state, plan),
+        commit=view.commit,
+        intent=view.intent,
+        intent_generation=view.intent_generation,
+        if_plan=view.plan_revision,
+        if_commit=view.commit_revision,
+    )
+    return Wish((restore,), reason="the store has lost what it knew of this job: writing it again")
+
+
+def _again(state: State, plan: Plan) -> Plan:
+    """The plan that was lost, for the same members, as the next one of all. Who trains forms anew, in place."""
+    view = state.view
+    lost = "lost its data" if view.plan_revision == 0 else "was set back to an earlier state"
+    why = f"the store {lost}, and {state.me.node} has written the plan again"
+    trains = plan.phase is Phase.TRAIN
+    return replace(
+        plan,
+        generation=plan.generation + AHEAD,
+        rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
+        resume=view.committed,
+        reason=f"{why}; {len(plan.seats)} nodes train" if trains else f"{plan.reason}; {why}",
+        verdict=None,
+        again=True,
+        gang=() if state.made == plan.generation else plan.gang,
+    )

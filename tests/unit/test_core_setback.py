@@ -1,0 +1,150 @@
+"""What a node does when the store has lost what it knew: it goes on by what it has seen, and writes that again."""
+
+from dataclasses import replace
+
+import pytest
+from test_core_step import Life, leads, record, trains
+
+from elasticrl.core import events
+from elasticrl.core.adopt import AHEAD
+from elasticrl.core.events import Tick, Workers
+from elasticrl.core.model import Commit, Intent, Member, Phase, Rung, View, Work
+from elasticrl.core.setback import better
+
+
+def training(member="n00/1"):
+    """A gang of two in its third generation, with a commit, as this member knows it."""
+    life = Life(member)
+    leads(life)
+    trains(life, 2.6, 3, "n00", "n01")
+    commit = Commit(step=5, generation=3, manifest="m5")
+    life.seen(3.0, "committed", commit=commit, commit_revision=40, look_revision=41)
+    life.leased(3.5)
+    return life
+
+
+def lost(life, now, **knows):
+    """The store comes back with this knowledge and no more."""
+    life.view = View(epoch=life.view.epoch + 1, revision=2, **knows)
+    return life.at(now, events.Seen(now=now, view=life.view), "the store has lost its data")
+
+
+def restored(life):
+    return next((action for action, _ in life.state.sent.values() if isinstance(action, events.Restore)), None)
+
+
+def test_what_the_store_has_lost_is_written_again_above_all_that_anybody_has_seen():
+    life = training()
+    before = life.view.plan
+    lost(life, 4.0)
+    again = restored(life)
+    assert (again.if_plan, again.if_commit) == (0, 0), "fenced by what the store has now"
+    assert again.commit == Commit(step=5, generation=3, manifest="m5")
+    assert again.plan.generation == before.generation + AHEAD
+    assert (again.plan.seats, again.plan.rung, again.plan.resume) == (before.seats, Rung.REFORM, 5)
+    assert again.plan.again
+    assert again.plan.reason == "the store lost its data, and n00 has written the plan again; 2 nodes train"
+    life.seen(4.1, "written", plan=again.plan, plan_revision=3, commit=again.commit, commit_revision=3)
+    assert life.state.lost_since is None
+    life.at(6.5, Tick(now=0))
+    assert restored(life) is None
+
+
+def test_an_older_plan_in_a_store_that_was_set_back_is_not_followed():
+    life = training()
+    older = replace(life.view.plan, generation=2)
+    lost(life, 4.0, plan=older, plan_revision=2)
+    assert life.state.view.generation == 3
+    assert restored(life).if_plan == 2
+    assert "was set back to an earlier state" in restored(life).plan.reason
+
+
+def test_who_stands_far_from_the_office_leaves_it_to_others_first():
+    life = training("n09/1")
+    office = life.state.settings.membership.deputies + 1
+    lost(life, 4.0)
+    assert office < 9
+    assert restored(life) is None
+    life.leased(6.0)
+    life.at(4.0 + life.state.settings.membership.lease_ttl_s + 2.0, Tick(now=0))
+    assert restored(life) is not None
+
+
+def test_nothing_is_committed_and_nothing_planned_while_the_store_knows_less():
+    life = training()
+    lost(life, 4.0)
+    life.at(4.1, Workers(now=0, work=Work.TRAINING, generation=3, born=1, warm=True, step=12, saved=10, manifest="m10"))
+    lost(life, 4.2, leader=Member(node="n00", incarnation=1), leader_revision=2, records={}, quarantines={})
+    life.leased(4.3)
+    sent = [action for action, _ in life.state.sent.values()]
+    assert not [a for a in sent if isinstance(a, events.Commit | events.Propose)]
+
+
+def test_an_ended_job_that_is_wanted_again_is_not_written_again():
+    life = Life("n00/1")
+    stop = replace(training().view.plan, phase=Phase.STOP, exit_code=75)
+    life.leased(1.0)
+    life.seen(1.1, "it has ended", plan=stop, plan_revision=9)
+    lost(life, 2.0)
+    assert restored(life) is None
+
+
+def test_what_operators_wanted_is_written_again_too():
+    life = training()
+    life.seen(3.6, "pause", intent=Intent.PAUSE, intent_generation=3)
+    lost(life, 4.0)
+    assert restored(life).intent is Intent.PAUSE
+    assert restored(life).intent_generation == 3
+
+
+def test_a_view_of_before_the_loss_that_comes_late_is_passed_over():
+    life = training()
+    old = life.view
+    lost(life, 4.0)
+    life.at(4.1, events.Seen(now=4.1, view=old), "late")
+    assert life.state.view.epoch == 1
+
+
+def test_a_question_of_before_the_loss_does_not_answer_one_of_after_it():
+    life = training()
+    life.state = life.state.but(looked=41)
+    lost(life, 4.0)
+    assert life.state.looked == 0, "else no question is answered until the store's revisions are as high as before"
+
+
+def test_a_lost_lease_is_asked_for_again_at_once():
+    life = training()
+    life.at(10.0, Tick(now=0))  # asks for its lease
+    decision = life.at(10.01, events.Leased(now=10.01, sent=0.0, held=False))
+    assert any(isinstance(action, events.KeepAlive) for action in decision.actions)
+
+
+def test_who_is_not_back_yet_after_the_loss_is_waited_for():
+    life = training()
+    lost(life, 4.0)
+    again = restored(life)
+    me = Member(node="n00", incarnation=1)
+    life.leased(4.1)
+    life.seen(
+        4.2, "written", plan=again.plan, plan_revision=3, leader=me, leader_revision=4, quarantines={}, records={}
+    )
+    life.told(4.3, record("n00"))
+    assert not [a for a, _ in life.state.sent.values() if isinstance(a, events.Propose)], life.state.reason
+
+
+def test_a_daemon_that_knows_no_more_than_a_set_back_store_leaves_newer_workers_alone():
+    life = Life("n00/1")
+    life.leased(1.0)
+    life.at(1.0, Workers(now=0, work=Work.TRAINING, generation=9, born=1, warm=True, step=12))
+    life.seen(1.1, "an older plan", plan=replace(training().view.plan, generation=4, phase=Phase.STOP, exit_code=75))
+    assert not [a for a, _ in life.state.sent.values() if isinstance(a, events.Halt | events.Leave | events.Launch)]
+    assert "told of generation 9, of which the store knows nothing (it shows 4)" in life.state.reason
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_plans_of_one_number_the_one_that_was_followed_counts(same):
+    known = training().view
+    other = known.plan if same else replace(known.plan, reason="by who began beside the empty store")
+    found = better(known, View(epoch=1, revision=3, plan=other, plan_revision=3, commit=known.commit))
+    assert found.lost is not same
+    assert found.plan == known.plan
