@@ -100,7 +100,7 @@ def demo(
         raise typer.Exit(show.run())
     except KeyboardInterrupt:
         typer.echo("ended; nothing is left running")
-        raise typer.Exit(130) from None
+        raise typer.Exit(Exit.INTERRUPTED) from None
     except Stuck as stuck:
         typer.echo(f"{stuck}\nThe logs are in {show.folder / 'log'}.", err=True)
         raise typer.Exit(Exit.FAILED) from None

@@ -1,13 +1,19 @@
 """Where the daemons of this machine are: their control sockets, `<run_dir>/<job>/<node>/control.sock`."""
 
+import json
 import os
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
+from elasticrl.core.words import ago
+
+ENDED: Final = "ended.json"  # in a job's folder: how `elasticrl run` of it ended, as long as it is not begun again
 
 
 class NotFound(Exception):
@@ -67,22 +73,54 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
     silent = [path for path in found if left_behind(path)]
     living = [path for path in found if path not in silent]
     if not living:
-        where = ", ".join(map(str, run_dirs(explicit)))
-        of, whose = " or ".join(jobs_of(found)), ", ".join(sorted(path.parent.name for path in found))
-        none = (
-            f"no daemon of {of} answers here (what is left are sockets of {whose})"
-            if found
-            else f"no daemon here (looked in {where})"
-        )
-        raise NotFound(
-            f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
-            "What became of a job that has ended: elasticrl report RUN"
-        )
+        raise NotFound(nobody(explicit, job, found))
     jobs = jobs_of(living)
     if len(jobs) > 1:
         raise NotFound(f"several jobs run here ({', '.join(jobs)}); say which: --job {jobs[0]}")
     mine = [path for path in living if path.parent.name == socket.gethostname()]
     return (mine or living)[0]
+
+
+def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> str:
+    """That nobody is there to be asked, whom else one may mean, and what became of a job that has ended."""
+    over = ended(explicit, job)
+    whose = ", ".join(sorted(path.parent.name for path in silent))
+    others = jobs_of(path for path in sockets(explicit) if not left_behind(path)) if job else []
+    if over:
+        none = over
+    elif whose:
+        none = f"no daemon of {' or '.join(jobs_of(silent))} answers here (what is left are sockets of {whose})"
+    elif others:
+        none = f"no daemon of the job {job} is here"
+    else:
+        none = (
+            f"no daemon {f'of the job {job} ' if job else ''}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
+        )
+    if others:
+        return f"{none}; jobs that run here: {', '.join(others)}. Say which: --job {others[0]}"
+    if over:
+        return f"{none}. More: elasticrl report RUN, elasticrl incidents"
+    return (
+        f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
+        "What became of a job that has ended: elasticrl report RUN"
+    )
+
+
+def ended(explicit: Path | None, job: str | None) -> str:
+    """How this user's `elasticrl run` of the job ended, or the newest of all; empty where none has said."""
+    notes: list[Path] = []
+    for folder in run_dirs(explicit):
+        with suppress(OSError):
+            if folder != private_run_dir() or not strange(folder):
+                notes += folder.glob(f"{job or '*'}/{ENDED}")
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        note = json.loads(max(notes, key=lambda path: path.stat().st_mtime).read_text(encoding="utf-8"))
+        on = "" if note["state"] == "FINISHED" else "; the same command goes on from there"
+        return (
+            f"job {note['job']} ended {ago(max(0.0, time.time() - note['at']))} ago at step {note['step']:,} "
+            f"(committed {note['committed']:,}): {note['reason']}{on}"
+        )
+    return ""
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:

@@ -1,6 +1,7 @@
 """`elasticrl incidents [ID]`: what went wrong so far, and the page of one of them."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,6 +15,8 @@ State = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="In place of node.state_dir.", show_default=False)
 ]
 ALL: Final = "*"  # jobs
+#: Where `elasticrl run` by the configuration of the repository keeps them, below the folder in which it is called, and `demo`.
+FOREGROUND: Final = (Path("run/state"), Path("run/demo/state"))
 SYSTEM: Final = Path("/var/lib/elasticrl")  # node.state_dir as it is unless a configuration says otherwise
 
 
@@ -42,7 +45,9 @@ def incidents(
     whose = job or named
     shut = [folder for root in roots for folder in (root, *_below(root, whose)) if find.shut(folder)]
     none = find.why_shut(shut[0]) if shut else _none(roots, whose)
-    found, unread = kept.found(sorted(folder for root in roots for folder in root.glob(f"{whose}/*/incidents")))
+    if config is None and state_dir is None and not _there(roots, whose):
+        roots = [root for root in FOREGROUND if _there([root], whose)] or roots
+    found, unread = kept.found(_there(roots, whose))
     for text in unread:
         typer.echo(text, err=True)
     if id is not None:
@@ -69,6 +74,11 @@ def incidents(
         raise typer.Exit(Exit.FAILED)
     else:
         typer.echo(none)
+
+
+def _there(roots: Iterable[Path], job: str) -> list[Path]:
+    """The folders of their incidents."""
+    return sorted(folder for root in roots for folder in root.glob(f"{job}/*/incidents"))
 
 
 def _below(root: Path, job: str) -> list[Path]:

@@ -54,6 +54,7 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1  # it could not be done; the message says why
     REFUSED = 2  # the arguments or the configuration are wrong; nothing was done
+    INTERRUPTED = 130  # Ctrl-C of `run`, `demo` and `status --watch`
 
 
 def build(arguments: Sequence[str]) -> "typer.Typer":

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from elasticrl.cli import find, render, screen
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import AsJson, Job, Run, Yes
 from elasticrl.cli.pace import Pace
+from elasticrl.daemon.answers import ending
 
 StoreAt = Annotated[
     str | None,
@@ -42,22 +43,22 @@ def status(
     """Is it training, how far, who is in, what should I do. Exits with 1 if it is not training."""
     picture: dict[str, Any] = {}
     if not watch:
-        picture = outside(store, job, "look") if store else ask(run_dir, job, "status")
-        typer.echo(json.dumps(picture) if as_json else render.status(picture, job=job))
+        picture = seen(store, run_dir, job)
+        typer.echo(json.dumps(picture) if as_json else render.status(picture))
     else:  # a job that is about to start, or a daemon that is restarted, is waited for
         pace = Pace()
 
         def look() -> str:
-            picture.update(quietly(store, job) if store else patiently(run_dir, job, "status"))
+            said = quietly(store, job) if store else patiently(run_dir, job, "status")
+            picture.update(render.addressed(said, job))
             if as_json:
                 return json.dumps(picture)
-            said = pace.after(time.monotonic(), picture["step"])
-            return render.watched(
-                picture, said, ages=sys.stdout.isatty(), job=job
-            )  # in a file only what has changed is told
+            moving = pace.after(time.monotonic(), picture["step"])
+            return render.watched(picture, moving, ages=sys.stdout.isatty())  # in a file only what has changed is told
 
         with explained() if store else nullcontext():  # outside of the screen: what is said there goes with it
-            screen.watch(look, every_s=1.0)
+            if screen.watch(look, every_s=1.0):
+                raise typer.Exit(Exit.INTERRUPTED)
     raise typer.Exit(Exit.OK if picture.get("state") in {"TRAINING", "GROWING", "FINISHED"} else Exit.FAILED)
 
 
@@ -70,9 +71,23 @@ def drain(
     store: StoreAt = None,
 ) -> None:
     """Let a node finish its step, leave the plan and end. The others go on without it; if they cannot, it is refused."""
-    then = "if too few are left, the job saves and holds until another comes" if force else "well under a second"
-    confirm(f"{node or 'This node'} leaves the job; the others reform without it ({then}).", yes=yes)
+    if not yes:
+        picture = seen(store, run_dir, job)
+        if node := node or picture.get("node"):  # else: there is none here, which is said to who asks
+            confirm(f"job {picture['job']}: {drained(picture, node, force=force)}", yes=yes)
     say(store, run_dir, job, "drain", node, force=force)
+
+
+def drained(picture: Mapping[str, Any], node: str, *, force: bool) -> str:
+    """What a drain of this node does.
+
+    >>> drained({"rows": [{"node": "n2", "state": "gone"}]}, "n2", force=False)
+    'n2 is gone; nobody waits for it any more.'
+    """
+    if any(row["node"] == node and row["state"] == "gone" for row in picture["rows"]):
+        return f"{node} is gone; nobody waits for it any more."
+    then = "if too few are left, the job saves and holds until another comes" if force else "well under a second"
+    return f"{node} leaves; the others reform without it ({then})."
 
 
 def admit(node: str, job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
@@ -82,7 +97,9 @@ def admit(node: str, job: Job = None, run_dir: Run = None, store: StoreAt = None
 
 def pause(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """Hold the job at its next step; processes and state stay."""
-    confirm("The whole job stops making steps until `elasticrl resume`.", yes=yes)
+    if not yes:
+        name = seen(store, run_dir, job)["job"]
+        confirm(render.named(f"job {name}: no node makes steps any more until `elasticrl resume`.", job), yes=yes)
     say(store, run_dir, job, "pause")
 
 
@@ -93,7 +110,10 @@ def resume(job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
 
 def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """End the job on all nodes, after a save."""
-    confirm("The job saves and ends on every node; the daemons end with it (exit code 75).", yes=yes)
+    if not yes:
+        picture = seen(store, run_dir, job)
+        ends = ending(picture["step"], picture.get("unsaved", 0))
+        confirm(f"job {picture['job']} {ends}. The daemons end with it (exit code 75).", yes=yes)
     say(store, run_dir, job, "stop")
 
 
@@ -101,7 +121,13 @@ def say(
     store: str | None, run_dir: Path | None, job: str | None, verb: str, node: str | None = None, **more: bool
 ) -> None:
     """Ask for something, and print what will happen."""
-    typer.echo(outside(store, job, "ask", verb, node, **more) if store else ask(run_dir, job, verb, node=node, **more))
+    said = outside(store, job, "ask", verb, node, **more) if store else ask(run_dir, job, verb, node=node, **more)
+    typer.echo(render.named(said, job))
+
+
+def seen(store: str | None, run_dir: Path | None, job: str | None) -> dict[str, Any]:
+    """The picture of the job, with its name in commands where it was asked for by name."""
+    return render.addressed(outside(store, job, "look") if store else ask(run_dir, job, "status"), job)
 
 
 def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
@@ -112,7 +138,7 @@ def ask(run_dir: Path | None, job: str | None, verb: str, **fields: Any) -> Any:
     try:
         return put(find.daemon(run_dir, job), verb, **fields)
     except (find.NotFound, Unanswered) as error:
-        typer.echo(str(error), err=True)
+        typer.echo(render.named(str(error), job), err=True)
         raise typer.Exit(Exit.FAILED) from None
 
 
@@ -151,7 +177,7 @@ def outside(
     from elasticrl.core.model import Verb
     from elasticrl.daemon import outside as store
 
-    with explained():
+    with explained(job):
         settings = store.reach(where, job)
         if what == "look":
             return asyncio.run(store.look(settings))
@@ -160,7 +186,7 @@ def outside(
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explained(job: str | None = None) -> Iterator[None]:
     """Inside, a store that cannot be used ends the command with its sentence."""
     from elasticrl.config import ConfigError
     from elasticrl.store import StoreError, StoreRefused
@@ -171,7 +197,7 @@ def explained() -> Iterator[None]:
         typer.echo(str(error), err=True)
         raise typer.Exit(Exit.REFUSED) from None
     except StoreError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(render.named(str(error), job), err=True)
         raise typer.Exit(Exit.FAILED) from None
 
 

@@ -16,7 +16,10 @@ COLOUR = {
 }  # fmt: skip
 
 #: Commands that operators are told to give, up to where `--job` goes.
-ASKED = re.compile(r"elasticrl (?:incidents last|resume|(?:events|admit|drain) [\w.-]*\w)")
+ASKED = re.compile(
+    r"elasticrl (?:incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
+)
+TOLD = ("reason", "here")  # what of a picture is a sentence, beside its advice
 WELL = frozenset({"training", "done", "rollout"})  # states of which nothing is to be seen
 
 #: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
@@ -43,23 +46,19 @@ def size(count: float) -> str:
     return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
 
 
-def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True, job: str | None = None) -> str:
-    """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look.
-    `job`: it was asked for by name, as where several run, so commands name it.
-    """
+def status(picture: Mapping[str, Any], *, colour: bool | None = None, ages: bool = True) -> str:
+    """The four answers, in order: is it training, how far, who is in, what should I do. `ages`: what differs at each look."""
     on = sys.stdout.isatty() if colour is None else colour
-    return "\n".join([*_head(picture, on, ages), *_nodes(picture["rows"], on, ages), *_advice(picture, on, job)])
+    return "\n".join([*_head(picture, on, ages), *_nodes(picture["rows"], on, ages), *_advice(picture, on)])
 
 
-def watched(
-    picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True, job: str | None = None
-) -> str:
+def watched(picture: Mapping[str, Any], pace: str, *, colour: bool | None = None, ages: bool = True) -> str:
     """The same for a screen that may be too small: what is cut off is the end, so that is the table's, and who is well."""
     on = sys.stdout.isatty() if colour is None else colour
     rows = sorted(
         picture["rows"], key=lambda row: (row["state"] in WELL and not row["note"] and not row["leader"], row["node"])
     )
-    lines = [*_head(picture, on, ages), *_advice(picture, on, job), *([pace] if pace else []), *_nodes(rows, on, ages)]
+    lines = [*_head(picture, on, ages), *_advice(picture, on), *([pace] if pace else []), *_nodes(rows, on, ages)]
     return "\n".join(lines)
 
 
@@ -109,11 +108,18 @@ def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]
     return lines
 
 
-def _advice(picture: Mapping[str, Any], on: bool, job: str | None) -> list[str]:
-    lines = [f"# {named(plain(text), job)}" for text in picture["advice"]]
+def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:
+    lines = [f"# {plain(text)}" for text in picture["advice"]]
     if picture.get("here") and picture["here"] != picture["reason"]:
-        lines.insert(0, paint(f"this node: {plain(picture['here'])}", DIM, on=on))
+        who = f"{picture['node']} (this node): " if picture.get("node") else ""
+        lines.insert(0, paint(f"{who}{plain(picture['here'])}", DIM, on=on))
     return lines
+
+
+def addressed(picture: Mapping[str, Any], job: str | None) -> dict[str, Any]:
+    """The same with the job in the commands that it gives, where it was asked for by name, as where several run."""
+    told = {name: named(picture[name], job) for name in TOLD if name in picture}
+    return {**picture, **told, "advice": [named(text, job) for text in picture["advice"]]}
 
 
 def named(text: str, job: str | None) -> str:
@@ -121,6 +127,8 @@ def named(text: str, job: str | None) -> str:
 
     >>> named("See why: elasticrl events n2. Let it back: elasticrl admit n2.", "ppo")
     'See why: elasticrl events n2 --job ppo. Let it back: elasticrl admit n2 --job ppo.'
+    >>> named("elasticrl drain b --force; elasticrl status --watch; elasticrl resume --job x; elasticrl run FILE", "ppo")
+    'elasticrl drain b --job ppo --force; elasticrl status --job ppo --watch; elasticrl resume --job x; elasticrl run FILE'
     """
     return ASKED.sub(rf"\g<0> --job {job}", text) if job else text
 

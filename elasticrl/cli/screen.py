@@ -21,19 +21,30 @@ ENTER: Final = "\033[?1049h\033[?25l"  # the other buffer, no cursor
 LEAVE: Final = "\033[?25h\033[?1049l"
 COLOUR: Final = re.compile(r"\033\[[0-9;]*m")
 TURN_S: Final = 0.05
-ENDS: Final = frozenset("qQ\x03\x04")
+ENDS: Final = frozenset("qQ\x04")
+CTRL_C: Final = "\x03"  # as a key: of a terminal that makes no signal of it
 
 
 class Silent(Exception):
     """There is no picture now; the sentence says why. The last one stays."""
 
 
-def watch(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> None:
-    """Show what `look` returns, again and again, until q or Ctrl-C. `meanwhile`, if given, is called many times between two."""
-    if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return plainly(look, every_s=every_s, meanwhile=meanwhile)
+def watch(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> bool:
+    """Show what `look` returns, again and again, until q or Ctrl-C; returns whether it was Ctrl-C. `meanwhile`, if given, is
+    called many times between two.
+    """
+    show = shown if sys.stdout.isatty() and sys.stdin.isatty() else plainly
+    try:
+        show(look, every_s=every_s, meanwhile=meanwhile)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def shown(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> None:
+    """On a terminal, until q."""
     text, since = "", ""
-    with suppressed_interrupt(), full() as draw:
+    with full() as draw:
         while True:
             try:
                 text, note = look(), ""
@@ -43,24 +54,26 @@ def watch(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], No
             else:
                 since = clock()
             draw(f"{text}\n\n\033[2m{note or since}   every {every_s:g} s; q ends\033[0m")
-            if any(pressed(turn) in ENDS for turn in turns(every_s, meanwhile)):
-                return None
+            for turn in turns(every_s, meanwhile):
+                if (key := pressed(turn)) in ENDS:
+                    return
+                if key == CTRL_C:
+                    raise KeyboardInterrupt
 
 
 def plainly(look: Callable[[], str], *, every_s: float, meanwhile: Callable[[], None] | None = None) -> None:
     """Where there is no terminal: a picture when it has changed, for ever."""
-    shown = ""
-    with suppressed_interrupt():
-        while True:
-            try:
-                text = look()
-            except Silent as reason:
-                text = str(reason)
-            if text != shown:
-                print(text, end="\n\n", flush=True)
-                shown = text
-            for turn in turns(every_s, meanwhile):
-                time.sleep(turn)
+    before = ""
+    while True:
+        try:
+            text = look()
+        except Silent as reason:
+            text = str(reason)
+        if text != before:
+            print(text, end="\n\n", flush=True)
+            before = text
+        for turn in turns(every_s, meanwhile):
+            time.sleep(turn)
 
 
 def turns(every_s: float, meanwhile: Callable[[], None] | None) -> Iterator[float]:
@@ -70,15 +83,6 @@ def turns(every_s: float, meanwhile: Callable[[], None] | None) -> Iterator[floa
         if meanwhile is not None:
             meanwhile()
         yield left if meanwhile is None else min(left, TURN_S)
-
-
-@contextmanager
-def suppressed_interrupt() -> Iterator[None]:
-    """Ctrl-C is how one leaves."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticrl.agent.owned import made_closed
+from elasticrl.agent.owned import made_closed, write_private
 from elasticrl.cli import find, node, render
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import Overrides
@@ -23,6 +24,7 @@ from elasticrl.core.model import REFUSED, Outcome
 from elasticrl.core.words import bar, count
 
 GONE = frozenset({errno.EIO, errno.EPIPE})  # what a terminal says that is closed, and a pipe that nobody reads
+WORD_S = 3.0  # for the store to say how the job ended
 VAULT_S = 5.0  # for a vault of this run to end
 ENDS_S = 45.0  # for a daemon that has drained, or has not within its time, to end its agent and its vault
 REST_S = 10.0  # between two lines that only tell how far the job is, where there is no terminal
@@ -111,12 +113,14 @@ def run(
         own = [*chosen, f"node.run_dir={run_dir}", "telemetry.format=json", *endpoint]
         names = [[f"node.name=n{n}"] for n in range(nodes)]
         names += [[f"node.name=r{n}", "node.role=rollout"] for n in range(tree.rollout.nodes)]
-        code = play(config, own, names, tree, run_dir, logs, every)
+        endpoints = (etcd.endpoint,) if etcd else tree.store.endpoints
+        code = play(config, own, names, tree, run_dir, logs, every, endpoints)
     if code == Outcome.STOPPED.value:
         typer.echo("stopped, as somebody asked for; the same command goes on from there")
-    elif code not in {Exit.OK, 130}:
+    elif code not in {Exit.OK, Exit.INTERRUPTED}:
         typer.echo(
-            f"ended with {code}; why: elasticrl incidents --state-dir {tree.node.state_dir}, and the logs in {logs}",
+            f"ended with {code}; why: elasticrl incidents --job {tree.job.name} --state-dir {tree.node.state_dir}, and the "
+            f"logs in {logs}",
             err=True,
         )
     raise typer.Exit(code)
@@ -165,15 +169,26 @@ def claimed(run_dir: Path, job: str, folders: Iterable[Path]) -> Iterator[None]:
 
 
 def play(
-    config: Path, own: list[str], names: list[list[str]], tree: Any, run_dir: Path, logs: Path, every_s: float
+    config: Path,
+    own: list[str],
+    names: list[list[str]],
+    tree: Any,
+    run_dir: Path,
+    logs: Path,
+    every_s: float,
+    endpoints: tuple[str, ...],
 ) -> int:
     """The daemons of all nodes, until the job ends or somebody ends it; then nothing of it is left. The exit code."""
+    job = tree.job.name
+    (run_dir / job / find.ENDED).unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
     daemons = [launch(config, [*own, *words], logs / f"{words[0].partition('=')[2]}.daemon.log") for words in names]
     try:
-        typer.echo(f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch\n")
+        typer.echo(
+            f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
+        )
         return follow(daemons, run_dir, tree.job.name, every_s, tree.job.steps)
     except (KeyboardInterrupt, OSError) as ended:
         if isinstance(ended, OSError) and ended.errno not in GONE:
@@ -181,12 +196,32 @@ def play(
         with suppress(OSError):
             typer.echo("ending: workers, daemons, etcd")
         stop_job(daemons, run_dir, tree.job.name, within_s=tree.recovery.drain_s)
-        return 130
+        return Exit.INTERRUPTED
     finally:
         end(daemons, within_s=tree.recovery.drain_s + ENDS_S)
         asyncio.run(end_vaults(vaults_of(Path(tree.vault.dir) / tree.job.name)))
-        if tree.store.embedded:
-            stop_store(tree)
+        try:
+            leave_word(tree, endpoints, run_dir / tree.job.name / find.ENDED)
+        finally:
+            if tree.store.embedded:
+                stop_store(tree)
+
+
+def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
+    """How the job ended, for who asks later: its daemons are gone, and so is a store of its own."""
+    from elasticrl.daemon.outside import look
+    from elasticrl.diagnose.reach import store_settings
+    from elasticrl.shell.keys import Unreadable
+    from elasticrl.store import StoreError
+
+    async def last() -> dict[str, Any]:
+        async with asyncio.timeout(WORD_S):
+            return await look(store_settings(tree, endpoints))
+
+    with suppress(StoreError, OSError, TimeoutError, Unreadable, KeyboardInterrupt):
+        picture = asyncio.run(last())
+        told = {name: picture[name] for name in ("job", "state", "step", "committed", "reason")}
+        write_private(note, json.dumps({**told, "at": time.time()}))
 
 
 def missing(tree: Any) -> list[str]:
@@ -237,6 +272,7 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
         except (find.NotFound, Unanswered):
             pass  # not yet; at the end nobody answers either
         else:
+            picture = render.addressed(picture, job)
             if (still := render.status(at_rest(picture), ages=False)) != shown:
                 typer.echo(f"{CLEAR if live else ''}{render.status(picture, ages=False)}\n")
                 shown, due = still, time.monotonic() + REST_S

@@ -20,7 +20,15 @@ def refusal(view: View, settings: Settings, node: str, asked: Collection[Member]
     `asked`: who was asked to leave before, and may not have said yet that it does. Without records nobody can say.
     """
     plan, record = view.plan, (view.records or {}).get(node)
-    if plan is None or plan.phase is Phase.STOP or record is None or record.member not in plan.seat_of:
+    if record is None:
+        return ""
+    if plan is None or (plan.phase is Phase.STOP and record.member not in plan.seat_of):
+        # Found by a newcomer: asked in the first second, it stayed `leaving`, and the job without a first plan, for ever.
+        return (
+            f"{node} stays: there is no plan yet that it could leave, and the first may need it. Ask again when the job "
+            "trains, or end it: elasticrl stop"
+        )
+    if plan.phase is Phase.STOP or record.member not in plan.seat_of:
         return ""
     need = settings.membership.min_nodes
     before, after = (_left(view, plan, settings, {*asked, *more}) for more in ((), (record.member,)))

@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.core.drain import refusal
-from elasticrl.core.model import Member, Rollout, Verb, View
+from elasticrl.core.model import INTENTS, Commit, Intent, Member, Plan, Rollout, Verb, View
 from elasticrl.core.settings import Settings
+from elasticrl.daemon.answers import absent, ending, let_go, promise
 from elasticrl.daemon.control import Refused
 from elasticrl.daemon.past import forget
 from elasticrl.daemon.past import read as read_past
-from elasticrl.daemon.picture import Picture, picture
+from elasticrl.daemon.picture import Picture, newest, picture, unsaved
 from elasticrl.daemon.stored import read_all, readable
 from elasticrl.shell import keys
-from elasticrl.shell.office import request
+from elasticrl.shell.office import life_of, request
+from elasticrl.shell.sight import Wanted
+from elasticrl.shell.sight import read as seen
 from elasticrl.store import Store, StoreError
 
 LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
@@ -27,12 +30,14 @@ LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what th
 
 async def look(store: Store, view: View, *, job: str, node: str, here: str, needs: int, engines: int) -> Picture:
     """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
-    rollouts, past = dict[str, Rollout](), None
+    rollouts, past, drains = dict[str, Rollout](), None, dict[str, Member]()
     silent = False
     try:
         async with asyncio.timeout(LOOK_FIRST_S):
             past = await read_past(store)
             records, quarantines = await read_all(store)
+            drains = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+            view = await begun(store, view)
             if engines:
                 rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
     except (StoreError, TimeoutError):
@@ -43,8 +48,18 @@ async def look(store: Store, view: View, *, job: str, node: str, here: str, need
         silent = view.records is None
     return picture(
         job, view, records, quarantines, rollouts,
-        past=past, needs=needs, engines=engines, here=here, now=time.time(), silent=silent,
+        past=past, drains=drains, needs=needs, engines=engines, node=node, here=here, now=time.time(), silent=silent,
     )  # fmt: skip
+
+
+async def begun(store: Store, view: View) -> View:
+    """With the plan and the commit of the store where nothing is seen of it yet, as by a daemon that has just begun."""
+    if view.plan is not None or view.commit is not None:
+        return view
+    plan, commit = await asyncio.gather(store.get(keys.PLAN), store.get(keys.COMMIT))
+    with suppress(keys.Unreadable):
+        return replace(view, plan=seen(Plan, plan, keys.PLAN), commit=seen(Commit, commit, keys.COMMIT))
+    return view
 
 
 async def spared(store: Store, view: View, settings: Settings, node: str) -> None:
@@ -58,15 +73,15 @@ async def spared(store: Store, view: View, settings: Settings, node: str) -> Non
             raise Refused(why)
 
 
-async def write_down(store: Store, verb: Verb, node: str | None, generation: int, *, within_s: float) -> str:
+async def write_down(
+    store: Store, verb: Verb, node: str | None, view: View, *, job: str, needs: int, within_s: float
+) -> str:
     """What an operator asks of others into the store, and what he is told; or `Refused`: nobody asks it again for him, so he
     must know.
     """
     try:
         async with asyncio.timeout(within_s):
-            known = await request(store, verb, node, generation)
-            if not known and verb is Verb.DRAIN and node and await forget(store, node):
-                return let_go(node)
+            said = await ask(store, verb, node, view, job=job, needs=needs)
     except (StoreError, TimeoutError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         again = " ".join(filter(None, ("elasticrl", str(verb), node)))
@@ -76,26 +91,38 @@ async def write_down(store: Store, verb: Verb, node: str | None, generation: int
         ) from None
     except keys.Unreadable as error:
         raise Refused(str(error)) from None
-    if not known:
+    if said is None:
         raise Refused(f"{node} is no member now; elasticrl status shows who is")
-    return promise(verb, node or "")
+    return said
 
 
-def let_go(node: str) -> str:
-    """What is told of a drain of one that is gone already."""
-    return f"{node} was gone already: nobody waits for it any more"
-
-
-def promise(verb: Verb, node: str) -> str:
-    """What an operator is told that will happen now."""
+async def ask(store: Store, verb: Verb, node: str | None, view: View, *, job: str, needs: int) -> str | None:
+    """What an operator asks of others into the store, and what he is told; None: there is no such node."""
+    before = await intent(store) if verb in {Verb.PAUSE, Verb.RESUME} else None
+    records = (await read_all(store))[0] if verb is Verb.STOP else {}
+    known = await request(store, verb, node, view.generation)
     match verb:
-        case Verb.DRAIN:
-            return f"{node} was asked to leave: it finishes its step, and the plan goes on without it"
-        case Verb.ADMIT:
-            return f"nothing keeps {node} out of the plan now"
-        case Verb.PAUSE:
-            return "the job pauses at the next step; go on with: elasticrl resume"
-        case Verb.RESUME:
-            return "the job goes on"
+        case Verb.DRAIN if node and not known:
+            return let_go(node) if await forget(store, node) else None
+        case Verb.ADMIT if node and (known or await is_missing(store, node)):
+            return promise(verb, job, node) if await life_of(store, node) else absent(node)
+        case Verb.PAUSE | Verb.RESUME:
+            return promise(verb, job, before=before is INTENTS[verb])
         case Verb.STOP:
-            return "the job saves and ends on all nodes"
+            left = unsaved(view, records, needs)
+            return f"job {job} {ending(newest(view, records), left)}"
+    return promise(verb, job, node or "") if known else None
+
+
+async def intent(store: Store) -> Intent | None:
+    """What was wanted of the whole job last; None for what cannot be read."""
+    entry = await store.get(keys.INTENT)
+    with suppress(keys.Unreadable):
+        return keys.load(Wanted, entry.value, entry.key).intent if entry else Intent.RUN
+    return None
+
+
+async def is_missing(store: Store, node: str) -> bool:
+    """Has it gone without a word?"""
+    past = await read_past(store)
+    return past is not None and any(each.member.node == node for each in past.missing)

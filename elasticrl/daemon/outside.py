@@ -15,15 +15,13 @@ from elasticrl.config import load, to_core
 from elasticrl.core.drain import refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
+from elasticrl.daemon import operators
 from elasticrl.daemon.history import about
-from elasticrl.daemon.operators import let_go, promise
-from elasticrl.daemon.past import forget
 from elasticrl.daemon.past import read as read_past
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.stored import readable
 from elasticrl.diagnose.reach import store_settings
 from elasticrl.shell import keys
-from elasticrl.shell.office import request
 from elasticrl.shell.sight import Sight
 from elasticrl.store import Store, StoreError, StoreRefused, StoreSettings, open_store
 
@@ -45,11 +43,21 @@ def settings_of(where: str, job: str | None) -> Settings:
 def reach(where: str, job: str | None) -> StoreSettings:
     """What `--store` and `--job` say."""
     if where.endswith((".yaml", ".yml")):
-        # With store.embedded there are no endpoints, and it says so.
-        return store_settings(load(where, (f"job.name={job}",) if job else ()))
+        tree = load(where, (f"job.name={job}",) if job else ())
+        if tree.store.embedded and not tree.store.endpoints:
+            raise StoreRefused(
+                f"the store of {where} is embedded: it runs as long as the job, beside its daemons. Ask those, on their "
+                f"machine, without --store: elasticrl status --job {tree.job.name}"
+            )
+        return store_settings(tree)
     if not job:
         raise StoreRefused("say which job: --store HOST:PORT --job NAME")
     return StoreSettings(endpoints=tuple(where.split(",")), namespace=keys.namespace(job))
+
+
+def job_of(where: StoreSettings) -> str:
+    """The job's name, as its keys begin."""
+    return where.namespace.strip("/").rpartition("/")[2]
 
 
 async def views(store: Store) -> AsyncIterator[View]:
@@ -88,11 +96,13 @@ async def look(where: StoreSettings) -> dict[str, Any]:
         view = await now(store)
         rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
         past = await read_past(store)
-    job = where.namespace.strip("/").rpartition("/")[2]
+        drains = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+    job = job_of(where)
     records, quarantines = view.records or {}, view.quarantines or {}
     made = picture(
-        job, view, records, quarantines, rollouts, past=past, needs=0, here="asked of the store", now=time.time()
-    )
+        job, view, records, quarantines, rollouts,
+        past=past, drains=drains, needs=0, here="asked of the store", now=time.time(),
+    )  # fmt: skip
     return asdict(made)
 
 
@@ -110,11 +120,11 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
             asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
             if why := refusal(view, unless, node, asked.values()):
                 raise Unwilling(why)
-        if not await request(store, verb, node, view.generation):
-            if verb is Verb.DRAIN and node and await forget(store, node):
-                return let_go(node)
+        needs = unless.membership.min_nodes if unless is not None else 0
+        said = await operators.ask(store, verb, node, view, job=job_of(where), needs=needs)
+        if said is None:
             raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")
-    return promise(verb, node or "")
+    return said
 
 
 async def events(where: StoreSettings, node: str | None, *, follow: bool) -> AsyncIterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 from collections.abc import Iterator, Mapping, Sequence
 
 from elasticrl.core import versions
-from elasticrl.core.model import Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
+from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
 from elasticrl.daemon.past import Broken, Missing, Past
 
@@ -49,11 +49,13 @@ class Picture:
     step: int = 0
     committed: int = 0
     committed_s: float | None = None  # how long ago; None: not known
+    unsaved: int = 0  # steps since, which would not be saved if the job were stopped now: too few are there
     nodes: int = 0
     known: int = 0
     needs: int = 1  # 0: whoever looks does not know
     reason: str = ""
-    here: str = ""  # what this daemon says of itself
+    node: str = ""  # whose daemon says so; empty: nobody's
+    here: str = ""  # what it says of itself
     rows: tuple[Row, ...] = ()
     uptime_s: float | None = None  # since the job first had a leader
     faults: int = 0  # since then
@@ -72,20 +74,24 @@ def picture(
     rollouts: Mapping[str, Rollout] | None = None,
     *,
     past: Past | None = None,
+    drains: Mapping[str, Member] | None = None,
     needs: int,
     engines: int = 0,
+    node: str = "",
     here: str = "",
     now: float = 0.0,
     silent: bool = False,
 ) -> Picture:
     """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show.
 
-    `engines`: so many rollout nodes are expected. `silent`: the store says nothing; who has no record here may well have one.
+    `engines`: so many rollout nodes are expected. `drains`: who was asked to leave. `silent`: the store says nothing; who has
+    no record here may well have one.
     """
     plan = view.plan
+    again = begins_again(plan, records)
     rows = tuple(
-        row(node, records.get(node), quarantines.get(node), view, now, silent=silent)
-        for node in sorted(
+        row(name, records.get(name), quarantines.get(name), view, now, silent=silent)
+        for name in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
     )
@@ -96,21 +102,22 @@ def picture(
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
-    state = state_of(plan, records)
     past = answered(past, plan) if past else None
     uptime_s = age(past.began, now) if past else None
     return Picture(
         job=job,
-        state=state,
+        state="FORMING" if again else state_of(plan, records),
         generation=view.generation,
-        step=max((view.committed, *(record.step for record in records.values()))),  # records are refreshed now and then
+        step=newest(view, records),
         committed=view.committed,
         committed_s=age(view.commit.written, now) if view.commit else None,
+        unsaved=unsaved(view, records, needs),
         nodes=seated,
         known=len(rows),
         needs=needs,
-        reason=plan.reason if plan else "no plan yet: waiting for nodes and a leader",
-        here=here,
+        reason=plan.reason if plan and not again else beginning(view),
+        node=node,
+        here=once(here),
         rows=(*rows, *generating),
         uptime_s=uptime_s,
         faults=past.faults if past else 0,
@@ -119,15 +126,63 @@ def picture(
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
             *([UNSEEN] if silent else ()),
-            *advice(rows, view, needs, training=training),
+            *advice(rows, view, needs, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
+            *([] if missing else drained(drains or {}, rows, needs, training=training)),
             *awaited(generating, engines, training=training),
             *found(view, records),
             *unlogged(records),
             *differing(records),
         ),
-        exit_code=plan.exit_code if plan else None,
+        exit_code=plan.exit_code if plan and not again else None,
     )
+
+
+def newest(view: View, records: Mapping[str, Record]) -> int:
+    """The newest step: records are refreshed now and then."""
+    return max((view.committed, *(record.step for record in records.values())))
+
+
+def unsaved(view: View, records: Mapping[str, Record], needs: int) -> int:
+    """Steps since the commit that a stop would not save: a gang that holds forms once more for that, if all are there that it
+    has and needs.
+    """
+    plan = view.plan
+    if plan is None or plan.phase is not Phase.HOLD or plan.saves:
+        return 0
+    there = {record.member for record in records.values() if not record.leaving}
+    enough = max(len(plan.seats), needs)
+    return 0 if len(there & plan.seat_of.keys()) >= enough else newest(view, records) - view.committed
+
+
+def begins_again(plan: Plan | None, records: Mapping[str, Record]) -> bool:
+    """Is the plan that of an earlier run, which has ended, and are nodes here for the next one? They have lives that it does
+    not know.
+    """
+    if plan is None or plan.phase is not Phase.STOP:
+        return False
+    lives = {seat.member.node: seat.member.incarnation for seat in plan.ring}
+    there = [record.member for record in records.values() if not record.leaving]
+    return any(each.incarnation > lives.get(each.node, each.incarnation) for each in there) or bool(
+        there and lives and not any(each.node in lives for each in there)
+    )
+
+
+def beginning(view: View) -> str:
+    """Why there is no plan to go by."""
+    if view.plan is not None:
+        return f"begins again from step {view.committed:,} after: {view.plan.reason}"
+    begins = f"begins again from step {view.committed:,}; " if view.committed else ""
+    return f"{begins}no plan yet: waiting for nodes and a leader"
+
+
+def once(said: str) -> str:
+    """Each part once: who leads says of itself what it does as a member, and what it does for all.
+
+    >>> once("paused by an operator; paused by an operator")
+    'paused by an operator'
+    """
+    return "; ".join(dict.fromkeys(said.split("; ")))
 
 
 def found(view: View, records: Mapping[str, Record]) -> tuple[str, ...]:
@@ -239,6 +294,15 @@ def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> It
     yield f"{subject} gone: start elasticrl there again{holds}. If {it} is not to come back: elasticrl drain {node}."
 
 
+def drained(drains: Mapping[str, Member], rows: Sequence[Row], needs: int, *, training: bool) -> Iterator[str]:
+    """That the job holds if one more goes, where somebody has let others go. (Who configured just so many nodes knows it.)"""
+    there = {row.node for row in rows}
+    left = [node for node in sorted(drains) if node not in there]
+    if left and training and sum(row.state not in {"leaving", "quarantined"} for row in rows) == needs:
+        was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
+        yield f"{was} drained: the job holds if one more goes. Before that start elasticrl on {one} again, or on another node."
+
+
 def rollout_row(rollout: Rollout) -> Row:
     """A rollout node's line."""
     weights = "no weights yet" if rollout.version is None else f"weights {rollout.version:,}"
@@ -267,7 +331,7 @@ def age(at: float, now: float) -> float | None:
     return round(max(0.0, now - at), 1) if at and now else None
 
 
-def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> tuple[str, ...]:
+def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool, again: bool = False) -> tuple[str, ...]:
     """What an operator should do, or nothing."""
     said = [
         f"{row.node} is out of the plan. See why: elasticrl events {row.node}. Let it back: elasticrl admit {row.node}."
@@ -280,7 +344,7 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         if row.state == "warming up" and row.note
     ]
     present = sum(row.state not in {"gone", "quarantined"} for row in rows)
-    over = view.plan is not None and view.plan.phase is Phase.STOP
+    over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:
         more = needs - present
         said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl there.")
@@ -288,7 +352,7 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool) -> 
         said.append("The job is paused. Go on: elasticrl resume.")
     if view.leader is None and rows:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
-    if view.plan and by_policy(view.plan):
+    if over and view.plan and by_policy(view.plan):
         said.append(
             "The job stopped for one fault, as the policy says. Mend what broke it, start again: it goes on from there."
         )

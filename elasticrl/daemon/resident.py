@@ -23,6 +23,7 @@ from elasticrl.config import Tree, to_core
 from elasticrl.core.model import Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon import asking, control, operators
+from elasticrl.daemon.answers import promise
 from elasticrl.daemon.history import History
 from elasticrl.daemon.life import Home, Life, next_life
 from elasticrl.daemon.measures import Measures
@@ -202,9 +203,12 @@ class Resident(ABC):
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             self._drain()
-            return operators.promise(asked, self.name)
+            return promise(asked, self.tree.job.name, self.name)
         store, view, _ = self.seen
-        return await operators.write_down(store, asked, node, view.generation, within_s=self.tree.store.timeout_s)
+        return await operators.write_down(
+            store, asked, node, view,
+            job=self.tree.job.name, needs=self.settings.membership.min_nodes, within_s=self.tree.store.timeout_s,
+        )  # fmt: skip
 
     async def picture(self) -> Picture:
         """What the whole job looks like."""

@@ -157,7 +157,7 @@ def piece(seen: Picture) -> str:
         + (f"<div class=card>{advice}</div>" if advice else "")
         + "<div class='card scroll'><table><tr><th>node<th>rank<th>state<th>step<th>phase<th>note</tr>"
         + f"{rows}</table></div>"
-        + (f"<p class=soft>this node: {escape(here)}</p>" if here else "")
+        + (f"<p class=soft>{escape(seen.node)} (this node): {escape(here)}</p>" if here else "")
     )
 
 

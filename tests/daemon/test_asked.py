@@ -18,18 +18,19 @@ from chaos.etcd import LocalCluster
 from elasticrl.cli import serve
 from elasticrl.config.tree import Tree
 from elasticrl.core.events import Asked
-from elasticrl.core.model import Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
+from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, Verb
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.daemon import outside
 from elasticrl.daemon.client import Unanswered, ask, ask_stream
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
+from elasticrl.daemon.past import Missing, Past
 from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
 from elasticrl.shell.sight import Wanted
-from elasticrl.store import Store, StoreSettings, open_store
+from elasticrl.store import Delete, Store, StoreSettings, open_store
 from elasticrl.telemetry.log import set_up
 
 TIMEOUT_S = 1.0
@@ -70,6 +71,10 @@ class Reached:
         entry = await self.store.get(keys.INTENT)
         return keys.load(Wanted, entry.value, keys.INTENT).intent if entry else Intent.RUN
 
+    def trains(self) -> None:
+        """There is a plan; nobody of whom these tests speak has a seat in it."""
+        self.node.sight.view = replace(self.node.sight.view, plan=Plan(generation=1, phase=Phase.TRAIN, lanes=8))
+
     async def join(self, node: str) -> Member:
         member = Member(node=node, incarnation=3)
         await self.store.put(keys.member_key(node), keys.dump(Record(member=member)))
@@ -101,6 +106,7 @@ def with_asked(script: Callable[[Reached], Awaitable[None]]) -> None:
 def test_what_is_asked_stands_in_the_store_when_the_answer_comes() -> None:
     async def script(it: Reached) -> None:
         member = await it.join("n1")
+        it.trains()
         for verb, intent in (("pause", Intent.PAUSE), ("resume", Intent.RUN), ("stop", Intent.STOP)):
             await it.ask(verb)
             assert await it.intent() is intent
@@ -115,9 +121,71 @@ def test_what_is_asked_stands_in_the_store_when_the_answer_comes() -> None:
     with_asked(script)
 
 
+def test_who_asks_for_what_is_so_already_is_told_so() -> None:
+    async def script(it: Reached) -> None:
+        assert await it.ask("resume") == "job j was not paused: nothing is changed"
+        assert await it.ask("pause") == "job j pauses at the next step; go on with: elasticrl resume"
+        assert await it.ask("pause") == "job j was paused already; go on with: elasticrl resume"
+        assert await it.ask("resume") == "job j goes on"
+        assert await it.ask("stop") == "job j saves and ends on all nodes"
+        await it.store.put(keys.INTENT, b"{")
+        assert await it.ask("resume") == "job j goes on", "what cannot be read keeps nobody from writing it anew"
+
+    with_asked(script)
+
+
+def test_who_admits_a_node_that_does_not_run_is_told_what_brings_it_back() -> None:
+    # Found by a newcomer: "nothing keeps n1 out of the plan now", and it stayed away.
+    there = "nothing keeps n1 out of the plan now"
+    away = f"{there}, but it does not run: start elasticrl there, and it joins"
+
+    async def script(it: Reached) -> None:
+        member = await it.join("n1")
+        assert await it.ask("admit", node="n1") == there
+        await it.store.txn((), [Delete(scope=keys.member_key("n1"))])
+        kept_out = Quarantine(member=member, reason="why")
+        for key, value in ((keys.drain_key("n1"), member), (keys.quarantine_key("n1"), kept_out)):
+            await it.store.put(key, keys.dump(value))
+            assert await it.ask("admit", node="n1") == away
+        assert "n1 is no member now" in await it.refused("admit", node="n1")
+        await it.store.put(keys.PAST, keys.dump(Past(began=1.0, missing=(Missing(member=member, at=2.0),))))
+        assert await it.ask("admit", node="n1") == away
+
+    with_asked(script)
+
+
+def test_before_the_first_plan_nobody_is_let_go() -> None:
+    async def script(it: Reached) -> None:
+        for node in ("n0", "n1"):
+            await it.join(node)
+            assert "there is no plan yet that it could leave" in await it.refused("drain", node=node)
+        assert not (await it.store.scan(keys.DRAINS)).entries
+        assert not it.node.loop._events
+
+    with_asked(script)
+
+
+def test_a_daemon_that_has_seen_nothing_yet_shows_where_the_job_stood() -> None:
+    # Found by a newcomer: "generation 0 step 0 (committed 0)" of a job of 18,680 steps that was begun again.
+    async def script(it: Reached) -> None:
+        member = await it.join("n0")
+        plan = Plan(
+            generation=4, phase=Phase.STOP, seats=(Seat(member=replace(member, incarnation=2), born=1),), lanes=8,
+            reason="stopped by an operator", exit_code=75,
+        )  # fmt: skip
+        await it.store.put(keys.PLAN, keys.dump(plan))
+        await it.store.put(keys.COMMIT, keys.dump(Commit(step=18680, generation=4)))
+        shown = await it.ask("status")
+        assert (shown["state"], shown["generation"], shown["step"], shown["node"]) == ("FORMING", 4, 18680, "n0")
+        assert shown["reason"] == "begins again from step 18,680 after: stopped by an operator"
+
+    with_asked(script)
+
+
 def test_two_that_ask_at_once_both_get_what_they_are_told() -> None:
     async def script(it: Reached) -> None:
         nodes = [f"n{number}" for number in range(1, 9)]
+        it.trains()
         for node in nodes:
             await it.join(node)
         await asyncio.gather(*(it.ask("drain", node=node) for node in nodes))

@@ -92,8 +92,13 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
         time.sleep(0.05)
     assert left == []
     assert not (folder / "vault" / "fg").exists()
+    assert "from another terminal: elasticrl status --watch --job fg\n" in (folder / "said").read_text()
+    asks = [sys.executable, "-m", "elasticrl.cli.main", "status"]
+    ended = subprocess.run(asks, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
     last = max(int(line.split()[4]) for line in (folder / "history").read_text().splitlines())
     assert (folder / "saves" / f"step-{last:08d}").exists()
+    assert f"s ago at step {last:,} (committed {last:,}): stopped by an operator; the same command goes" in ended.stderr
     for kept in ("log", "state"):
         assert not (folder / kept / "fg").stat().st_mode & 0o007, "what may quote prompts is open to others"
     logs = "".join(log.read_text() for log in (folder / "log" / "fg").glob("*.daemon.log"))

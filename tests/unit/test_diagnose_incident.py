@@ -199,6 +199,20 @@ def test_incidents_of_another_name_than_the_configuration_s_are_said_to_be_there
     )
 
 
+@pytest.mark.parametrize("root", ["run/state", "run/demo/state"])
+def test_those_of_a_run_are_found_from_its_folder_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    # Found by a newcomer: once it was stopped there were "no incidents of the job mine below /var/lib/elasticrl".
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ELASTICRL_RUN_DIR", str(tmp_path / "none"))
+    assert "no incidents" in run("--job", "mine").stdout
+    save(incident.folder_of(tmp_path / root, "mine", "n00"), killed())
+    assert killed().id in run("--job", "mine").stdout
+    assert killed().id in run().stdout
+    assert "no incidents of the job other" in run("--job", "other").stdout
+
+
 def test_the_command_lists_them_tells_one_and_prints_json(tmp_path: Path) -> None:
     assert run("--state-dir", tmp_path).stdout.startswith(f"no incidents below {tmp_path}; ")
     assert f"no incidents below {tmp_path}; " in run("last", "--state-dir", tmp_path).stderr

@@ -43,7 +43,8 @@ def spare(node: str, **fields: object) -> Record:
         (seen("ab", phase=Phase.HOLD), 2, "", True),  # paused: it could not go on
         (seen("a", phase=Phase.HOLD), 2, "", False),  # it holds as it is
         (seen("ab", phase=Phase.STOP), 2, "", False),
-        (View(records={"a": spare("a")}), 1, "", False),  # no plan yet
+        (View(records={"a": spare("a")}), 1, "", True),  # no plan yet: it would leave for ever
+        (seen("bc", spare("a"), phase=Phase.STOP), 1, "", True),  # that is the plan of the life before
         (View(plan=seen("ab").plan), 2, "", False),  # nobody can say
     ],
 )  # fmt: skip
@@ -67,4 +68,12 @@ def test_the_sentence_says_what_is_needed_and_how_to_do_it_anyway() -> None:
     assert refusal(seen("ab"), settings, "b") == (
         "b stays: without it 1 of the 2 nodes are left that the job needs (membership.min_nodes), and it would hold until "
         "another comes. Start one first, or let it leave all the same: elasticrl drain b --force"
+    )
+
+
+def test_before_the_first_plan_the_sentence_says_what_ends_the_job() -> None:
+    said = refusal(View(records={"a": spare("a")}), Settings(lanes=8), "a")
+    assert said == (
+        "a stays: there is no plan yet that it could leave, and the first may need it. Ask again when the job trains, "
+        "or end it: elasticrl stop"
     )

@@ -1,8 +1,10 @@
 """Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
 
+import json
 import os
 import socket
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -67,6 +69,31 @@ def test_sockets_that_a_job_left_are_no_daemon(tmp_path: Path) -> None:
         NotFound, match=r"no daemon of dead answers here \(what is left are sockets of n0, n2\).*elasticrl report"
     ):
         daemon(tmp_path)
+
+
+def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path) -> None:
+    def note(job: str, *, at: float, state: str = "STOPPED", reason: str = "stopped by an operator") -> None:
+        said = {"job": job, "state": state, "step": 4596, "committed": 4590, "reason": reason, "at": time.time() - at}
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "ended.json").write_text(json.dumps(said))
+        os.utime(tmp_path / job / "ended.json", (said["at"], said["at"]))
+
+    note("mine", at=750.0)
+    note("done", at=9000.0, state="FINISHED", reason="all 4596 steps are made")
+    note("torn", at=9999.0)
+    (tmp_path / "torn" / "ended.json").write_text("{")
+    told = (
+        "job mine ended 12 m ago at step 4,596 (committed 4,590): stopped by an operator; the same command goes on from "
+        "there. More: elasticrl report RUN, elasticrl incidents"
+    )
+    for job in ("mine", None):
+        with pytest.raises(NotFound) as said:
+            daemon(tmp_path, job)
+        assert str(said.value).startswith(told) == (job == "mine")
+    with pytest.raises(NotFound, match=r"all 4596 steps are made\. More"):
+        daemon(tmp_path, "done")
+    with pytest.raises(NotFound, match="no daemon of the job torn here"):
+        daemon(tmp_path, "torn")
 
 
 def test_a_runtime_directory_of_somebody_else_is_an_error_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,3 +134,83 @@ def test_a_node_whose_words_are_lost_is_named_with_the_reason():
     records = {"n0": Record(member=N0), "n1": Record(member=N1, unlogged=why)}
     found = picture("ppo", View(), records, {}, needs=1)
     assert found.advice[-1:] == (f"n1 keeps no log as it should: {why}. Make room there (df), or mend the folder.",)
+
+
+def test_what_a_node_says_twice_is_said_once_and_with_its_name():
+    # Found by a newcomer: "this node: paused by an operator; paused by an operator".
+    paused = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="paused by an operator")
+    said = {"needs": 1, "node": "n0"}
+    twice = picture("ppo", View(plan=paused), {}, {}, here="paused by an operator; paused by an operator", **said)
+    assert "this node" not in render.status(asdict(twice), colour=False)
+    other = picture("ppo", View(plan=paused), {}, {}, here="out of the plan; leads", **said)
+    assert "n0 (this node): out of the plan; leads" in render.status(asdict(other), colour=False)
+
+
+STOPPED = Plan(
+    generation=4, phase=Phase.STOP, seats=(Seat(member=N0, born=1),), spares=(Seat(member=N1, born=0),), exit_code=75,
+    reason="stopped by an operator",
+)  # fmt: skip
+COMMIT = Commit(step=18680, generation=4, manifest="m", written=960.0)
+
+
+def test_a_job_that_is_begun_again_is_not_shown_as_the_one_that_has_ended():
+    # Found by a newcomer: for six seconds after the same command was given again it was STOPPED.
+    def shown(*members: Member, leaving: bool = False):
+        records = {each.node: Record(member=each, leaving=leaving) for each in members}
+        return picture("ppo", View(plan=STOPPED, commit=COMMIT), records, {}, needs=1, now=1000.0)
+
+    for again in (shown(replace(N0, incarnation=2)), shown(Member(node="n7", incarnation=1))):
+        assert (again.state, again.exit_code, again.step) == ("FORMING", None, 18680)
+        assert again.reason == "begins again from step 18,680 after: stopped by an operator"
+    for ends in (shown(N0, N1), shown(N1), shown(), shown(Member(node="n7", incarnation=1), leaving=True)):
+        assert (ends.state, ends.exit_code, ends.reason) == ("STOPPED", 75, "stopped by an operator")
+
+
+def test_a_crash_loop_is_advised_on_until_it_is_begun_again():
+    plan = replace(STOPPED, exit_code=70, verdict=None)
+    ended = picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, needs=1)
+    again = picture("ppo", View(plan=plan), {"n0": Record(member=replace(N0, incarnation=2))}, {}, needs=2)
+    assert "The job stopped for one fault" in ended.advice[-1]
+    assert again.advice[0] == "1 more node is needed: start elasticrl there."
+    assert not [text for text in again.advice if "stopped" in text]
+
+
+def test_a_job_of_which_only_the_commit_is_seen_begins_from_it():
+    found = picture("ppo", View(commit=COMMIT), {}, {}, needs=2)
+    assert (found.state, found.step) == ("FORMING", 18680)
+    assert found.reason == "begins again from step 18,680; no plan yet: waiting for nodes and a leader"
+
+
+def test_who_was_drained_may_be_the_one_that_is_missed_next():
+    # Found by a newcomer: after a drain there were "2 of 2 nodes, needs 2", and no word of what one more loss does.
+    def advice(needs: int, drains: dict[str, Member], *, spare: bool = False) -> tuple[str, ...]:
+        plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)))
+        said = {"work": Work.TRAINING, "generation": 3}
+        records = {"n0": Record(member=N0, **said), "n1": Record(member=N1, **said)}
+        records |= {"n7": Record(member=Member(node="n7", incarnation=1), warm=True)} if spare else {}
+        return picture("ppo", View(plan=plan, leader=N0), records, {}, drains=drains, needs=needs).advice
+
+    n2 = {"n2": Member(node="n2", incarnation=1)}
+    assert advice(2, n2) == (
+        "n2 was drained: the job holds if one more goes. Before that start elasticrl on it again, or on another node.",
+    )
+    assert advice(2, {}) == (), "so many were configured"
+    assert advice(1, n2) == ()
+    assert advice(2, n2, spare=True) == ()
+    assert advice(2, {"n1": N1}) == (), "it is back, or has not gone yet"
+
+
+def test_what_no_gang_is_there_to_save_is_told():
+    def unsaved(phase: Phase, seated: str, there: str, needs: int, **more: bool) -> int:
+        lives = {name: Member(node=name, incarnation=1) for name in seated}
+        plan = Plan(
+            generation=3, phase=phase, seats=tuple(Seat(member=each, born=1) for each in lives.values()), **more
+        )
+        records = {name: Record(member=lives[name], step=166) for name in there}
+        return picture("ppo", View(plan=plan, commit=Commit(step=160, generation=2)), records, {}, needs=needs).unsaved
+
+    assert unsaved(Phase.HOLD, "a", "a", 2) == 6
+    assert unsaved(Phase.HOLD, "ab", "a", 1) == 6
+    assert unsaved(Phase.HOLD, "ab", "ab", 2) == 0, "paused: it forms once more, and saves"
+    assert unsaved(Phase.HOLD, "a", "a", 2, saves=True) == 0, "it saves"
+    assert unsaved(Phase.TRAIN, "ab", "ab", 2) == 0
