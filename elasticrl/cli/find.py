@@ -83,26 +83,23 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
 
 def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> str:
     """That nobody is there to be asked, whom else one may mean, and what became of a job that has ended."""
-    over = ended(explicit, job)
+    over, others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
+    if job and others:
+        none = over or f"no daemon of the job {job} is here"
+        return f"{none}; jobs that run here: {', '.join(others)}" + ("" if over else f". Say which: --job {others[0]}")
+    if job and over:
+        return f"{over}. More: elasticrl report RUN, elasticrl incidents"
     whose = ", ".join(sorted(path.parent.name for path in silent))
-    others = jobs_of(path for path in sockets(explicit) if not left_behind(path)) if job else []
-    if over:
-        none = over
-    elif whose:
-        none = f"no daemon of {' or '.join(jobs_of(silent))} answers here (what is left are sockets of {whose})"
-    elif others:
-        none = f"no daemon of the job {job} is here"
-    else:
-        none = (
-            f"no daemon {f'of the job {job} ' if job else ''}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
-        )
-    if others:
-        return f"{none}; jobs that run here: {', '.join(others)}. Say which: --job {others[0]}"
-    if over:
-        return f"{none}. More: elasticrl report RUN, elasticrl incidents"
+    of = f"of the job {job} " if job else ""
+    none = (
+        f"no daemon of {' or '.join(jobs_of(silent))} answers here (what is left are sockets of {whose})"
+        if whose
+        else f"no daemon {of}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
+    )
+    last = f"elasticrl report RUN ({over})" if over else "elasticrl report RUN"
     return (
         f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
-        "What became of a job that has ended: elasticrl report RUN"
+        f"What became of a job that has ended: {last}"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from elasticrl.core.drain import refusal
-from elasticrl.core.model import INTENTS, Commit, Intent, Member, Plan, Rollout, Verb, View
+from elasticrl.core.model import INTENTS, Commit, Intent, Member, Plan, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon.answers import absent, ending, let_go, promise
 from elasticrl.daemon.control import Refused
@@ -62,12 +62,17 @@ async def begun(store: Store, view: View) -> View:
     return view
 
 
-async def spared(store: Store, view: View, settings: Settings, node: str) -> None:
-    """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know."""
+async def spared(store: Store, view: View, settings: Settings, node: str, *, own: str) -> None:
+    """`Refused` if the others cannot spare this node. If the store does not say who they are, whoever asks may know. `own`: the
+    node that is asked, which has no record yet when it has just begun.
+    """
     with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(LOOK_FIRST_S):
             records, quarantines = await read_all(store)
             asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
+            view = await begun(store, view)
+        if node == own:
+            records.setdefault(node, Record(member=Member(node=node, incarnation=0)))
         view = replace(view, records=records, quarantines=quarantines)
         if why := refusal(view, settings, node, asked.values()):
             raise Refused(why)

@@ -199,7 +199,7 @@ class Resident(ABC):
             raise control.Refused("name the node to admit: elasticrl admit n03")
         if asked is Verb.DRAIN and not question.get("force"):
             store, view, _ = self.seen
-            await operators.spared(store, view, self.settings, node or self.name)
+            await operators.spared(store, view, self.settings, node or self.name, own=self.name)
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             self._drain()

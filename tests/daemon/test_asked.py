@@ -156,6 +156,7 @@ def test_who_admits_a_node_that_does_not_run_is_told_what_brings_it_back() -> No
 
 def test_before_the_first_plan_nobody_is_let_go() -> None:
     async def script(it: Reached) -> None:
+        assert "there is no plan yet" in await it.refused("drain"), "nor before it has told the others of itself"
         for node in ("n0", "n1"):
             await it.join(node)
             assert "there is no plan yet that it could leave" in await it.refused("drain", node=node)

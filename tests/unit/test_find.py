@@ -82,14 +82,14 @@ def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path)
     note("done", at=9000.0, state="FINISHED", reason="all 4596 steps are made")
     note("torn", at=9999.0)
     (tmp_path / "torn" / "ended.json").write_text("{")
-    told = (
-        "job mine ended 12 m ago at step 4,596 (committed 4,590): stopped by an operator; the same command goes on from "
-        "there. More: elasticrl report RUN, elasticrl incidents"
-    )
-    for job in ("mine", None):
-        with pytest.raises(NotFound) as said:
-            daemon(tmp_path, job)
-        assert str(said.value).startswith(told) == (job == "mine")
+    told = "job mine ended 12 m ago at step 4,596 (committed 4,590): stopped by an operator; the same command goes on from there"
+    with pytest.raises(NotFound) as said:
+        daemon(tmp_path, "mine")
+    assert str(said.value) == f"{told}. More: elasticrl report RUN, elasticrl incidents"
+    with pytest.raises(NotFound) as said:
+        daemon(tmp_path)
+    assert "start it (systemctl start elasticrl" in str(said.value), "this machine's job may be another, which is away"
+    assert str(said.value).endswith(f"elasticrl report RUN ({told})")
     with pytest.raises(NotFound, match=r"all 4596 steps are made\. More"):
         daemon(tmp_path, "done")
     with pytest.raises(NotFound, match="no daemon of the job torn here"):
