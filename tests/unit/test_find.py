@@ -78,11 +78,12 @@ def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path)
         (tmp_path / job / "ended.json").write_text(json.dumps(said))
         os.utime(tmp_path / job / "ended.json", (said["at"], said["at"]))
 
-    note("mine", at=750.0)
+    note("mine", at=730.0)
     note("done", at=9000.0, state="FINISHED", reason="all 4596 steps are made")
     note("torn", at=9999.0)
     (tmp_path / "torn" / "ended.json").write_text("{")
-    told = "job mine ended 12 m ago at step 4,596 (committed 4,590): stopped by an operator; the same command goes on from there"
+    why = "stopped by an operator; the same command goes on from there"
+    told = f"job mine ended 12 m ago at step 4,596 (committed 4,590): {why}"
     with pytest.raises(NotFound) as said:
         daemon(tmp_path, "mine")
     assert str(said.value) == f"{told}. More: elasticrl report RUN, elasticrl incidents"
