@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, pairwise
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrl.runtime.data.audit import audit
+from elasticrl.runtime.data.audit import Audit, audit
 from elasticrl.runtime.data.cursor import Cursor, SampleId, Walk
 from elasticrl.runtime.data.ledger import FOLDER, Ledger, Record, decode, encode
 from elasticrl.runtime.vault import faults
@@ -127,6 +129,91 @@ def test_a_step_that_was_under_way_does_not_count_as_missing_unless_it_was_commi
     found = audit(tmp_path, through=Version(4))
     assert len(found.missing) == 6
     assert "NOT exactly once, 6 findings: step 4: sample" in found.sentence
+
+
+def audited_while(root: Path, goes_on: Callable[[], None]) -> Audit:
+    """Audits while a run goes on: w0's file has been read by then, and that of w1 is still to be read.
+
+    Between them lies a pipe. Whoever reads it waits for its writer, who lets the run go on first.
+    """
+    between = root / FOLDER / "w0-zz.jsonl"
+    os.mkfifo(between)
+
+    def write() -> None:
+        with between.open("wb"):  # returns when the audit has come to it
+            goes_on()
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        found = audit(root)
+        writer.join(timeout=10)
+        assert not writer.is_alive(), "the run has not gone on"
+    finally:
+        between.unlink()
+    return found
+
+
+def test_a_run_that_goes_on_while_it_is_read_loses_nothing(tmp_path: Path):
+    # Found by a user: the file that was read first ended thousands of steps before that which was read last.
+    gang = Gang(tmp_path, 2)
+    for step in range(4):
+        gang.step(step)
+    gang.step(4, only=1)
+
+    def goes_on() -> None:
+        for lane in (2, 3):
+            gang.ledgers[1].record(Version(4), lane, gang.cursor.ids(4, 0, lane))
+        for step in range(5, 9):
+            gang.step(step)
+
+    found = audited_while(tmp_path, goes_on)
+    assert found.ok, found.sentence
+    assert (found.last, found.steps, found.samples) == (4, 5, 60)
+    assert found.beyond == 8, "four steps of two lanes of w1"
+    assert found.sentence.endswith(
+        "judged through step 4: the run goes on, and what it has written meanwhile is left out"
+    )
+    assert "goes on" not in audit(tmp_path).sentence
+
+
+def test_a_sample_that_is_lost_in_the_middle_is_found_while_the_run_goes_on(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    gang.step(0)
+    lost = gang.cursor.ids(1, 0, 3)[0]
+    for lane in range(4):
+        ids = gang.cursor.ids(1, 0, lane)
+        gang.ledgers[lane // 2].record(Version(1), lane, ids[1:] if lane == 3 else ids)
+    gang.step(2)
+
+    def goes_on() -> None:
+        for step in (3, 4, 5):
+            gang.step(step)
+
+    found = audited_while(tmp_path, goes_on)
+    assert found.missing == (f"step 1: sample {lost} was not used",)
+    assert "NOT exactly once, 1 finding" in found.sentence
+    assert "judged through step 2: the run goes on" in found.sentence
+
+
+def test_a_generation_that_begins_while_the_ledger_is_read_supersedes_nothing_of_it(tmp_path: Path):
+    gang = Gang(tmp_path, 2)
+    for step in range(6):
+        gang.step(step)
+        if step == 3:
+            kept = gang.values()
+
+    def goes_on() -> None:
+        gang.reform(2, Version(3), kept, keep=2)
+        for step in range(4, 9):
+            gang.step(step)
+
+    found = audited_while(tmp_path, goes_on)
+    assert found.ok, found.sentence
+    assert (found.last, found.superseded, found.generations) == (5, 0, 1)
+    found = audit(tmp_path)
+    assert found.ok, found.sentence
+    assert (found.last, found.superseded, found.beyond) == (8, 8, 0)
 
 
 def test_one_nodes_ledger_is_no_proof_and_names_the_nodes_that_it_lacks(tmp_path: Path):

@@ -2,9 +2,12 @@
 
 The one idea: the cursor is a function, so what *should* have been used is computed again from the data's description in the
 ledger, and compared with what was written when it was used. Nothing is taken on trust from the run that is audited.
+
+A run may go on while its ledger is read, file by file. So the sizes of all files are noted before the first is read: what is
+judged ends with the newest step that had been begun by then. Each step before it is whole in all files whenever they are read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +31,7 @@ class Audit:
     superseded: int  # records beyond the version that a later generation went on from
     repeated: int  # records that were written again by the worker that took a lane over
     torn: int  # last lines that a kill cut short
+    beyond: int = 0  # records of steps that were begun while this was read: they are left out
     duplicates: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -46,12 +50,18 @@ class Audit:
         if self.ok:
             return (
                 f"{self.samples} uses of samples in {self.steps} steps and {self.generations} generations: each exactly once "
-                f"({self.superseded} superseded records, {self.torn} torn lines do not count)"
+                f"({self.superseded} superseded records, {self.torn} torn lines do not count){self._through}"
             )
         found = [*self._absence, *self.problems, *self.duplicates, *self.missing]
         more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         claim = "NOT proven" if self.absent else "NOT exactly once"
-        return f"{claim}, {count(len(found), 'finding')}: " + "; ".join(found[:SHOWN]) + more
+        return f"{claim}, {count(len(found), 'finding')}: " + "; ".join(found[:SHOWN]) + more + self._through
+
+    @property
+    def _through(self) -> str:
+        if not self.beyond:
+            return ""
+        return f"; judged through step {self.last}: the run goes on, and what it has written meanwhile is left out"
 
     @property
     def _absence(self) -> tuple[str, ...]:
@@ -72,6 +82,7 @@ class _Read:
     """All files of a ledger."""
 
     records: dict[tuple[str, int], Record] = field(default_factory=dict)
+    late: set[tuple[str, int]] = field(default_factory=set)  # those of them that were written after sizes were noted
     lineages: dict[int, Lineage] = field(default_factory=dict)
     segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
     nodes: dict[int, tuple[str, ...]] = field(
@@ -98,38 +109,41 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
             "against: register the Cursor or StreamLoader in the script (run.register(data=...))."
         )
     until = bounds(lineage)
-    known = (r for r in read.records.values() if r.generation in until)
-    counted = [r for r in known if (bound := until[r.generation]) is None or r.version <= bound]
-    superseded = len(read.records) - len(counted)
+    known = [r for r in read.records.values() if r.generation <= generation]  # a newer one began while this was read
+    lie = [r for r in known if r.generation in until and ((end := until[r.generation]) is None or r.version <= end)]
+    first = segments[0].first // segments[0].walk.draws
+    begun = max((r.version.step for r in lie if r.serial not in read.late), default=first - 1)
+    counted = [r for r in lie if r.version.step <= begun]
+    beyond = len(read.records) - len(known) + len(lie) - len(counted)
     if through is not None:
         counted = [r for r in counted if r.version <= through]
     duplicates, used = _uses(counted)
-    first = segments[0].first // segments[0].walk.draws
-    last = max((r.version.step for r in counted), default=first - 1)
+    last = max(used, default=first - 1)
     if segments[-1].walk.size is None:
         expected = _expected_of_stream(segments[0], used, last)
     else:
-        expected = {step: _expected(segments, step) for step in range(first, last + 1)}
+        expected = ((step, _expected(segments, step)) for step in range(first, last + 1))
     missing: list[str] = []
-    for step, uses in expected.items():
-        lacking = sorted(use for use in uses if (step, *use) not in used)
+    problems = list(read.problems)
+    for step, uses in expected:
+        there = used.get(step, {}).keys()
+        lacking = uses - there
         if lacking and step == last and through is None:
             last -= 1  # under way when the run ended
             continue
-        missing.extend(f"step {step}: {_use(use)} was not used" for use in lacking)
-    problems = list(read.problems)
-    for step, turn, sample in sorted(used):
-        if step <= last and (turn, sample) not in expected[step]:
-            problems.append(f"step {step}: {_use((turn, sample))} was used and is not among the step's samples")
+        missing.extend(f"step {step}: {_use(use)} was not used" for use in sorted(lacking))
+        strange = sorted(there - uses)
+        problems.extend(f"step {step}: {_use(use)} was used and is not among the step's samples" for use in strange)
     absent = sorted({node for number in until for node in read.nodes.get(number, ())} - read.here) if missing else []
     return Audit(
         steps=max(last - first + 1, 0),
         last=last,
-        samples=sum(1 for use in used if use[0] <= last),
+        samples=sum(len(uses) for step, uses in used.items() if step <= last),
         generations=len(read.lineages),
-        superseded=superseded,
+        superseded=len(known) - len(lie),
         repeated=read.repeated,
         torn=read.torn,
+        beyond=beyond,
         duplicates=tuple(duplicates),
         missing=() if absent else tuple(missing),
         problems=tuple(problems),
@@ -139,12 +153,15 @@ def audit(run_dir: Path, *, through: Version | None = None) -> Audit:
 
 def _read(run_dir: Path) -> _Read:
     found = _Read()
+    noted = {path: path.stat().st_size for path in files_of(run_dir, FOLDER)}
+    # Listed again: who came in between may have written some of a step that these sizes hold the rest of.
     for path in files_of(run_dir, FOLDER):
-        lines = path.read_bytes().split(b"\n")
+        lines, size, end = path.read_bytes().split(b"\n"), noted.get(path, 0), 0
         found.here.add(path.stem.rsplit("-", 2)[0])  # NODE-WRITER-LIFE
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
+            end += len(line) + 1
             body = decode(line)
             if body is None:
                 if number == len(lines):  # no end of line: the writer was killed in it
@@ -152,8 +169,8 @@ def _read(run_dir: Path) -> _Read:
                 else:
                     found.problems.append(f"line {number} of {path.name} was changed")
             elif "record" in body:
-                _add(found, Record.from_json(body["record"]))
-            else:
+                _add(found, Record.from_json(body["record"]), late=end > size)
+            elif end <= size:
                 generation = int(body["generation"])
                 found.lineages[generation] = lineage_from_json(body["lineage"])
                 found.segments[generation] = tuple(Segment.from_json(row) for row in body["segments"])
@@ -163,10 +180,14 @@ def _read(run_dir: Path) -> _Read:
     return found
 
 
-def _add(found: _Read, record: Record) -> None:
+def _add(found: _Read, record: Record, *, late: bool) -> None:
     known = found.records.setdefault(record.serial, record)
     if known is record:
+        if late:
+            found.late.add(record.serial)
         return
+    if not late:
+        found.late.discard(record.serial)
     if known == record:
         found.repeated += 1
     else:
@@ -178,27 +199,26 @@ Use = tuple[int, SampleId]
 """A turn and a sample."""
 
 
-def _uses(records: Iterable[Record]) -> tuple[list[str], set[tuple[int, int, SampleId]]]:
-    """Every use, and a sentence for each that occurs twice: within a step, or in two steps of one epoch."""
+def _uses(records: Iterable[Record]) -> tuple[list[str], dict[int, dict[Use, Record]]]:
+    """Every use, by steps, and a sentence for each that occurs twice: within a step, or in two steps of one epoch."""
     duplicates: list[str] = []
-    used: dict[tuple[int, int, SampleId], Record] = {}
+    used: dict[int, dict[Use, Record]] = {}
     step_of: dict[Use, int] = {}
     for record in sorted(records, key=lambda r: (r.version, r.lane, r.generation, r.serial)):
         step = record.version.step
+        uses = used.setdefault(step, {})
         for sample in record.ids:
-            use = (step, record.turn, sample)
-            if use in used:
-                other = used[use]
+            use = (record.turn, sample)
+            if (other := uses.get(use)) is not None:
                 duplicates.append(
-                    f"step {step}: {_use(use[1:])} was used twice (lane {other.lane} of generation {other.generation}, "
+                    f"step {step}: {_use(use)} was used twice (lane {other.lane} of generation {other.generation}, "
                     f"lane {record.lane} of generation {record.generation})"
                 )
                 continue
-            used[use] = record
-            before = step_of.setdefault(use[1:], step)
-            if before != step:
-                duplicates.append(f"{_use(use[1:])} was used in step {before} and in step {step}")
-    return duplicates, set(used)
+            uses[use] = record
+            if (before := step_of.setdefault(use, step)) != step:
+                duplicates.append(f"{_use(use)} was used in step {before} and in step {step}")
+    return duplicates, used
 
 
 def _expected(segments: tuple[Segment, ...], step: int) -> set[Use]:
@@ -213,19 +233,20 @@ def _expected(segments: tuple[Segment, ...], step: int) -> set[Use]:
     return found
 
 
-def _expected_of_stream(segment: Segment, used: set[tuple[int, int, SampleId]], last: int) -> dict[int, set[Use]]:
+def _expected_of_stream(
+    segment: Segment, used: Mapping[int, Mapping[Use, Record]], last: int
+) -> Iterator[tuple[int, set[Use]]]:
     """What a stream's steps must have used: its samples in their order, an epoch's last one being the last that was seen."""
     ends: dict[int, int] = {}
-    for _, _, sample in used:
+    for _, sample in (use for uses in used.values() for use in uses):
         ends[sample.epoch] = max(ends.get(sample.epoch, -1), sample.index)
     row = [SampleId(epoch, index) for epoch in sorted(ends) for index in range(ends[epoch] + 1)]
     walk = segment.walk
     size = walk.batch * walk.draws
     first = segment.first // walk.draws
-    return {
-        step: {(turn, sample) for sample in row[(step - first) * size :][:size] for turn in range(walk.turns)}
-        for step in range(first, last + 1)
-    }
+    for step in range(first, last + 1):
+        samples = row[(step - first) * size :][:size]
+        yield step, {(turn, sample) for sample in samples for turn in range(walk.turns)}
 
 
 def _use(use: Use) -> str:
