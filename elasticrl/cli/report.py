@@ -10,6 +10,10 @@ Run = Annotated[
     typer.Argument(metavar="RUN", help="What a run left: its folder, logs and state below it.", show_default=False),
 ]
 Out = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file.")]
+Job = Annotated[
+    str | None,
+    typer.Option("--job", metavar="NAME", help="Which job, if several left theirs there.", show_default=False),
+]
 AsText = Annotated[bool, typer.Option("--text", help="Print it in words, and write no file.")]
 
 
@@ -18,20 +22,29 @@ def register(app: typer.Typer) -> None:
     app.command("report")(report)
 
 
-def report(context: typer.Context, run: Run, output: Out = Path("report.html"), as_text: AsText = False) -> None:
-    """Make one HTML page of a run, complete in itself: what happened, what it cost, why. Exits with 2 if nothing is there."""
+def report(
+    context: typer.Context, run: Run, job: Job = None, output: Out = Path("report.html"), as_text: AsText = False
+) -> None:
+    """Make one HTML page of a run, complete in itself: what happened, what it cost, why. Exits with 2 if nothing is there, or
+    if several jobs left theirs and none is named.
+    """
     from elasticrl.cli import useless
     from elasticrl.cli.main import Exit
     from elasticrl.report.read import read
     from elasticrl.report.story import tell
     from elasticrl.report.text import headline, text
+    from elasticrl.report.whose import Unchosen
 
     if as_text:
         useless.refuse(context, "output", because="only without --text, which writes no file")
     if not run.is_dir():
         typer.echo(f"{run} is not a folder: name the one that holds the run's logs, checkpoints and state", err=True)
         raise typer.Exit(Exit.REFUSED)
-    left = read(run)
+    try:
+        left = read(run, job)
+    except Unchosen as why:
+        typer.echo(str(why), err=True)
+        raise typer.Exit(Exit.REFUSED) from None
     if not left.files:
         typer.echo(f"nothing below {run} was left by a run: no daemon's log, no steps, no checkpoints", err=True)
         raise typer.Exit(Exit.REFUSED)

@@ -86,12 +86,12 @@ class Runs:
         seen[0] += 1
         seen[1], seen[2] = min(seen[1], event.at), max(seen[2], event.at)
 
-    def newest(self) -> tuple[str, Callable[[Happening], bool], float | None, Counter[str]]:
-        """The job and the run that was on last: which events are theirs, since when, if there was another before, and how many
-        each other one has: a machine's journal has all that ever ran on it.
+    def newest(self, job: str | None = None) -> tuple[str, Callable[[Happening], bool], float | None, Counter[str]]:
+        """The job (`job`, if it was asked for) and its run that was on last: which events are theirs, since when, if there was
+        another before, and how many each other one has: a machine's journal has all that ever ran on it.
         """
         by_end = sorted(self._seen, key=lambda whose: self._seen[whose][2], reverse=True)
-        job = next((job for job, _ in by_end if job not in ("", ABSENT)), "")
+        job = job or next((job for job, _ in by_end if job not in ("", ABSENT)), "")
         mine = [whose for whose in by_end if whose[0] in (job, ABSENT)]
         run = next((run for _, run in mine if run not in ("", ABSENT)), ABSENT)
         others = sorted(

@@ -2,11 +2,14 @@
 
 The one idea: files are known by what their lines say, not by their names; so a run's own folder, a support bundle, or a few
 files that somebody copied together (`journalctl -u elasticrl -o cat > n00.log`) make the same report. What is missing is said.
+The report is of one job: what lies there of others is passed over, and named (`whose`).
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -18,7 +21,8 @@ from typing import Any, Final, TypeVar
 from elasticrl.diagnose.incident import Unreadable, load
 from elasticrl.report.gather import Cases, Logs, Paces, Runs, Thin
 from elasticrl.report.left import Happening, Left, Log, Note, Took
-from elasticrl.runtime.checkpoint.manifest import MANIFEST
+from elasticrl.report.whose import Places, chosen
+from elasticrl.runtime.checkpoint.manifest import MANIFEST, Manifest
 from elasticrl.runtime.checkpoint.place import place
 from elasticrl.runtime.checkpoint.shelf import Entry, listing
 from elasticrl.runtime.chronicle import FOLDER as DIGESTS
@@ -38,39 +42,55 @@ FACT: Final = re.compile(r"\b(reward|kl|loss) (-?\d+(?:\.\d+)?)")
 ATTEMPT: Final = re.compile(r"attempt_(\d+)")
 
 
-def read(folder: Path) -> Left:
-    """Everything below a folder, each line by itself. Daemons' logs are gone through twice: first for whose run is the newest,
-    then for what it left; and steps' times after them, as a node's last sign of life is known by its next start.
+def read(folder: Path, job: str | None = None) -> Left:
+    """Everything below a folder that is of one job, each line by itself; Unchosen if several lie there and none is named.
+
+    Daemons' logs are gone through twice: first for whose run is the newest, then for what it left; and steps' times after them,
+    as a node's last sign of life is known by its next start.
     """
     gathered = _Gathered()
     for path in sorted(path for path in folder.rglob("*") if LOG.search(path.name)):
         if not {DIGESTS, LEDGER, "trace", "etcd", "incidents"} & set(path.parts[-3:]):
             _sort(path, gathered)
-    home, passed = _home(folder, gathered.runs.nodes)
-    job, ours, begun, others = gathered.runs.newest()
+    homes = _homes(folder)
+    beside = {inside: name for inside in _incidents(folder) if (name := _job_of_incidents(inside))}
+    beside |= {home: name for home in homes if (name := _job_of_state(home))}
+    known = {*chain(*gathered.logs.values()), *beside.values()}
+    folders = {name for home in homes for name in (home.name, home.parent.name) if name == job}
+    logged = any(gathered.logs.values())
+    said = list(gathered.logs.values()) if logged else [{name} for name in beside.values()]
+    asked = chosen(folder, said, job, known | folders)
+    job, ours, begun, others = gathered.runs.newest(asked)
+    job = job or (next(iter(known)) if len(known) == 1 else "")
+    vouched = {path: {name} for path, name in beside.items()} | gathered.logs
+    mine = _Mine(job, Places(folder, vouched, known | folders))
     logs = Logs()
-    for event in _each(gathered.logs, happening, gathered.unread):
+    told = mine.logs(gathered.logs)
+    for event in _each(told, happening, gathered.unread):
         if ours(event):
             logs.add(event)
     paces = Paces(logs.starts())
-    for line in _each(gathered.steps, took, gathered.unread):
+    for line in _each(mine.only(gathered.steps), took, gathered.unread):
         if begun is None or line.at >= begun:
             paces.add(line)
+    said_of_steps, histories = _words(mine.only(gathered.words), mine.only(gathered.notes), gathered.unread)
     cases, broken = _cases(folder, job, begun)
+    home, passed = _home(folder, mine.only(homes), gathered.runs.nodes)
     unread = [*gathered.unread, *broken, *passed]
     unread += [f"{name}: another one ({number} events)" for name, number in others.items()]
+    unread += [f"job {name}: {number} of its files and folders" for name, number in sorted(mine.others.items())]
     digests = samples = None
     entries: list[Entry] = []
     if home is not None:
         digests, samples, entries = _state(home, unread)
     log, pace = logs.value(), paces.value()
-    history, printed = _chosen(gathered.notes, log, unread), gathered.printed.rows
+    history, printed = _chosen(histories, log, unread), said_of_steps.rows
     notes, noted = (history.rows, history.every) if history is not None else ([], 1)
     if printed and (not notes or any("loss" in facts.facts for _, facts in printed)):
         # The trainer's own events say more than its history.
-        notes, noted = [facts for _, facts in printed], gathered.printed.every
+        notes, noted = [facts for _, facts in printed], said_of_steps.every
     files = (
-        f"{len(gathered.logs)} daemon logs ({log.events} events)",
+        f"{len(told)} daemon logs ({log.events} events)",
         f"{pace.lines} lines of steps' times",
         f"{len(notes)} notes of the trainer",
         f"{cases.seen} incidents",
@@ -82,7 +102,7 @@ def read(folder: Path) -> Left:
         log=log,
         pace=pace,
         took=tuple(sorted(paces.rows.rows, key=lambda each: each.at)),
-        every=paces.rows.every if pace.lines else gathered.printed.every,
+        every=paces.rows.every if pace.lines else said_of_steps.every,
         said=tuple(sorted((times for times, _ in printed), key=lambda each: (each.step, each.generation))),
         notes=tuple(sorted(notes, key=lambda note: (note.step, note.generation))),
         noted=noted,
@@ -98,12 +118,39 @@ def read(folder: Path) -> Left:
 
 @dataclass(slots=True)
 class _Gathered:
+    """Files, by what they are."""
+
     runs: Runs = field(default_factory=Runs)
-    logs: list[Path] = field(default_factory=list)
+    logs: dict[Path, set[str]] = field(default_factory=dict)  # daemons', and the jobs that each names
     steps: list[Path] = field(default_factory=list)
-    printed: Thin[tuple[Took, Note]] = field(default_factory=lambda: Thin(lambda pair: pair[0].step))
-    notes: dict[Path, Thin[Note]] = field(default_factory=dict)
+    words: list[Path] = field(default_factory=list)  # what workers printed, perhaps
+    notes: list[Path] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Mine:
+    """What is of the job that is told. Others' is counted."""
+
+    job: str
+    places: Places
+    others: Counter[str] = field(default_factory=Counter)
+
+    def logs(self, named: Mapping[Path, Collection[str]]) -> list[Path]:
+        """Daemons' logs that name the job, or none and may be of it."""
+        silent = self.only(path for path, names in named.items() if not names)
+        return [path for path, names in named.items() if self.job in names or path in silent]
+
+    def only(self, paths: Iterable[Path]) -> list[Path]:
+        """Those of the job, or perhaps of it."""
+        found = []
+        for path in paths:
+            whose = self.places.of(path)
+            if not self.job or whose in (None, self.job):
+                found.append(path)
+            else:
+                self.others[str(whose)] += 1
+        return found
 
 
 def _sort(path: Path, into: _Gathered) -> None:
@@ -118,38 +165,41 @@ def _sort(path: Path, into: _Gathered) -> None:
         with path.open(encoding="utf-8", errors="replace") as stream:
             objects = _objects(stream)
             first = list(islice(objects, LOOKED_AT))
-            if not _known(path, first, chain(first, objects), into):
-                _output(path, into)
+            if any("event" in line and "at" in line for line in first):
+                into.logs[path] = set()
+                for event in filter(None, map(happening, chain(first, objects))):
+                    into.runs.add(event)
+                    if name := event.said.get("job"):
+                        into.logs[path].add(str(name))
+            elif first and {"step", "rank", "seconds"} <= first[0].keys():
+                into.steps.append(path)
+            elif first and {"step", "reward"} <= first[0].keys():
+                into.notes.append(path)
+            else:
+                into.words.append(path)
     except OSError as error:
         into.unread.append(f"{path.name}: {error.strerror}")
 
 
-def _known(path: Path, first: Sequence[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]], into: _Gathered) -> bool:
-    """A file of JSON lines, if it is one that we know."""
-    if any("event" in line and "at" in line for line in first):
-        into.logs.append(path)
-        for event in filter(None, map(happening, lines)):
-            into.runs.add(event)
-    elif first and {"step", "rank", "seconds"} <= first[0].keys():
-        into.steps.append(path)
-    elif first and {"step", "reward"} <= first[0].keys():
-        history = into.notes[path] = Thin[Note](lambda told: told.step)
-        for told in filter(None, map(note, lines)):
+def _words(
+    words: Iterable[Path], notes: Iterable[Path], unread: list[str]
+) -> tuple[Thin[tuple[Took, Note]], dict[Path, Thin[Note]]]:
+    """What workers said of their steps, and the trainer's histories."""
+    spoken: Thin[tuple[Took, Note]] = Thin(lambda pair: pair[0].step)
+    for path in words:
+        before = spoken.seen
+        for pair in _each([path], step_event, unread):
+            spoken.add(pair)
+        # None of the trainer's events: what it printed for people.
+        if spoken.seen == before and ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
+            with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+                for pair in printed(stream, int(attempt[1])):
+                    spoken.add(pair)
+    histories = {path: Thin[Note](lambda told: told.step) for path in notes}
+    for path, history in histories.items():
+        for told in _each([path], note, unread):
             history.add(told)
-    else:
-        before = into.printed.seen
-        for pair in filter(None, map(step_event, lines)):
-            into.printed.add(pair)
-        return into.printed.seen > before
-    return True
-
-
-def _output(path: Path, into: _Gathered) -> None:
-    """What a worker printed for people."""
-    if ".log" in path.name and (attempt := ATTEMPT.search(str(path))):
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            for pair in printed(stream, int(attempt[1])):
-                into.printed.add(pair)
+    return spoken, histories
 
 
 def _each(paths: Iterable[Path], of: Callable[[Mapping[str, Any]], Row | None], unread: list[str]) -> Iterator[Row]:
@@ -165,7 +215,7 @@ def _each(paths: Iterable[Path], of: Callable[[Mapping[str, Any]], Row | None], 
 def _cases(folder: Path, job: str, begun: float | None) -> tuple[Cases, list[str]]:
     """The incidents of this job's run, file by file, and what is none."""
     cases, broken = Cases(), []
-    for inside in sorted({path.parent for path in folder.rglob("incidents/*.json")}):
+    for inside in _incidents(folder):
         for path in sorted(inside.glob("*.json")):
             try:
                 each = load(path)
@@ -177,6 +227,27 @@ def _cases(folder: Path, job: str, begun: float | None) -> tuple[Cases, list[str
             if begun is None or datetime.fromisoformat(each.began).timestamp() >= begun:
                 cases.add(each)
     return cases, broken
+
+
+def _incidents(folder: Path) -> list[Path]:
+    """Where incidents are."""
+    return sorted({path.parent for path in folder.rglob("incidents/*.json")})
+
+
+def _job_of_incidents(inside: Path) -> str:
+    """Which job the newest of these incidents names; "" if none can be read."""
+    for path in sorted(inside.glob("*.json"), reverse=True):
+        with suppress(Unreadable):
+            return load(path).job
+    return ""
+
+
+def _job_of_state(home: Path) -> str:
+    """Which job the newest checkpoint there names; "" if there is none."""
+    for path in sorted(home.glob(f"*/{MANIFEST}"), reverse=True):
+        with suppress(StateError, OSError):
+            return Manifest.decode(path.read_bytes(), str(path)).facts.job
+    return ""
 
 
 def _objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -278,12 +349,15 @@ def _beside(history: Thin[Note], log: Log) -> bool:
     return not times or not log.events or (max(times) >= log.begin and min(times) <= log.end)
 
 
-def _home(folder: Path, logged: Collection[str]) -> tuple[Path | None, list[str]]:
-    """Where checkpoints, ledger and digests are; of several runs, that with most generations. `logged`: nodes with a log."""
+def _homes(folder: Path) -> list[Path]:
+    """Where checkpoints, ledgers and digests are."""
     marks = {path.parent for name in (DIGESTS, LEDGER) for path in folder.rglob(name) if path.is_dir()}
-    marks |= {path.parent.parent for path in folder.rglob(MANIFEST)}
+    return sorted(marks | {path.parent.parent for path in folder.rglob(MANIFEST)})
+
+
+def _home(folder: Path, homes: Sequence[Path], logged: Collection[str]) -> tuple[Path | None, list[str]]:
+    """Which of them is the run's: of several, that with most generations. `logged`: nodes with a log."""
     # Nodes' own directories side by side are one run.
-    homes = sorted(marks)
     if len(homes) <= 1:
         return (homes[0] if homes else None), []
     if {home.name for home in homes} <= set(logged):

@@ -28,6 +28,11 @@ from elasticrl.report.page import DARK, LIGHT, LISTED, page
 from elasticrl.report.read import read
 from elasticrl.report.story import Span, Story, heat, tell
 from elasticrl.report.text import clock, facts, human, text, within
+from elasticrl.report.whose import Unchosen
+from elasticrl.runtime.chronicle import Chronicle
+from elasticrl.runtime.data.cursor import Cursor, Walk
+from elasticrl.runtime.data.ledger import Ledger
+from elasticrl.runtime.vault.version import Cut, Version
 
 NASTY = "n1/1: <script>alert(1)</script> & died; 2 of 3 nodes train"
 
@@ -573,3 +578,88 @@ def test_without_a_daemons_log_nobody_knows_of_faults(run: Path) -> None:
     said = text(tell(read(run)))
     assert "faults not known (no daemon's log is here)" in said
     assert "no fault" not in said
+
+
+def used(folder: Path, steps: int) -> None:
+    """The ledger of a job that has made so many steps of eight samples each."""
+    cursor = Cursor(Walk(size=50, lanes=1, per_lane=8))
+    ledger = Ledger(folder, writer="n0-w0")
+    ledger.begin(generation=1, lineage=(Cut(1, Version(-1)),), segments=cursor.segments, lanes=[0])
+    for step in range(steps):
+        ledger.record(Version(step), 0, cursor.ids(step, 0, 0))
+    ledger.close()
+
+
+@pytest.fixture
+def two(run: Path, tmp_path: Path) -> Path:
+    """What `elasticrl run` leaves of job toy, beside a demonstration that makes rollouts and has faults."""
+    folder = tmp_path / "two"
+    shutil.copytree(run, folder / "demo")
+    for path in [*(folder / "demo").rglob("*.daemon.log"), *(folder / "demo").rglob("incidents/*.json")]:
+        path.write_text(path.read_text().replace('"job": "toy"', '"job": "demo-7"'))
+    (folder / "demo" / "state" / "toy").rename(folder / "demo" / "state" / "demo-7")
+    used(folder / "demo" / "checkpoints" / "demo-7", 9)
+    digests = Chronicle(folder / "demo" / "checkpoints" / "demo-7", "n0-w0")
+    digests.add(step=0, generation=1, digest="00")
+    digests.close()
+    logs = folder / "log" / "toy"
+    (logs / "n0" / "attempt_1").mkdir(parents=True)
+    rows = [row for row in lines_of("n0") if row.get("generation") in {None, 1}]
+    (logs / "n0.daemon.log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    took = {"at": 1795293244.0, "node": "n0", "rank": 0, "step": 1, "generation": 1, "seconds": {"update": 0.5}}
+    (logs / "n0" / "steps.jsonl").write_text(json.dumps(took) + "\n")
+    (logs / "n0" / "attempt_1" / "rank_0.log").write_text("step 1 loss 0.5\n")
+    used(folder / "checkpoints" / "toy", 4)
+    return folder
+
+
+def test_of_two_jobs_below_one_folder_none_is_told_until_one_is_chosen(two: Path) -> None:
+    # Found by a user: the phases, samples and digests of the demonstration stood in the page of another job.
+    said = CliRunner().invoke(build(["report"]), ["report", str(two), "--text"])
+    assert said.exit_code == 2
+    assert f"several jobs' runs lie below {two}: demo-7, toy; name one: --job NAME" in said.stderr
+    with pytest.raises(Unchosen, match=r"no run of job other lies below .*two: there are demo-7, toy"):
+        read(two, job="other")
+    chosen = CliRunner().invoke(build(["report"]), ["report", str(two), "--text", "--job", "toy"])
+    assert chosen.exit_code == 0, chosen.output
+    assert chosen.stdout.startswith("toy: ")
+
+
+def test_the_page_of_one_job_has_nothing_of_another_that_lies_beside(two: Path) -> None:
+    story = tell(read(two, job="toy"))
+    left = story.left
+    assert (left.job, story.nodes, story.faults, left.incidents) == ("toy", ("n0",), (), ())
+    assert {name for _, spent in story.phases for name in spent} == {"update"}
+    assert (left.pace.lines, left.notes, left.said, left.digests) == (1, (), (), None)
+    assert left.samples is not None
+    assert left.samples.steps == 4
+    assert any(said.startswith("job demo-7: 5 of its files and folders") for said in left.unread)
+
+
+def test_a_job_is_told_alike_from_its_own_folder_and_from_one_above(two: Path) -> None:
+    above, own = read(two, job="demo-7"), read(two / "demo")
+    assert own.samples is not None
+    assert (own.samples.steps, len(own.incidents), own.pace.lines, len(own.notes)) == (9, 1, 23, 10)
+    assert own.digests is not None
+    assert replace(above, where="", unread=()) == replace(own, where="", unread=())
+
+
+def test_jobs_of_one_journal_are_told_by_name_too(tmp_path: Path) -> None:
+    rows = [
+        log(10.0, "plan.adopted", "n0", job="old", run="0a", generation=1, reason="old plan"),
+        log(30.0, "plan.adopted", "n0", run="aa00bb11", generation=1, reason="first plan"),
+    ]
+    (tmp_path / "n0.log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "n1.log").write_text(json.dumps(rows[0] | {"node": "n1"}) + "\n")  # was in the old one only
+    assert read(tmp_path).job == "toy"
+    story = tell(read(tmp_path, job="old"))
+    assert (story.left.job, story.nodes) == ("old", ("n0", "n1"))
+    assert [each.reason for each in story.generations] == ["old plan"]
+
+
+def test_nodes_folders_side_by_side_with_checkpoints_copied_beside_are_one_run(run: Path) -> None:
+    """As docs/OPERATIONS.md says: each node's journal, log folder and incidents, and the job's folder without its data."""
+    used(run / "saves", 10)
+    left = read(run)
+    assert left.samples is not None
+    assert (left.job, left.samples.steps, left.pace.lines, len(left.incidents)) == ("toy", 10, 23, 1)
