@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 from elasticrl.core.goodput import stepped
+from elasticrl.core.words import count
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Happening, Life, Log, Pace, Took
 
@@ -301,6 +302,12 @@ class Cases:
             self._gone.add(oldest)
             for kept in (self._best, self._costs, self._nodes, self._began):
                 kept.pop(oldest, None)
+
+    @property
+    def sentence(self) -> str:
+        """For people: several nodes may tell of one."""
+        told = count(len(self._best) + self.untold, "incident")
+        return told if self.seen == len(self._best) + self.untold else f"{told} in {self.seen} nodes' words"
 
     @property
     def untold(self) -> int:

@@ -93,7 +93,7 @@ def read(folder: Path, job: str | None = None) -> Left:
         f"{len(told)} daemon logs ({log.events} events)",
         f"{pace.lines} lines of steps' times",
         f"{len(notes)} notes of the trainer",
-        f"{cases.seen} incidents",
+        cases.sentence,
         f"{len(entries)} checkpoints",
     )
     return Left(

@@ -19,6 +19,9 @@ from elasticrl.report.left import Left, Life, Log, Note, Took
 
 STAGES: Final = ("detect", "decide", "reform", "restore", "first_step")
 TRAINING: Final = frozenset({"training"})
+STILL: Final = frozenset(
+    {"hold", "probe", "stop"}
+)  # phases of a plan in which no step is made, whatever its workers say
 SHOWN: Final = 24  # nodes or ranks that are drawn; more would be a texture
 UNSHOWN: Final = APART - {"reform"}  # before a rank came, and between two groups; how long those take to form is shown
 BINS: Final = 96  # columns of the heat map
@@ -49,6 +52,7 @@ class Generation:
     reason: str
     step: int = 0
     asked: bool = False  # it is what an operator wanted: a node leaves, a paused job goes on
+    again: bool = False  # it goes on after a hold, for the fault that this answered
 
     @property
     def fault(self) -> bool:
@@ -105,9 +109,10 @@ class Story:
     recoveries: tuple[Recovery, ...]
     incidents: tuple[Incident, ...]  # each once; `node` names all who saw it
     trained_s: float
+    held_s: float
     since: float | None  # when it first trained
     counted: float | None  # the same, or since when steps' times are kept: what is older goes
-    until: float  # when it last did
+    until: float  # its stop, or the end of its logs
     steps: int
     outcome: str
     commits: tuple[Age, ...]
@@ -121,7 +126,7 @@ class Story:
 
     @property
     def goodput(self) -> float | None:
-        """Sealed steps, each at what a step usually takes, by the time from the first training to the last; None without
+        """Sealed steps, each at what a step usually takes, by the time from the first training to the end; None without
         steps.jsonl.
         """
         pace, lines = self.left.pace, [line for line in self.left.took if stepped(line.seconds)]
@@ -139,8 +144,8 @@ class Story:
 
     @property
     def faults(self) -> tuple[Generation, ...]:
-        """The generations that answer a fault."""
-        return tuple(each for each in self.generations if each.fault)
+        """The generations that answer a fault, each one's first."""
+        return tuple(each for each in self.generations if each.fault and not each.again)
 
 
 def tell(left: Left) -> Story:
@@ -151,7 +156,7 @@ def tell(left: Left) -> Story:
     end = max([log.end] * bool(log.events) + [pace.end] * bool(pace.lines), default=0.0)
     generations = _generations(left)
     spans, training = _spans(left, nodes, end)
-    trained, since, until = _trained(training, generations)
+    trained, since, until = _trained(training, generations, end)
     counted = _counted(left, since)
     phases, phases_of = _phases(left)
     curve = tuple({note.step: note for note in left.notes if note.facts}.values())
@@ -162,7 +167,8 @@ def tell(left: Left) -> Story:
     return Story(
         left=left, begin=begin, end=end, nodes=nodes, spans=spans, generations=generations,
         recoveries=_recoveries(log, generations), incidents=left.incidents,
-        trained_s=trained, since=since, counted=counted, until=until, steps=steps, outcome=_outcome(generations),
+        trained_s=trained, held_s=_held(generations, since, until),
+        since=since, counted=counted, until=until, steps=steps, outcome=_outcome(generations),
         commits=_ages(log.committed, since, end), sealed=_ages(pace.sealed, counted, until),
         phases=phases, phases_of=phases_of, heat=heat(left.took), curve=curve, missing=_missing(left, curve),
         left_out=_left_out(left),
@@ -184,12 +190,14 @@ def _generations(left: Left) -> tuple[Generation, ...]:
     found: list[Generation] = []
     for number, each in sorted(left.log.plans.items()):
         reason = str(each.said.get("reason", ""))
+        held = found[-1] if found and found[-1].phase == "hold" else None
         found.append(
             Generation(
                 number=number, at=each.at, phase=str(each.said.get("phase", "")), rung=str(each.said.get("rung", "")),
                 world=each.whole("world"), members=each.whole("members"), reason=reason,
                 step=newest[bisect_right(sealed, (each.at, 1 << 62))],
-                asked=leaves(reason) or bool(found and found[-1].phase == "hold" and found[-1].rung in ("", "start")),
+                asked=leaves(reason) or (held is not None and held.rung in ("", "start")),
+                again=held is not None and held.fault and reason.startswith("going on"),
             )
         )  # fmt: skip
     return tuple(found)
@@ -266,30 +274,46 @@ def state_of(work: str, *, trained: bool) -> tuple[str, bool]:
     return ("recovering" if trained else "starting"), trained
 
 
-def _trained(training: Training, generations: Sequence[Generation]) -> tuple[float, float | None, float]:
-    """Seconds in which as many nodes trained as the plan has; when that first was so, and when it last was."""
+def _trained(training: Training, generations: Sequence[Generation], end: float) -> tuple[float, float | None, float]:
+    """Seconds in which as many nodes trained as the plan has; when that first was so, and when the job was over."""
     starts, ends = training.starts, training.ends
     if not starts:
         return 0.0, None, 0.0
     plans = sorted(generations, key=lambda each: each.at)
-    asked = [members for _, members in accumulate(((each.number, each.members) for each in plans), max)]
+    newest: list[Generation] = []  # of the plans so far
+    for each in plans:
+        newest.append(each if not newest or each.number > newest[-1].number else newest[-1])
     adopted = [each.at for each in plans]
-    total, since, until = 0.0, None, 0.0
+    over = newest[-1].at if newest and newest[-1].phase == "stop" else end
+    total, since = 0.0, None
     for start, stop in pairwise(sorted([*starts, *ends, *adopted])):
         if stop == start:
             continue
-        plan = bisect_right(adopted, start)
+        plan = newest[place - 1] if (place := bisect_right(adopted, start)) else None
         # Those that have begun, and are not over before `stop`, as that is an edge.
         here = bisect_right(starts, start) - bisect_right(ends, start)
-        if here and (not plan or here >= asked[plan - 1]):
+        if here and (plan is None or (here >= plan.members and plan.phase not in STILL)):
             total += stop - start
             since = start if since is None else since
-            until = stop
-    return total, since, until
+    return total, since, over if since is not None else 0.0
+
+
+def _held(generations: Sequence[Generation], since: float | None, until: float) -> float:
+    """Seconds from the first training to the end in which the plan was to hold."""
+    if since is None:
+        return 0.0
+    edges = [*(each.at for each in generations[1:]), until]
+    return sum(
+        max(0.0, min(end, until) - max(each.at, since))
+        for each, end in zip(generations, edges, strict=False)
+        if each.phase == "hold"
+    )
 
 
 def _recoveries(log: Log, generations: Sequence[Generation]) -> tuple[Recovery, ...]:
+    """A generation that answers no fault, as a drain's, is none; one whose plan is not known may be."""
     reasons = {each.number: each.reason for each in generations}
+    smooth = {each.number for each in generations if not each.fault}
     return tuple(
         Recovery(
             generation=number, at=each.at, rung=str(each.said.get("rung", "")), node=each.node,
@@ -297,6 +321,7 @@ def _recoveries(log: Log, generations: Sequence[Generation]) -> tuple[Recovery, 
             stages={str(name): float(value) for name, value in each.said["stages"].items()},
         )
         for number, each in sorted(log.recovered.items())
+        if number not in smooth
     )  # fmt: skip
 
 

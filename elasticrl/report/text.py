@@ -39,8 +39,9 @@ def clock(at: float) -> str:
 
 
 def gone(story: Story) -> float | None:
-    """Until when times of its first steps are not kept any more; None if they are."""
-    return story.counted if story.since is not None and (story.counted or 0.0) > story.since else None
+    """Until when times of its first steps are not kept any more; None if they are, or but for a moment."""
+    since, counted = story.since, story.counted
+    return counted if since and counted and within(story, counted) > within(story, since) else None
 
 
 def within(story: Story, at: float) -> str:
@@ -50,7 +51,7 @@ def within(story: Story, at: float) -> str:
 
 def facts(story: Story) -> list[tuple[str, str, str]]:
     """The figures that matter, each as name, value and what it means."""
-    left = story.left
+    left, whole = story.left, "of the time from its first training to its end"
     found = [("steps", f"{story.steps:,}", "sealed: applied on every rank, whole in memory")]
     if story.end > story.begin:
         found.append(
@@ -61,17 +62,25 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
             (
                 "goodput",
                 f"{story.goodput:.1%}",
-                "sealed steps, at what one usually takes, by the time since it first trained"
+                f"{whole}: its sealed steps, each at what one usually takes"
                 + (f" (as far as steps' times go back: {within(story, old)})" if (old := gone(story)) else ""),
             )
         )
     if story.trained is not None:
-        found.append(("trained", f"{story.trained:.1%}", "of that time, the whole gang"))
+        words = (
+            f"{whole if story.goodput is None else 'of the same time'}: every node of the plan was training; "
+            "the rest is starting, recovering and holding"
+        )
+        found.append(("trained", f"{story.trained:.1%}", words))
+    if story.held_s:
+        words = "of that time: paused, or fewer nodes than it needs, so that no step is made"
+        found.append(("held", human(story.held_s), words))
     if left.log.events:
-        found.append(("faults", str(len(story.faults)), "new generations that answered one"))
+        words = "each answered by a new generation" if story.faults else "no generation had to answer one"
+        found.append(("faults", str(len(story.faults)), words))
     if story.faults and story.since is not None and story.until > story.since:
         apart = (story.until - story.since) / len(story.faults)
-        found.append(("between faults", human(apart), "on average, from the first training to the last"))
+        found.append(("between faults", human(apart), "on average, from the first training to the end"))
     if story.recoveries:
         times = [each.total_s for each in story.recoveries]
         found.append(("recovery", human(median(times)), f"median; longest {human(max(times))}"))
