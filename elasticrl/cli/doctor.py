@@ -78,21 +78,22 @@ def doctor(
     if listed is not None:
         name, ends = listed
         results, problem = _probe(name, ends, within)
-        checks += [*untested(problem), *diagnosis.probed(results, name), *paced(results, tree, least)]
+        checks += [*untested(problem), *diagnosis.probed(results, name, ends), *paced(results, tree, least)]
         checks += compared(results, name, ends)
-    verdict = judge(findings(results)) if results else None
+    # Not of whoever met nobody: that a node does not answer fails it, and whose fault that is one end alone cannot know.
+    verdict = judge(facts) if (facts := findings(results)) else None
     level = worst(checks)
     if as_json:
         plain: dict[str, object] = {
             "level": str(level), "checks": [{"number": i, **check.plain()} for i, check in enumerate(checks, 1)]
         }  # fmt: skip
-        if verdict is not None:
+        if results:
             own = [result.plain() for result in results if listed is not None and result.node == listed[0]]
-            plain |= {"pairs": own, "matrix": measured(results), "verdict": verdict.plain()}
+            plain |= {"pairs": own, "matrix": measured(results), "verdict": verdict and verdict.plain()}
         typer.echo(json.dumps(plain, indent=2))
     else:
         typer.echo(page(checks, colour=sys.stdout.isatty()))
-        if len({node for result in results for node in (result.node, result.peer)}) > 1:
+        if any(value is not None for result in results for value in (result.latency_ms, result.mbps)):
             typer.echo(drawn(measured(results)))
         if verdict is not None and verdict.nodes:
             typer.echo(f"The network: {verdict.cause} (confidence {verdict.confidence}). {verdict.remedy}")

@@ -21,6 +21,7 @@ LOSS = 0.05  # a share of lost packets from which TCP becomes useless for collec
 LATE_S = 0.05  # a round trip that no way within a cluster takes, nor a daemon that is merely busy, time after time ...
 SLOW_MS = 1000 * LATE_S
 SLOW_TIMES = 10.0  # ... unless all of them do: so it must also be this many times the fastest
+SILENT: Final = "nothing arrives, either way"  # of a pair of which no end has had an answer of any kind
 BEGUN = "stalled after"  # how a probe says that a connection was made, and did not carry all in time
 
 
@@ -178,8 +179,10 @@ def result_of(plain: object) -> Result:
     return Result(**known)
 
 
-def findings(results: Iterable[Result], *, asked: Iterable[Pair] = ()) -> tuple[Evidence, ...]:
-    """One fact for each pair, from both ends' views. A pair that was `asked` for and that nobody reports is unreachable."""
+def findings(results: Iterable[Result], *, asked: Iterable[Pair] = (), waited: bool = False) -> tuple[Evidence, ...]:
+    """One fact for each pair, from both ends' views. A pair that was `asked` for and that nobody reports is unreachable.
+    `waited`: so is one whose partner has not come, as each was to wait for the others.
+    """
     views: dict[Pair, dict[str, Result]] = {_pair(*pair): {} for pair in asked}
     for result in results:
         views.setdefault(_pair(result.node, result.peer), {})[result.node] = result
@@ -190,7 +193,7 @@ def findings(results: Iterable[Result], *, asked: Iterable[Pair] = ()) -> tuple[
         pair: ends
         for pair, ends in views.items()
         # The word of one proves nothing: the other may be about to begin. That several found nobody does.
-        if not (view := _alone(ends)) or met_nobody[view.peer] > 1
+        if waited or not (view := _alone(ends)) or met_nobody[view.peer] > 1
     }
     return tuple(_finding(pair, ends, usual) for pair, ends in sorted(told.items()))
 
@@ -215,7 +218,7 @@ def _finding(pair: Pair, ends: Mapping[str, Result], usual_ms: float) -> Evidenc
     if not seen:
         return _fact(Sign.UNREACHABLE, a, b, "neither end reported")
     if not spoke and not any(arrives.values()):
-        return _fact(Sign.UNREACHABLE, a, b, f"nothing arrives, either way ({_said(seen, 'tcp')})")
+        return _fact(Sign.UNREACHABLE, a, b, f"{SILENT} ({_said(seen, 'tcp')})")
     if not spoke and not all(arrives.values()) and len(seen) == 2:
         sender, receiver = next(way for way, fine in arrives.items() if not fine)
         return _fact(Sign.ONE_WAY, sender, receiver, f"packets from {sender} do not arrive at {receiver}; back they do")

@@ -27,7 +27,7 @@ from elasticrl.config.ports import PORTS
 from elasticrl.core import matrix
 from elasticrl.core import versions as versions_of
 from elasticrl.core.evidence import Evidence, Kind, Sign
-from elasticrl.core.pairs import Result, findings
+from elasticrl.core.pairs import SILENT, Result, findings
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
 from elasticrl.diagnose.reach import store_settings
@@ -414,12 +414,24 @@ async def store(tree: Tree) -> AsyncIterator[Check]:
         )
 
 
-def probed(results: Sequence[Result], me: str) -> Iterator[Check]:
-    """What the probe of pairs found: each way, and, from this node, clocks and versions."""
-    for fact in findings(results):
+def probed(results: Sequence[Result], me: str, ends: Mapping[str, str]) -> Iterator[Check]:
+    """What the probe of pairs found: each way, and, from this node, clocks and versions. `ends`: each node's address.
+
+    Whoever was not met had time to come, as all are run together: it is not taken for one that may be about to begin.
+    """
+    for fact in findings(results, waited=True):
+        value, remedy = fact.detail, "" if fact.sign is Sign.HEALTHY else "See the verdict."
+        if value.startswith(SILENT):
+            other = str(fact.node if fact.peer == me else fact.peer)
+            end = ends.get(other, "an address that is not known")
+            value = f"{other} at {end} does not answer: {value}"
+            remedy = (
+                f"Was doctor run on {other} at the same time, with the same list? If so: is that its address (ip -br addr), "
+                f"and does a firewall let both ways through (nc -vz {' '.join(end.rsplit(':', 1))}; nft list ruleset)?"
+            )
         yield Check(
-            name=f"pair.{fact.node}-{fact.peer}", level=OK if fact.sign is Sign.HEALTHY else FAIL, value=fact.detail,
-            why="Every collective goes over such pairs.", remedy="" if fact.sign is Sign.HEALTHY else "See the verdict.",
+            name=f"pair.{fact.node}-{fact.peer}", level=OK if fact.sign is Sign.HEALTHY else FAIL, value=value,
+            why="Every collective goes over such pairs.", remedy=remedy,
         )  # fmt: skip
     for result in results:
         if result.node == me and result.offset_s is not None:

@@ -159,6 +159,7 @@ def test_an_end_that_was_alone_with_its_test_says_nothing_of_the_way() -> None:
     """Found live: a leader that had its answer already went on, and one node's probe met nobody."""
     alone = Result(node="n0", peer="n1", sent=9, tcp="connect: [Errno 111] Connection refused")
     assert findings([alone]) == ()
+    assert [fact.sign for fact in findings([alone], waited=True)] == [Sign.UNREACHABLE], "it had time to begin"
     both = findings([alone, replace(alone, node="n1", peer="n0")])
     assert [fact.sign for fact in both] == [Sign.UNREACHABLE], "both were there, and something between them refuses"
     assert [fact.sign for fact in findings([replace(alone, tcp="connect: timed out")])] == [Sign.UNREACHABLE]

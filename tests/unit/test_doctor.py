@@ -232,7 +232,7 @@ def test_the_node_with_other_versions_is_named_and_of_two_both() -> None:
 def test_what_a_peer_says_of_itself_is_compared_with_ours() -> None:
     theirs = json.dumps({**diagnosis.versions(), "torch": "2.12.1"})
     result = PairResult(node="n0", peer="n1", sent=9, answered=9, heard=9, tcp="ok", offset_s=31.0, facts=theirs)
-    found = {check.name: check for check in diagnosis.probed([result], "n0")}
+    found = {check.name: check for check in diagnosis.probed([result], "n0", {})}
     assert found["pair.n0-n1"].level is Level.OK
     assert found["clock"].level is Level.WARN
     assert "torch 2.12.1" in found["versions.n1"].value
@@ -429,6 +429,44 @@ def test_two_nodes_that_run_it_together_test_the_way_between_them() -> None:
         checks = {check["name"]: check for check in answer["checks"]}
         assert checks["pair.a-b"]["level"] == "ok"
         assert not [name for name in checks if name.startswith("versions.")]
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_a_node_that_nobody_answers_is_not_ready_and_the_others_are_named(names: str) -> None:
+    # Found by a user: with nobody at b it was READY, as the word of one node about a node that may begin later proves nothing.
+    ends = {name: f"127.0.0.1:{free()}" for name in names}
+    listed = ",".join(f"{name}={end}" for name, end in ends.items())
+    result = run("--nodes", listed, "--me", "a", "--within", "3", "--json")
+    checks = checked(result)
+    assert result.exit_code == 1
+    for name in names[1:]:
+        check = checks[f"pair.a-{name}"]
+        assert (check["level"], f"{name} at {ends[name]} does not answer" in check["value"]) == ("fail", True), check
+        assert f"on {name} at the same time" in check["remedy"]
+        assert f"nc -vz {ends[name].replace(':', ' ')}" in check["remedy"]
+    assert json.loads(result.stdout)["verdict"] is None, "whose fault it is one end alone cannot know"
+
+
+def test_two_nodes_whose_way_is_cut_each_fail_with_the_others_name() -> None:
+    # Each has the other at a port where it is not, as behind a firewall that rejects.
+    ports = {name: free() for name in "ab"}
+    lists = [f"a=127.0.0.1:{ports['a']},b=127.0.0.1:{free()}", f"a=127.0.0.1:{free()},b=127.0.0.1:{ports['b']}"]
+    command = [sys.executable, "-m", "elasticrl.cli.main", "doctor", "--within", "4", "--nodes"]
+    running = [
+        subprocess.Popen([*command, listed, "--me", me], stdout=subprocess.PIPE, text=True)
+        for listed, me in zip(lists, "ab", strict=True)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in running] == [1, 1]
+    for page, other in zip(said, "ba", strict=True):
+        assert f"pair.a-b: {other} at 127.0.0.1:" in page
+        assert "NOT READY" in page
+        assert "Round trip" not in page, "nothing was measured"
 
 
 def test_a_test_of_the_network_that_could_not_be_made_is_a_failure() -> None:
