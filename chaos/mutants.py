@@ -51,7 +51,7 @@ MUTANTS: Final = (
     _s("a plan is fenced by the plan before it", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[1:] != (action.if_commit, action.if_leader)", "late-commit-over-a-plan"),
     _s("a plan is fenced by the commit", "at != (action.if_plan, action.if_commit, action.if_leader)", "(at[0], at[2]) != (action.if_plan, action.if_leader)", "late-commit-over-a-plan"),
     # Seeing and leading.
-    _m("a lease counts from its sending", "step", "max(sent, state.leased) if held", "event.now if held", "slow-store"),
+    _m("a lease counts from its sending", "step", "leased=max(sent, state.leased)", "leased=event.now", "slow-store"),
     _m("only a held lease leads", "step", "state.view.leader == state.me and lease_held(state, now)", "state.view.leader == state.me", "slow-store"),
     _m("suspicion ends with the neighbourhood", "step", "near = state.suspects.intersection(watched(", "return state.suspects.union(())\n    near = state.suspects.intersection(watched(", "kill-the-leader"),
     _m("an accusation is of a life", "suspect", "str(Member(node=node, incarnation=life)) in record.suspects", 'any(text.startswith(node + "/") for text in record.suspects)', "who-is-back-in-a-held-gang-is-not-accused"),
@@ -115,8 +115,7 @@ MUTANTS: Final = (
     _m("quarantines are few", "quarantines", "_fresh(scene, reasons)[:room]", "_fresh(scene, reasons)", "many-fall-out-at-once"),
     # Guards that nobody missed at first: each got a check, a scenario or both.
     _s("a plan is fenced by the office", "at != (action.if_plan, action.if_commit, action.if_leader)", "at[:2] != (action.if_plan, action.if_commit)", "a-plan-outlives-its-writer"),
-    _m("an older view is not believed", "step", "if view.revision < state.view.revision:", "if False:", "a-late-joiner-is-shown-the-past"),
-    _m("a lost lease is lost", "step", "max(sent, state.leased) if held else -inf", "max(sent, state.leased)", "a-lease-is-forgotten"),
+    _m("a lost lease is lost", "step", "return state.but(leased=-inf, sent=sent_before), ()", "return state.but(sent=sent_before), ()", "a-lease-is-forgotten"),
     _m("a wish is not repeated before its time", "step", "last[0] == action and now < last[1] + retry_s", "False", "data-link-down"),
     _m("a seat without workers is given back", "follow", " or (seat.born < plan.generation and not workers.warm)", "", "two-deaths-one-spare-process"),
     _m("only the gang of this plan commits", "follow", "workers.generation != plan.generation or ", "", "a-save-ends-late"),
@@ -139,7 +138,7 @@ MUTANTS: Final = (
     _m("the doubted wait", "scene", "node not in self.conviction.guilty and not doubted", "node not in self.conviction.guilty", "a-link-that-comes-and-goes"),
     _m("the leaving get no new seat", "scene", "if not record.warm or record.leaving or", "if not record.warm or", "drained-in-a-pause"),
     _m("a new leader waits for those who lost their leases with the store", "scene", "return Fate(seat=seat) if self.grace else Fate(", "return Fate(", "all-leases-lapse"),
-    _m("it waits for the last of them too", "scene", "return self.lead.lapsed if self.lead.planned_at > -inf else self.missing > 1", "return self.missing > 1", "all-leases-lapse"),
+    _m("it waits for the last of them too", "scene", "if self.lead.planned_at > -inf:\n            return self.lead.lapsed\n", "if False:\n            return self.lead.lapsed\n", "all-leases-lapse"),
     _m("a gang is not formed of the absent", "growth", "    if scene.grace:", "    if False:", "the-leader-dies-before-a-pause-ends"),
     _m("rung 3 starts all afresh", "scene", "        if rung >= Rung.RESTART:\n", "        if False:\n", "a-stall-that-nobody-caused"),
     _m("a failed worker is replaced by a warm one or not at all", "scene", "replace(seat, born=self.plan.generation + 1) if record.warm else None, fresh=True", "replace(seat, born=self.plan.generation + 1), fresh=True", "two-deaths-one-spare-process"),

@@ -213,7 +213,7 @@ class Store:
 
     def restore(self, action: events.Restore, by: Member) -> None:
         """Write again what was lost, if plan and commit are still at these revisions."""
-        if (self.shared.plan_revision, self.shared.commit_revision) != (action.if_plan, action.if_commit):
+        if self.shared.plan_revision != action.if_plan or self.shared.commit_revision != action.if_commit:
             return
         now, next_one = self._world.now, self.revision + 1
         committed = {"commit": action.commit, "commit_revision": next_one} if action.commit else {}

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,10 +81,13 @@ def run(asked: Asked) -> int:
         from elasticrl.agent.parent import die_with
 
         die_with(parent, signal.SIGTERM)
-    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, reload=lambda: load(asked.config, asked.overrides))
+    fresh = partial(load, asked.config, asked.overrides)
+    return serve(tree, keep=not asked.foreground, adopt=asked.adopt, follows=asked.parent, reload=fresh)
 
 
-def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], Any] | None = None) -> int:
+def serve(
+    tree: Any, *, keep: bool, adopt: bool = False, follows: int = 0, reload: Callable[[], Any] | None = None
+) -> int:
     """Run a daemon by a configuration."""
     from elasticrl.cli.kept import checkpoints
     from elasticrl.core.model import REFUSED
@@ -107,7 +111,7 @@ def serve(tree: Any, *, keep: bool, adopt: bool = False, reload: Callable[[], An
 
             node = RolloutDaemon(tree, log=log, history=history, keep=keep)
         else:
-            trains = node = Daemon(tree, log=log, history=history, keep=keep, reload=reload)
+            trains = node = Daemon(tree, log=log, history=history, keep=keep, follows=follows, reload=reload)
             trains.kept, trains.adopt = checkpoints(tree), adopt
         gc.freeze()  # what was imported stays; collections need not look at it
         gc.enable()

@@ -25,6 +25,9 @@ from elasticrl.core.words import bar, count
 
 GONE = frozenset({errno.EIO, errno.EPIPE})  # what a terminal says that is closed, and a pipe that nobody reads
 WORD_S = 3.0  # for the store to say how the job ended
+OVER = frozenset({Outcome.CRASH_LOOP.value, Outcome.STOPPED.value})  # exit codes of a daemon whose job has ended
+ORDERLY = OVER | {Outcome.FINISHED.value, Exit.REFUSED, REFUSED}  # of one that nobody starts again
+BURST, BURST_S = 5, 60.0  # one that ends more often than this within this time is left, as systemd would
 VAULT_S = 5.0  # for a vault of this run to end
 ENDS_S = 45.0  # for a daemon that has drained, or has not within its time, to end its agent and its vault
 REST_S = 10.0  # between two lines that only tell how far the job is, where there is no terminal
@@ -184,7 +187,7 @@ def play(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
-    daemons = [launch(config, [*own, *words], logs / f"{words[0].partition('=')[2]}.daemon.log") for words in names]
+    daemons = [Started(config, [*own, *words], logs, words[0].partition("=")[2]) for words in names]
     try:
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
@@ -195,10 +198,10 @@ def play(
             raise
         with suppress(OSError):
             typer.echo("ending: workers, daemons, etcd")
-        stop_job(daemons, run_dir, tree.job.name, within_s=tree.recovery.drain_s)
+        stop_job([each.process for each in daemons], run_dir, tree.job.name, within_s=tree.recovery.drain_s)
         return Exit.INTERRUPTED
     finally:
-        end(daemons, within_s=tree.recovery.drain_s + ENDS_S)
+        end([each.process for each in daemons], within_s=tree.recovery.drain_s + ENDS_S)
         asyncio.run(end_vaults(vaults_of(Path(tree.vault.dir) / tree.job.name)))
         try:
             leave_word(tree, endpoints, run_dir / tree.job.name / find.ENDED)
@@ -240,6 +243,42 @@ def missing(tree: Any) -> list[str]:
     ]
 
 
+class Started:
+    """A daemon of this run. One that does not end in order is started again, as systemd would: it adopts what still runs, or
+    comes back as another life of its node.
+    """
+
+    def __init__(self, config: Path, overrides: list[str], logs: Path, name: str) -> None:
+        self._how = config, overrides, logs / f"{name}.daemon.log"
+        self.name = name
+        self.began: list[float] = []  # when it was started, of late
+        self.start()
+
+    def start(self) -> None:
+        """A process of its own."""
+        now = time.monotonic()
+        self.began = [at for at in self.began if now < at + BURST_S] + [now]
+        self.process = launch(*self._how)
+
+    @property
+    def broken(self) -> bool:
+        """Has it ended otherwise than a job or an operator would end it, and not too often lately?"""
+        code = self.process.poll()
+        return code is not None and code not in ORDERLY and len(self.began) < BURST
+
+
+def mend(daemons: list[Started]) -> Iterator[str]:
+    """Start again who has broken; each with a sentence. Not while the job ends: one that began then would begin it anew."""
+    if any(daemon.process.poll() in OVER for daemon in daemons):
+        return
+    for daemon in daemons:
+        if daemon.broken:
+            code = daemon.process.returncode
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            daemon.start()
+            yield f"the daemon of {daemon.name} ended ({how}) and is started again"
+
+
 def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[bytes]:
     """A daemon of this run, in a session of its own: Ctrl-C reaches the run alone, which then ends them in order."""
     command = [
@@ -258,7 +297,7 @@ def launch(config: Path, overrides: list[str], log: Path) -> subprocess.Popen[by
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
-def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, every_s: float, steps: int) -> int:
+def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, steps: int) -> int:
     """Print the status when more of it changes than steps, and under it how far the job is: on a terminal always on the same
     line. Until all daemons have ended; returns the worst of their exit codes.
     """
@@ -266,7 +305,11 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
 
     live, shown, said, due = sys.stdout.isatty(), "", "", 0.0
     typer.echo("starting\n")
-    while any(process.poll() is None for process in daemons):
+    while True:
+        for mended in mend(daemons):
+            typer.echo(f"{CLEAR if live else ''}{mended}\n")
+        if all(daemon.process.poll() is not None for daemon in daemons):
+            break
         try:
             picture = ask(find.daemon(run_dir, job), "status", deadline_s=3.0)
         except (find.NotFound, Unanswered):
@@ -285,7 +328,8 @@ def follow(daemons: list[subprocess.Popen[bytes]], run_dir: Path, job: str, ever
         time.sleep(every_s)
     if live:
         typer.echo()
-    return max((process.returncode if process.returncode >= 0 else 1 for process in daemons), default=0)
+    codes = [daemon.process.returncode for daemon in daemons]
+    return max((code if code >= 0 else 1 for code in codes), default=0)
 
 
 def at_rest(picture: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,9 +75,17 @@ class Daemon(Resident):
     """A node that trains."""
 
     def __init__(
-        self, tree: Tree, *, log: Any, history: History, keep: bool = True, reload: Callable[[], Tree] | None = None
+        self,
+        tree: Tree,
+        *,
+        log: Any,
+        history: History,
+        keep: bool = True,
+        follows: int = 0,
+        reload: Callable[[], Tree] | None = None,
     ) -> None:
         super().__init__(tree, log=log, history=history, keep=keep)
+        self.follows = 0 if keep else follows or os.getpid()  # whose end a foreground run's vault follows
         self.kept: Look = lambda _: None  # looks for the job's checkpoints
         self.adopt = False  # go on from them if the store has lost the job
         self._reload = reload or (lambda: tree)  # reads the configuration again
@@ -135,7 +143,7 @@ class Daemon(Resident):
             window_bytes=tree.vault.window_bytes,
             deadline_s=tree.vault.timeout_s,
             log=self._logs / "vault.log",
-            dies_with_us=self.foreground,
+            follows=self.follows,
         )
 
     def _vault_moved(self) -> None:
@@ -471,8 +479,16 @@ class Daemon(Resident):
         self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
         if not kept:
             await ends(reason)
-            await self._stop_store()
+            if not self._others():
+                await self._stop_store()
         return code
+
+    def _others(self) -> bool:
+        """Does the job go on without this node? Then its embedded etcd does, too: found by who drained the node that had it."""
+        plan = self.node.loop.state.view.plan if self.node is not None else None
+        if plan is None or plan.phase is Phase.STOP:
+            return False
+        return any(seat.member.node != self.name for seat in plan.ring)
 
     async def _quit(self, reason: str) -> None:
         """The agent ends, and all that is below it."""
@@ -480,7 +496,7 @@ class Daemon(Resident):
 
     def _left(self) -> str:
         """What goes on without this daemon, until another one or a person comes."""
-        etcd = self.etcd.running() if self.etcd else None
+        etcd = self.etcd.running() if self.etcd and not self._others() else None
         found = {"agent": self.crew.pid, "vault": self.vault.pid, "etcd": etcd.pid if etcd else 0}
         living = {name: pid for name, pid in found.items() if pid}
         if not living:

@@ -71,7 +71,7 @@ class Options:
     window_bytes: int = 16 << 20  # of a copy, on their way at once
     deadline_s: float = 20.0  # for an answer, and for a transfer without progress
     log: Path = Path("/dev/null")
-    dies_with_us: bool = False  # a foreground run's
+    follows: int = 0  # the process whose end is its own: of a foreground run's; 0: nobody's
 
     @property
     def socket(self) -> Path:
@@ -283,8 +283,8 @@ class Vault:
             "--dir", str(options.folder), "--listen", join(options.host, port), "--key-file", str(self._key_file),
             "--window-bytes", str(options.window_bytes), "--deadline-s", f"{options.deadline_s:g}",
         ]  # fmt: skip
-        if options.dies_with_us:
-            command += ["--die-with", str(os.getpid())]
+        if options.follows:
+            command += ["--die-with", str(options.follows)]
         with options.log.open("ab") as output:
             return subprocess.Popen(
                 command,

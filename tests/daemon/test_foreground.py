@@ -38,6 +38,17 @@ def speaking_of(folder: Path) -> list[str]:
     return found
 
 
+def kill_daemon(folder: Path, node: str) -> None:
+    """As the kernel does for want of memory."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = entry.read_bytes().decode(errors="replace").split("\0")
+            if str(folder / "job.yaml") in words and f"node.name={node}" in words:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"no daemon of {node} runs")
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )  # Ctrl-C; a hangup
@@ -82,6 +93,13 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
                 assert run.poll() is None, "the second has ended the first"
                 assert time.monotonic() < deadline, (folder / "said").read_text()
                 time.sleep(0.1)
+            kill_daemon(folder, "n1")  # is started again, and adopts what runs: no step is lost, nor is a plan written
+            made = len((folder / "history").read_text().splitlines())
+            while "the daemon of n1 ended (SIGKILL) and is started again" not in (folder / "said").read_text() or (
+                len((folder / "history").read_text().splitlines()) < made + 100
+            ):
+                assert time.monotonic() < deadline, (folder / "said").read_text()
+                time.sleep(0.1)
             run.send_signal(number)
             assert run.wait(45.0) == 130
         finally:
@@ -110,9 +128,13 @@ def test_ctrl_c_ends_the_job_with_a_save_and_leaves_no_process_and_no_memory(
         text = (folder / "log" / "fg" / f"{node}.daemon.log").read_text()
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         assert {(line["job"], line["node"]) for line in lines} == {("fg", node)}
-        up = [line["event"] for line in lines].index("daemon.started")
-        assert {line["member"] for line in lines[up:]} == {f"{node}/1"}
-        runs |= {line["run"] for line in lines[up:]}
+        started = [line["adopted"] for line in lines if line["event"] == "daemon.started"]
+        assert started == ([False, True] if node == "n1" else [False])
+        assert {line["member"] for line in lines if "member" in line} == {f"{node}/1"}
+        assert {
+            line["generation"] for line in lines if line["event"] == "plan.adopted" and line["phase"] == "train"
+        } == {1}
+        runs |= {line["run"] for line in lines if "run" in line}
     assert len(runs) == 1
 
 

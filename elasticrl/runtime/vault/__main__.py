@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from elasticrl.agent.parent import die_with, on_parents_death
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server
@@ -28,11 +27,9 @@ def options_of(argv: list[str]) -> Options:
     )
     parser.add_argument("--deadline-s", type=float, default=5.0, help="without progress, before a transfer is given up")
     parser.add_argument(
-        "--die-with", type=int, default=0, metavar="PID", help="end when this process, which started us, does"
+        "--die-with", type=int, default=0, metavar="PID", help="end when this process does: a foreground run's"
     )
     args = parser.parse_args(argv)
-    if args.die_with:
-        die_with(args.die_with, signal.SIGTERM)  # so a foreground run leaves no process behind, however it ends
     return Options(
         job=args.job,
         node=args.node,
@@ -41,7 +38,7 @@ def options_of(argv: list[str]) -> Options:
         key=load_key(args.key_file) if args.key_file else None,
         window_bytes=args.window_bytes,
         deadline_s=args.deadline_s,
-        outlive=lambda: on_parents_death(0),
+        follows=args.die_with,
     )
 
 

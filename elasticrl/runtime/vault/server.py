@@ -70,7 +70,7 @@ class Options:
     window_bytes: int = 16 << 20  # of a copy, sent and not acknowledged yet, at most; one block in any case
     deadline_s: float = 5.0  # without any progress; a transfer may take as long as it moves
     callers: int = 128  # connections at once
-    outlive: Callable[[], None] = lambda: None  # do not end with whoever started us any more
+    follows: int = 0  # the process whose end is ours; 0: nobody's
 
 
 class Server:
@@ -78,6 +78,7 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._followed: int | None = None  # a handle of the process whose end is ours
         self.port = 0
         self._ring = NOBODY
         self._known: dict[Path, tuple[int, Holding]] = {}
@@ -117,6 +118,7 @@ class Server:
             raise VaultError(
                 f"Another vault server already serves {options.directory}. Two jobs or nodes on one host need two vault.dir."
             ) from None
+        self._end_with(options.follows)
         dropped = sweep(options.directory)
         self._scan()
         if options.listen:
@@ -164,6 +166,7 @@ class Server:
         await self._stopped.wait()
         for buddy in self._buddies.values():
             await buddy.stop()
+        self._outlive()
         if self._control is not None:
             self._control.close()
         if self._listener is not None:
@@ -181,6 +184,24 @@ class Server:
     def stop(self) -> None:
         """Make `run` return."""
         self._stopped.set()
+
+    def _end_with(self, pid: int) -> None:
+        """End with this process, however it ends: so a foreground run leaves none behind."""
+        if not pid:
+            return
+        try:
+            self._followed = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.stop()
+        else:
+            asyncio.get_running_loop().add_reader(self._followed, self.stop)
+
+    def _outlive(self) -> None:
+        """Not any more."""
+        if self._followed is not None:
+            asyncio.get_running_loop().remove_reader(self._followed)
+            os.close(self._followed)
+            self._followed = None
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -445,7 +466,7 @@ class Server:
             self._leaving.cancel()
             self._leaving = None
         if request["within_s"] is not None:
-            self.options.outlive()
+            self._outlive()
             self._leaving = asyncio.get_running_loop().call_later(float(request["within_s"]), self._end_now)
         return {}
 
