@@ -11,7 +11,8 @@ from elasticrl.report.table import table
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 COLOUR = {
     "TRAINING": GREEN, "GROWING": GREEN, "FINISHED": GREEN, "STARTING": YELLOW, "RECOVERING": YELLOW, "FORMING": YELLOW,
-    "HOLDING": YELLOW, "PROBING": YELLOW, "CRASH LOOP": RED, "STOPPED": DIM, "quarantined": RED, "gone": RED, "failed": RED,
+    "HOLDING": YELLOW, "PROBING": YELLOW, "WAITING FOR THE STORE": RED, "CRASH LOOP": RED,
+    "STOPPED": DIM, "quarantined": RED, "gone": RED, "failed": RED,
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 

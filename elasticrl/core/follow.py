@@ -163,6 +163,12 @@ def record_of(state: State, now: float) -> Record:
     )
 
 
+def told_now(state: State, now: float) -> Record:
+    """The same with the newest step, which the store is told now and then."""
+    workers = workers_of(state)
+    return replace(record_of(state, now), step=workers.step, phase=workers.phase, beat_at=workers.beat_at)
+
+
 def _advice(state: State) -> tuple[str, ...]:
     """What the leader would tell an operator: a finding that it does nothing about, or may do nothing about; who is slow."""
     lead = state.lead
@@ -207,7 +213,11 @@ def belong(state: State, now: float) -> Wish:
             # Found by seed 0: waking for what has not changed is spinning.
             report_at = state.reported + report_every(state)
     silent = state.leased > -inf and not lease_held(state, now)
-    reason = "the store is silent: training goes on under the present plan, changes wait" if silent else ""
+    trains = workers_of(state).work in (Work.TRAINING, Work.DONE)
+    goes_on = (
+        "training goes on under the present plan, changes wait" if trains else "what is to be done next waits for it"
+    )
+    reason = f"the store is silent: {goes_on}" if silent else ""
     return Wish(tuple(actions), min(keepalive_at if now < keepalive_at else inf, report_at), reason)
 
 

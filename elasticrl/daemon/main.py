@@ -22,7 +22,7 @@ from elasticrl.config import ConfigError, Tree, changes, clash, taken_up, to_cor
 from elasticrl.core.address import join
 from elasticrl.core.events import Action, Asked, Cleared, Configured, Event, Found, Probe, Seen, Suspected
 from elasticrl.core.evidence import Kind
-from elasticrl.core.follow import trains_on, unsaved
+from elasticrl.core.follow import told_now, trains_on, unsaved
 from elasticrl.core.model import REFUSED, Commit, Intent, Member, Outcome, Phase, Plan, Record, Verb, View
 from elasticrl.core.names import elsewhere, namesake, yields
 from elasticrl.core.state import Decision, State
@@ -39,14 +39,14 @@ from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Roster, Scribe
-from elasticrl.daemon.recovery import Stages, kind_of
+from elasticrl.daemon.recovery import Flow, Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.roll import NAME as ROLL
 from elasticrl.daemon.roll import Roll
 from elasticrl.daemon.secret import run_of
 from elasticrl.daemon.steps import NAME as STEPS
-from elasticrl.daemon.steps import StepLog
+from elasticrl.daemon.steps import Line, StepLog
 from elasticrl.daemon.stored import how_it_ended, record_at, the_secret, written_secret
 from elasticrl.daemon.vault import Options, Vault, folder_of, ring_of
 from elasticrl.diagnose import witness
@@ -105,6 +105,7 @@ class Daemon(Resident):
         self.neighbours: Neighbours | None = None
         self._lasting: tuple[Put, ...] = ()  # what a store that has lost the job is told again, beside the plan
         self._stages = Stages()
+        self._flow = Flow()
         self._plan: Plan | None = None
         self._trained_on = -1  # the newest plan that only added to the gang in which this node's workers trained on
         self._ring_plan: Plan | None = None  # whose ring the vault was last told
@@ -210,7 +211,7 @@ class Daemon(Resident):
             self._logs / STEPS,
             self.name,
             lambda: self.crew.report.workers if self.crew.report else (),
-            self.measures.count if self.tree.telemetry.metrics_port else None,
+            self._stepped,
         )
         await stack.enter_async_context(background(steps.run(), "steps", self.log))
         await self._serve_page(stack)
@@ -560,7 +561,9 @@ class Daemon(Resident):
         assert self.node is not None
         assert self.neighbours is not None
         view, now = decision.state.view, time.monotonic()
-        self._stages, done = self._stages.after(event, view.plan, decision.state.me, paused=view.intent is Intent.PAUSE)
+        self._stages, done = self._stages.after(
+            event, view.plan, decision.state.me, paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now)
+        )
         if done is not None:
             self.measures.recovered(done)
         self.inquiry.decided(event, decision.state, done)
@@ -591,6 +594,12 @@ class Daemon(Resident):
         self._call_roll(view)
         self._remember()
         self.measures.look(decision.state, (self.neighbours.sent, self.neighbours.heard), now)
+
+    def _stepped(self, line: Line) -> None:
+        """A worker's steps, as they are written down."""
+        self._flow = self._flow.after(line.generation, time.monotonic())
+        if self.tree.telemetry.metrics_port:
+            self.measures.count(line)
 
     def _call_roll(self, view: View) -> None:
         """Who is missing, those who ask for the status shall read, also when the leader is another one."""
@@ -659,6 +668,12 @@ class Daemon(Resident):
         """As Resident's."""
         assert self.node is not None
         return self.node.store, self.node.sight.view, self.node.loop.state.reason
+
+    @property
+    def own(self) -> Record | None:
+        """As Resident's."""
+        assert self.node is not None
+        return told_now(self.node.loop.state, time.monotonic())
 
     def _drain(self) -> None:
         assert self.node is not None

@@ -28,10 +28,14 @@ from elasticrl.store import Store, StoreError
 LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what this node has seen of it is taken
 
 
-async def look(store: Store, view: View, *, job: str, node: str, here: str, needs: int, engines: int) -> Picture:
-    """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent."""
+async def look(
+    store: Store, view: View, *, job: str, node: str, here: str, needs: int, engines: int, own: Record | None = None
+) -> Picture:
+    """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent. `own`: what it
+    would say of itself now, which is newer than what it has written.
+    """
     rollouts, past, drains = dict[str, Rollout](), None, dict[str, Member]()
-    silent = False
+    silent = away = False
     try:
         async with asyncio.timeout(LOOK_FIRST_S):
             past = await read_past(store)
@@ -41,14 +45,17 @@ async def look(store: Store, view: View, *, job: str, node: str, here: str, need
             if engines:
                 rollouts = readable(Rollout, await store.scan(keys.ROLLOUTS), keys.ROLLOUTS)
     except (StoreError, TimeoutError):
-        own = {node: view.own} if view.own else {}
-        records = {**(view.records or own)}
+        alone = {node: view.own} if view.own else {}
+        records = {**(view.records or alone)}
         quarantines = {**(view.quarantines or {})}
         engines = 0  # who is not seen is not missed
-        silent = view.records is None
+        silent, away = view.records is None, True
+    if own is not None and node in records and records[node].member == own.member:
+        records[node] = own
     return picture(
         job, view, records, quarantines, rollouts,
-        past=past, drains=drains, needs=needs, engines=engines, node=node, here=here, now=time.time(), silent=silent,
+        past=past, drains=drains, needs=needs, engines=engines, node=node, here=here, now=time.time(),
+        silent=silent, away=away,
     )  # fmt: skip
 
 

@@ -15,7 +15,12 @@ STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"
 UNSEEN = (
     "The store does not answer, so what the others do is not known here. Look at etcd: elasticrl doctor --config FILE."
 )
+AWAY = (
+    "The store does not answer: of the others this is what it said last. Look at etcd: elasticrl doctor --config FILE."
+)
+STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
+WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
 
@@ -81,11 +86,12 @@ def picture(
     here: str = "",
     now: float = 0.0,
     silent: bool = False,
+    away: bool = False,
 ) -> Picture:
     """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show.
 
-    `engines`: so many rollout nodes are expected. `drains`: who was asked to leave. `silent`: the store says nothing; who has
-    no record here may well have one.
+    `engines`: so many rollout nodes are expected. `drains`: who was asked to leave. `away`: the store says nothing, and this is
+    what it said last; `silent`: so little that who has no record here may well have one.
     """
     plan = view.plan
     again = begins_again(plan, records)
@@ -102,11 +108,15 @@ def picture(
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
+    state = "FORMING" if again else state_of(plan, records)
+    reason = plan.reason if plan and not again else beginning(view)
+    if away and plan is not None and state in WANTING:
+        state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
     past = answered(past, plan) if past else None
     uptime_s = age(past.began, now) if past else None
     return Picture(
         job=job,
-        state="FORMING" if again else state_of(plan, records),
+        state=state,
         generation=view.generation,
         step=newest(view, records),
         committed=view.committed,
@@ -115,7 +125,7 @@ def picture(
         nodes=seated,
         known=len(rows),
         needs=needs,
-        reason=plan.reason if plan and not again else beginning(view),
+        reason=reason,
         node=node,
         here=once(here),
         rows=(*rows, *generating),
@@ -125,7 +135,7 @@ def picture(
         last=past.last if past else None,
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
-            *([UNSEEN] if silent else ()),
+            *([UNSEEN] if silent else [AWAY] if away else ()),
             *advice(rows, view, needs, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else drained(drains or {}, rows, needs, training=training)),

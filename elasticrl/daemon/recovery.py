@@ -1,7 +1,8 @@
 """Where each millisecond of a recovery goes, as this node saw it: detect, decide, reform, restore, first step.
 
-It begins with the first sign of trouble here. A sign that is a silence tells how long it had lasted: that is detect. A worker's
-death and a broken connection are signs that the kernel gives at once: their detect is 0.
+It begins with the first sign of trouble here. A sign that is a silence tells how long it had lasted: that is detect. So does
+the last step's line, where steps had ceased before there was a sign: what befell another node may show here as nothing else.
+A worker's death and a broken connection are signs that the kernel gives at once: their detect is 0.
 
 The one idea: the stages are marked by things that happen anyway (a sign of trouble, a plan, workers joining, a sealed step), so
 measuring costs nothing and cannot disagree with what was done.
@@ -16,6 +17,7 @@ from elasticrl.core.goodput import goodput
 from elasticrl.core.model import Member, Phase, Plan, Work
 from elasticrl.core.value import dataclass
 
+FLOW_OF = 16  # lines by which it is known how often one comes
 USUAL_OF = 100  # lines: minutes of long steps, a third of a minute of short ones
 TROUBLE = frozenset({Work.FAILED, Work.PARKED, Work.STALLED})
 
@@ -34,6 +36,28 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """When the workers here last told of a step, and how long they take to tell of one, of late and in one generation.
+
+    Example: Flow(at=12.0, generation=14, gaps=(0.2, 0.25)).still(13.5) == 1.25
+    """
+
+    at: float | None = None
+    generation: int = 0
+    gaps: tuple[float, ...] = ()
+
+    def after(self, generation: int, now: float) -> "Flow":
+        """A line has come."""
+        if self.at is None or generation != self.generation:
+            return Flow(at=now, generation=generation)
+        return replace(self, at=now, gaps=(*self.gaps[1 - FLOW_OF :], now - self.at))
+
+    def still(self, now: float) -> float:
+        """For how long one has been overdue: the longest of the usual times is not counted, as it may be a long step."""
+        return max(0.0, now - self.at - max(self.gaps)) if self.at is not None and self.gaps else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
     """The marks of the recovery that is going on, if one is."""
 
@@ -47,26 +71,28 @@ class Stages:
     paused: bool = False  # the plan holds because an operator wants it to
 
     def after(
-        self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False
+        self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False, still_s: float = 0.0
     ) -> tuple["Stages", Done | None]:
         """The marks after this event, and the recovery that it ended, if it did. What others recover from without us is not
-        ours to time, nor is our own way in, nor how long a job was `paused`.
+        ours to time, nor is our own way in, nor how long a job was `paused`. `still_s`: for how long a step has been overdue.
         """
         now = event.now
         match event:
             case Workers() | Suspected() if self.paused or (self.plan is not None and me not in self.plan.seat_of):
                 pass
             case Workers(work=work, stall=stall) if (work in TROUBLE or stall) and self.sign_at is None:
-                return replace(self, sign_at=now, detect_s=stall.for_s if stall else 0.0), None
+                return replace(self, sign_at=now, detect_s=max(stall.for_s if stall else 0.0, still_s)), None
             case Suspected(silent_s=silent_s) if self.sign_at is None:
-                return replace(self, sign_at=now, detect_s=silent_s), None
+                return replace(self, sign_at=now, detect_s=max(silent_s, still_s)), None
             case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
                 seated = me in plan.seat_of
                 broken = plan.rung > 0 and not self.paused
                 answers = seated and plan.phase is Phase.TRAIN and (broken or self.sign_at is not None)
-                sign_at = (self.sign_at if self.sign_at is not None else now) if answers else None
+                # Where too few are left to go on, or have to be probed, it is not over: the fault began before the hold.
+                waits = seated and plan.phase in (Phase.HOLD, Phase.PROBE) and not paused and self.sign_at is not None
+                sign_at = (self.sign_at if self.sign_at is not None else now) if answers or waits else None
                 return Stages(
-                    sign_at=sign_at, detect_s=self.detect_s if self.sign_at else 0.0, plan=plan, plan_at=now,
+                    sign_at=sign_at, detect_s=self.detect_s if self.sign_at else still_s, plan=plan, plan_at=now,
                     paused=paused and plan.phase is Phase.HOLD,
                 ), None  # fmt: skip
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:

@@ -20,7 +20,7 @@ from elasticrl import __version__
 from elasticrl.agent.owned import made_closed
 from elasticrl.agent.spec import Spec
 from elasticrl.config import Tree, to_core
-from elasticrl.core.model import Verb, View
+from elasticrl.core.model import Record, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon import asking, control, operators
 from elasticrl.daemon.answers import promise
@@ -181,6 +181,11 @@ class Resident(ABC):
     def seen(self) -> tuple[Store, View, str]:
         """The store, what this daemon has seen of it, and what it says of itself."""
 
+    @property
+    def own(self) -> Record | None:
+        """What this node would say of its workers now; None: it has none."""
+        return None
+
     @abstractmethod
     def _drain(self) -> None:
         """This node leaves, for which it needs nobody else."""
@@ -214,7 +219,7 @@ class Resident(ABC):
         """What the whole job looks like."""
         store, view, here = self.seen
         return await operators.look(
-            store, view, job=self.tree.job.name, node=self.name, here=here,
+            store, view, job=self.tree.job.name, node=self.name, here=here, own=self.own,
             needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
         )  # fmt: skip
 

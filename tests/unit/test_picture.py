@@ -129,6 +129,24 @@ def test_while_the_store_is_silent_nobody_is_called_gone():
     assert picture("ppo", known, own, {}, needs=2).rows[0].state == "gone"
 
 
+def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
+    # Found by a new user: for as long as etcd stood still after a worker's death, `status` said TRAINING, with exit code 0.
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="all")
+    known = View(plan=plan, leader=N0)
+
+    def told(work, **more):
+        records = {n.node: Record(member=n, work=Work.TRAINING, generation=3, step=41) for n in (N0, N1)}
+        records["n1"] = Record(member=N1, work=work, generation=3, step=44)
+        return picture("ppo", known, records, {}, needs=2, **more)
+
+    assert told(Work.TRAINING, away=True).state == "TRAINING"
+    found = told(Work.PARKED, away=True)
+    assert (found.state, found.step) == ("WAITING FOR THE STORE", 44)
+    assert found.reason == "generation 3 does not train, and no other can be planned: all"
+    assert "The store does not answer" in found.advice[0]
+    assert told(Work.PARKED).state != "WAITING FOR THE STORE"
+
+
 def test_a_node_whose_words_are_lost_is_named_with_the_reason():
     why = "the log folder /var/log/elasticrl takes nothing new (No space left on device): workers write on elsewhere"
     records = {"n0": Record(member=N0), "n1": Record(member=N1, unlogged=why)}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from elasticrl.core.events import Event, Seen, Suspected, Workers
 from elasticrl.core.model import Member, Phase, Plan, Rung, Seat, Stall, View, Work
-from elasticrl.daemon.recovery import Done, Goodput, Stages
+from elasticrl.daemon.recovery import Done, Flow, Goodput, Stages
 
 ME, OTHER = Member(node="a", incarnation=1), Member(node="b", incarnation=1)
 
@@ -188,4 +188,44 @@ def test_a_job_that_held_for_want_of_nodes_recovers_by_the_plan_that_ends_it():
         (works(9.5, Work.TRAINING, 3, 8), again),
     )
     assert done.generation == 3
-    assert rounded(done)["decide"] == 8.0
+    assert rounded(done)["decide"] == 8.2, "from when its neighbour fell silent"
+
+
+def test_a_fault_that_had_to_wait_for_more_nodes_is_as_long_as_it_was():
+    # Found by a new user: a job of two stood still for 23 s, and afterwards `status` said that there had been no fault.
+    held = replace(plan(2, ME), phase=Phase.HOLD)
+    third = plan(3, ME, OTHER, rung=Rung.START)
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (works(1.0, Work.PARKED, 1, 7), FIRST),
+        (Seen(now=1.5, view=View(plan=held)), held),
+        (works(1.6, Work.PARKED, 1, 7), held),
+        (Seen(now=20.0, view=View(plan=third)), third),
+        (works(20.2, Work.TRAINING, 3, 7), third),
+        (works(20.3, Work.TRAINING, 3, 8), third),
+    )
+    assert (done.generation, round(done.total_s, 3)) == (3, 19.3)
+
+
+def test_a_fault_that_shows_here_by_its_plan_alone_began_when_steps_ceased():
+    # Found by a new user: a worker elsewhere was stopped for 1.3 s, and `status` said "over in 0.26 s".
+    stages = Stages()
+    for event, now in (
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (Seen(now=9.0, view=View(plan=SECOND)), SECOND),
+        (works(9.1, Work.TRAINING, 2, 7), SECOND),
+    ):
+        stages, _ = stages.after(event, now, ME, still_s=1.3)
+    _, done = stages.after(works(9.2, Work.TRAINING, 2, 8), SECOND, ME)
+    assert done is not None
+    assert rounded(done)["detect"] == 1.3
+
+
+def test_a_step_is_overdue_once_it_takes_longer_than_any_of_late():
+    flow = Flow()
+    for at in (10.0, 10.2, 10.7, 10.9):
+        flow = flow.after(3, at)
+    assert flow.still(11.3) == 0.0
+    assert round(flow.still(12.4), 3) == 1.0
+    assert flow.after(4, 13.0).still(99.0) == 0.0, "in a new generation nothing is usual yet"
+    assert Flow().still(99.0) == 0.0
