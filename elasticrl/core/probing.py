@@ -78,8 +78,9 @@ def probing(scene: Scene) -> Move | None:
     if not any(answers.values()) and (again := _confirming(scene, order)):
         return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
-        names = ", ".join(str(seat.member) for seat in out) or "nobody new"
-        why = f"the probes find {names} out of reach of the others"
+        names = ", ".join(str(seat.member) for seat in out)
+        lost = [fate.why for fate in scene.fates if fate.seat is None]  # while the others were probed
+        why = f"the probes find {names} out of reach of the others" if out else "; ".join(lost[:3])
         left = scene.arrange(fates, grow=False)
         if wait := wait_for(scene, left, why, Rung.REFORM, plan.strike):
             return replace(wait, verdict=verdict)

@@ -5,10 +5,12 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
+from elasticrl.core.verdict import Fault
 from elasticrl.daemon.past import Broken, Missing, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
@@ -140,7 +142,7 @@ def picture(
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else drained(drains or {}, rows, needs, training=training)),
             *awaited(generating, engines, training=training),
-            *found(view, records),
+            *found(view, records, {each.member.node for each in missing}),
             *unlogged(records),
             *differing(records),
         ),
@@ -195,13 +197,18 @@ def once(said: str) -> str:
     return "; ".join(dict.fromkeys(said.split("; ")))
 
 
-def found(view: View, records: Mapping[str, Record]) -> tuple[str, ...]:
-    """What was found out: the remedy for what broke the present gang's forerunner, and what the leader says is not in order."""
+def found(view: View, records: Mapping[str, Record], missing: AbstractSet[str]) -> tuple[str, ...]:
+    """What was found out: the remedy for what broke the present gang's forerunner, and what the leader says is not in order.
+
+    A way to a node that has gone altogether may be whole: found by a new user, who killed one of two nodes and was sent to look
+    at switches and cables.
+    """
     plan = view.plan
     leader = records.get(view.leader.node) if view.leader else None
     said = list(leader.advice) if leader else []
-    if plan is not None and plan.verdict is not None and plan.verdict.remedy and plan.verdict.confidence != "low":
-        verdict = plan.verdict
+    verdict = plan.verdict if plan is not None else None
+    overtaken = verdict is not None and verdict.fault == Fault.NETWORK and not missing.isdisjoint(verdict.nodes)
+    if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
         said.insert(0, f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.")
     return tuple(said)
 

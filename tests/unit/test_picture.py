@@ -5,6 +5,8 @@ from os import terminal_size
 
 from elasticrl.cli import render, screen
 from elasticrl.core.model import LOADING, MEETING, Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.verdict import Confidence, Fault, Verdict
+from elasticrl.daemon.past import Missing, Past
 from elasticrl.daemon.picture import picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
@@ -145,6 +147,20 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
     assert found.reason == "generation 3 does not train, and no other can be planned: all"
     assert "The store does not answer" in found.advice[0]
     assert told(Work.PARKED).state != "WAITING FOR THE STORE"
+
+
+def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
+    verdict = Verdict(
+        fault=Fault.NETWORK, nodes=("n0", "n1"), cause="the way between n0 and n1 is cut", confidence=Confidence.HIGH,
+        remedy="Check link and switch.",
+    )  # fmt: skip
+    plan = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=verdict)
+    records = {"n0": Record(member=N0, work=Work.PARKED, generation=4)}
+    gone = Past(began=1.0, missing=(Missing(member=N1, at=2.0),))
+    assert any("switch" in line for line in picture("ppo", View(plan=plan), records, {}, needs=2).advice)
+    advice = picture("ppo", View(plan=plan), records, {}, past=gone, needs=2).advice
+    assert not any("switch" in line for line in advice)
+    assert any(line.startswith("n1 is gone: start elasticrl there again") for line in advice)
 
 
 def test_a_node_whose_words_are_lost_is_named_with_the_reason():
