@@ -53,8 +53,14 @@ class Measures:
     def recovered(self, done: Done) -> None:
         """A recovery is over: one line, and the metrics."""
         stages = {name: round(seconds, 4) for name, seconds in done.stages.items()}
+        lost = {} if done.lost is None else {"lost": done.lost}
         self.log.info(
-            "recovery.done", generation=done.generation, rung=done.rung, total_s=round(done.total_s, 4), stages=stages
+            "recovery.done",
+            generation=done.generation,
+            rung=done.rung,
+            total_s=round(done.total_s, 4),
+            stages=stages,
+            **lost,
         )
         self.metrics.recoveries.labels(rung=done.rung).inc()
         for name, seconds in done.stages.items():

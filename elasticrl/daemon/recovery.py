@@ -33,6 +33,7 @@ class Done:
     rung: str
     total_s: float
     stages: dict[str, float]
+    lost: int | None = None  # steps that were sealed before and are made again; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +69,23 @@ class Stages:
     joined_at: float | None = None  # the workers are through their first collective, and have their state
     restore_s: float = 0.0  # how long the slowest of them took to put it back
     step: int = 0  # newest sealed when they were
+    newest: int = 0  # step that the workers here have known to be sealed
+    lost: int | None = None  # of those, what they did not go on from
     paused: bool = False  # the plan holds because an operator wants it to
 
     def after(
         self, event: Event, plan: Plan | None, me: Member, *, paused: bool = False, still_s: float = 0.0
+    ) -> tuple["Stages", Done | None]:
+        """As `_after`, and how far the workers here have come."""
+        stages, done = self._after(event, plan, me, paused=paused, still_s=still_s)
+        if isinstance(event, Workers):
+            stages = replace(
+                stages, newest=event.step if stages.joined_at == event.now else max(self.newest, event.step)
+            )
+        return stages, done
+
+    def _after(
+        self, event: Event, plan: Plan | None, me: Member, *, paused: bool, still_s: float
     ) -> tuple["Stages", Done | None]:
         """The marks after this event, and the recovery that it ended, if it did. What others recover from without us is not
         ours to time, nor is our own way in, nor how long a job was `paused`. `still_s`: for how long a step has been overdue.
@@ -93,14 +107,15 @@ class Stages:
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers or waits else None
                 return Stages(
                     sign_at=sign_at, detect_s=self.detect_s if self.sign_at else still_s, plan=plan, plan_at=now,
-                    paused=paused and plan.phase is Phase.HOLD,
+                    paused=paused and plan.phase is Phase.HOLD, newest=self.newest,
                 ), None  # fmt: skip
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:
                 return replace(
                     self, sign_at=None
                 ), None  # an effect of the plan, such as the parting of a gang that grows
             case Workers() if self._joined(event):
-                return replace(self, joined_at=now, restore_s=event.restore_s, step=event.step), None
+                lost = max(0, self.newest - event.step) if self.newest else None
+                return replace(self, joined_at=now, restore_s=event.restore_s, step=event.step, lost=lost), None
             case Workers(step=step) if self.sign_at is not None and self.joined_at is not None and step > self.step:
                 return replace(self, sign_at=None, joined_at=None), self._done(now)
         return self, None
@@ -124,7 +139,8 @@ class Stages:
             "first_step": now - self.joined_at,
         }
         rung = self.plan.rung.name.lower()
-        return Done(generation=self.plan.generation, rung=rung, total_s=sum(stages.values()), stages=stages)
+        total_s = sum(stages.values())
+        return Done(generation=self.plan.generation, rung=rung, total_s=total_s, stages=stages, lost=self.lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def build(
     return Incident(
         id=f"{re.sub(r'[^0-9]', '', began)[:14]:0<14}-g{generation}", job=job, node=node, began=began, ended=ended,
         generation=generation, verdict=verdict, evidence=tuple(evidence[:FACTS]), timeline=moments[-MOMENTS:],
-        actions=tuple(m.text for m in moments if m.event in DONE), steps=_lost(lines),
+        actions=tuple(m.text for m in moments if m.event in DONE), steps=_lost(lines, done),
         seconds=_seconds(done, began, ended) if done else None,
     )  # fmt: skip
 
@@ -132,8 +132,10 @@ class _Blank(dict[str, Any]):
         return "?"
 
 
-def _lost(lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """The newest step before the last new generation, less the step it went on from."""
+def _lost(lines: Sequence[Mapping[str, Any]], done: Mapping[str, Any] | None) -> int | None:
+    """As the recovery's end says; else the newest step before the last new generation, less the step it went on from."""
+    if done is not None and (known := _whole(done.get("lost"))) is not None:
+        return known
     turn = next((i for i in range(len(lines) - 1, -1, -1) if lines[i]["event"] == "plan.adopted"), None)
     if turn is None:
         return None

@@ -582,6 +582,8 @@ class Run:
         if self._seat is None:
             store: Store = HashStore()
         else:
+            if not place.endpoint:  # found by a new user, whose etcd had gone and come: the program was blamed for it
+                raise GangError("the plan names no place to meet, as no agent had offered one: the next plan will")
             store = reach(place.host, place.port, self._flag, limit)
             self.timeline.mark("reach")
             self._meet(store, place)

@@ -290,6 +290,7 @@ EVENTS: tuple[Declared, ...] = (
             "rung": "",
             "total_s": "of all stages: from the fault, or the last sign of life before it, to the sealed step",
             "stages": "seconds by stage: detect, decide, reform, restore, first_step",
+            "lost": "steps that had been sealed, and are made again; not there if that is not known",
         },
     ),
     Declared(

@@ -229,3 +229,24 @@ def test_a_step_is_overdue_once_it_takes_longer_than_any_of_late():
     assert round(flow.still(12.4), 3) == 1.0
     assert flow.after(4, 13.0).still(99.0) == 0.0, "in a new generation nothing is usual yet"
     assert Flow().still(99.0) == 0.0
+
+
+def test_what_had_been_sealed_and_is_made_again_is_lost():
+    (done,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (works(0.5, Work.TRAINING, 1, 19), FIRST),
+        (works(1.0, Work.PARKED, 1, 19), FIRST),
+        (Seen(now=1.1, view=View(plan=SECOND)), SECOND),
+        (works(1.2, Work.JOINING, 2, 19), SECOND),
+        (works(1.3, Work.TRAINING, 2, 10), SECOND),
+        (works(1.4, Work.TRAINING, 2, 11), SECOND),
+    )
+    assert done.lost == 9
+    (again,) = told(
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (works(1.0, Work.PARKED, 1, 19), FIRST),
+        (Seen(now=1.1, view=View(plan=SECOND)), SECOND),
+        (works(1.3, Work.TRAINING, 2, 19), SECOND),
+        (works(1.4, Work.TRAINING, 2, 20), SECOND),
+    )
+    assert again.lost == 0
