@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 KEPT = 2000
+RUNS = frozenset(
+    {"checkpoint.committed"}
+)  # of several in a row the newest is kept: they pushed out what had befallen the job
 
 
 class History:
@@ -23,6 +26,8 @@ class History:
         kept = dict(line)
         if line.get("event") in {"log.lost", "log.back"}:
             self.lost = f"its daemon's log takes no lines ({line['error']})" if "error" in line else ""
+        if self._lines and line.get("event") in RUNS and self._lines[-1].get("event") == line["event"]:
+            self._lines.pop()
         self._lines.append(kept)
         for reader in self._readers:
             if not reader.full():  # one that does not read loses lines, not the daemon its memory

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 from elasticrl.cli import render
 from elasticrl.cli.main import build
 from elasticrl.daemon.control import Control
-from elasticrl.daemon.history import History
+from elasticrl.daemon.history import KEPT, History
 
 STEP = {
     "event": "ppo.step",
@@ -227,3 +228,15 @@ def test_events_of_a_node_are_not_those_of_others_whose_names_begin_or_end_alike
         machine.says("n0", f"2026-07-01T10:00:0{number}", "plan.adopted", reason=reason)
     lines = [json.loads(line) for line in machine.asked("events", "n1", "--json").output.splitlines()]
     assert [line["reason"] for line in lines] == ["n1/2 died (lease)", "it waits for n1.", "without n1"]
+
+
+def test_commits_in_a_row_do_not_push_out_what_befell_the_job() -> None:
+    history = History()
+    history(None, "", {"event": "plan.adopted", "at": "2026-11-27T00:00:01+00:00"})
+    for step in range(3 * KEPT):
+        history(None, "", {"event": "checkpoint.committed", "step": step, "at": "2026-11-27T00:00:02+00:00"})
+    history(None, "", {"event": "worker.exited", "at": "2026-11-27T00:00:03+00:00"})
+    history(None, "", {"event": "checkpoint.committed", "step": 9000, "at": "2026-11-27T00:00:04+00:00"})
+    kept = [(line["event"], line.get("step")) for line in history.since(datetime(1970, 1, 1, tzinfo=UTC))]
+    commits = [("checkpoint.committed", 3 * KEPT - 1), ("worker.exited", None), ("checkpoint.committed", 9000)]
+    assert kept == [("plan.adopted", None), *commits]
