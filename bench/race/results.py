@@ -131,7 +131,7 @@ def comparison(outcomes: Sequence[Outcome]) -> str:
     body += [
         ["steps that power loss took", *(counts(power[side]) for side in names)],
         ["samples lost / used twice, at most in one fault", *(worst(of[side]) for side in names)],
-        ["trials with the undisturbed run's bits", *(exact(of[side]) for side in names)],
+        ["of trials whose bits were compared: the undisturbed run's", *(exact(of[side]) for side in names)],
     ]
     busy = [BUSY] if too_busy(outcomes) else []
     return "\n\n".join([f"{often(outcomes)}, {days(outcomes)}.", *busy, markdown(["", *names], body)])

@@ -69,6 +69,8 @@ def test_a_race_goes_on_where_it_stands_and_repeats_what_never_began():
         (2, "stop", "b"),
     ]
     assert results.days(done) == "2026-11-22 to 2026-11-24"
+    assert schedule(["a", "b"], ["stop"], None, done) == [(1, "stop", "a")], "one more than all have"
+    assert schedule(["b"], ["stop"], None, done) == [(2, "stop", "b")]
 
 
 def test_a_step_that_was_under_way_when_the_blow_fell_proves_nothing():
@@ -281,7 +283,7 @@ def test_the_readme_says_medians_what_never_came_and_what_was_lost_at_most():
         "| power loss of all, back after 0.5 s | 16 | 9.4 |",
         "| steps that power loss took | 12 | 2.5 (1-4) |",
         "| samples lost / used twice, at most in one fault | 0 / 0 | 46 / 7 |",
-        "| trials with the undisturbed run's bits | 1 of 1 | 0 of 1 |",
+        "| of trials whose bits were compared: the undisturbed run's | 1 of 1 | 0 of 1 |",
     ]
 
 
