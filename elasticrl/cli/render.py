@@ -21,6 +21,7 @@ ASKED = re.compile(
     r"elasticrl (?:incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
 )
 TOLD = ("reason", "here")  # what of a picture is a sentence, beside its advice
+OLD_S = 60.0  # from when on a plan's reason is told with its age: what it says is over by then
 WELL = frozenset({"training", "done", "rollout"})  # states of which nothing is to be seen
 
 #: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
@@ -77,7 +78,9 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
         f"  generation {picture['generation']}"
         f"  step {picture['step']:,} (committed {picture['committed']:,}{since}){who}"
     )
-    lines = [head, paint(plain(picture["reason"]), DIM, on=on)]
+    reason_s = picture.get("reason_s")
+    old = f" ({ago(reason_s)} ago)" if ages and reason_s is not None and reason_s >= OLD_S else ""
+    lines = [head, paint(plain(picture["reason"]) + old, DIM, on=on)]
     if said := past(picture, ages=ages):
         lines.append(paint(plain(said), DIM, on=on))
     return lines

@@ -670,6 +670,13 @@ class Daemon(Resident):
         return self.node.store, self.node.sight.view, self.node.loop.state.reason
 
     @property
+    def planned_s(self) -> float | None:
+        """As Resident's."""
+        assert self.node is not None
+        state = self.node.loop.state
+        return time.monotonic() - state.adopted if state.met != state.view.generation else None
+
+    @property
     def own(self) -> Record | None:
         """As Resident's."""
         assert self.node is not None

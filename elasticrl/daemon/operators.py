@@ -29,10 +29,19 @@ LOOK_FIRST_S: Final = 1.0  # for the store to say how the job is, before what th
 
 
 async def look(
-    store: Store, view: View, *, job: str, node: str, here: str, needs: int, engines: int, own: Record | None = None
+    store: Store,
+    view: View,
+    *,
+    job: str,
+    node: str,
+    here: str,
+    needs: int,
+    engines: int,
+    own: Record | None = None,
+    planned_s: float | None = None,
 ) -> Picture:
     """What the whole job looks like, asked of the store; of what this node has seen, if the store is silent. `own`: what it
-    would say of itself now, which is newer than what it has written.
+    would say of itself now, which is newer than what it has written. `planned_s`: how long ago it saw the plan come.
     """
     rollouts, past, drains = dict[str, Rollout](), None, dict[str, Member]()
     silent = away = False
@@ -55,7 +64,7 @@ async def look(
     return picture(
         job, view, records, quarantines, rollouts,
         past=past, drains=drains, needs=needs, engines=engines, node=node, here=here, now=time.time(),
-        silent=silent, away=away,
+        silent=silent, away=away, planned_s=planned_s,
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class Picture:
     known: int = 0
     needs: int = 1  # 0: whoever looks does not know
     reason: str = ""
+    reason_s: float | None = None  # how long ago it was read here, of a plan that trains; None: not known
     node: str = ""  # whose daemon says so; empty: nobody's
     here: str = ""  # what it says of itself
     rows: tuple[Row, ...] = ()
@@ -89,11 +90,13 @@ def picture(
     now: float = 0.0,
     silent: bool = False,
     away: bool = False,
+    planned_s: float | None = None,
 ) -> Picture:
     """The picture of what the store says. `now` is by the wall clock: others' may differ a little, which only ages show.
 
-    `engines`: so many rollout nodes are expected. `drains`: who was asked to leave. `away`: the store says nothing, and this is
-    what it said last; `silent`: so little that who has no record here may well have one.
+    `planned_s`: how long ago the plan came. `engines`: so many rollout nodes are expected. `drains`: who was asked to leave.
+    `away`: the store says nothing, and this is what it said last; `silent`: so little that who has no record here may well
+    have one.
     """
     plan = view.plan
     again = begins_again(plan, records)
@@ -128,6 +131,7 @@ def picture(
         known=len(rows),
         needs=needs,
         reason=reason,
+        reason_s=planned_s if training and not again else None,
         node=node,
         here=once(here),
         rows=(*rows, *generating),

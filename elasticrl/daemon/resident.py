@@ -182,6 +182,11 @@ class Resident(ABC):
         """The store, what this daemon has seen of it, and what it says of itself."""
 
     @property
+    def planned_s(self) -> float | None:
+        """How long ago this daemon saw the present plan come; None: it was there before."""
+        return None
+
+    @property
     def own(self) -> Record | None:
         """What this node would say of its workers now; None: it has none."""
         return None
@@ -219,7 +224,7 @@ class Resident(ABC):
         """What the whole job looks like."""
         store, view, here = self.seen
         return await operators.look(
-            store, view, job=self.tree.job.name, node=self.name, here=here, own=self.own,
+            store, view, job=self.tree.job.name, node=self.name, here=here, own=self.own, planned_s=self.planned_s,
             needs=self.settings.membership.min_nodes, engines=self.tree.rollout.nodes,
         )  # fmt: skip
 

@@ -149,6 +149,19 @@ def test_a_gang_that_broke_while_the_store_is_away_is_not_told_as_training():
     assert told(Work.PARKED).state != "WAITING FOR THE STORE"
 
 
+def test_what_led_to_the_plan_is_told_with_its_age_once_it_is_over():
+    # Found by a new user: "n1/1 leaves" stood there for six minutes, also when n1 was back.
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="n1/1 leaves")
+    records = {"n0": Record(member=N0, work=Work.TRAINING, generation=3)}
+
+    def second(planned_s, **more):
+        told = asdict(picture("ppo", View(plan=plan), records, {}, needs=1, planned_s=planned_s))
+        return render.status(told, colour=False, **more).splitlines()[1]
+
+    assert second(300.0) == "n1/1 leaves (5 m ago)"
+    assert second(300.0, ages=False) == second(30.0) == second(None) == "n1/1 leaves"
+
+
 def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
     verdict = Verdict(
         fault=Fault.NETWORK, nodes=("n0", "n1"), cause="the way between n0 and n1 is cut", confidence=Confidence.HIGH,
