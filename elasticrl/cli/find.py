@@ -4,10 +4,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
@@ -105,19 +105,26 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> st
 
 def ended(explicit: Path | None, job: str | None) -> str:
     """How this user's `elasticrl run` of the job ended, or the newest of all; empty where none has said."""
-    notes: list[Path] = []
+    found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):
             if folder != private_run_dir() or not strange(folder):
-                notes += folder.glob(f"{job or '*'}/{ENDED}")
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        note = json.loads(max(notes, key=lambda path: path.stat().st_mtime).read_text(encoding="utf-8"))
-        on = "" if note["state"] == "FINISHED" else "; the same command goes on from there"
-        return (
-            f"job {note['job']} ended {ago(max(0.0, time.time() - note['at']))} ago at step {note['step']:,} "
-            f"(committed {note['committed']:,}): {note['reason']}{on}"
-        )
-    return ""
+                found += folder.glob(f"{job or '*'}/{ENDED}")
+    notes = []
+    for path in found:
+        with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
+            note = json.loads(path.read_text(encoding="utf-8"))
+            notes.append((float(note["at"]), told(note)))
+    return max(notes, default=(0.0, ""))[1]
+
+
+def told(note: Mapping[str, Any]) -> str:
+    """What a run says of its end."""
+    on = "" if note["state"] == "FINISHED" else "; the same command goes on from there"
+    return (
+        f"job {note['job']} ended {ago(max(0.0, time.time() - note['at']))} ago at step {note['step']:,} "
+        f"(committed {note['committed']:,}): {note['reason']}{on}"
+    )
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:
