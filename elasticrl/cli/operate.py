@@ -14,7 +14,6 @@ from elasticrl.cli import find, render, screen
 from elasticrl.cli.main import Exit
 from elasticrl.cli.options import AsJson, Job, Run, Yes
 from elasticrl.cli.pace import Pace
-from elasticrl.daemon.answers import ending
 
 StoreAt = Annotated[
     str | None,
@@ -111,6 +110,8 @@ def resume(job: Job = None, run_dir: Run = None, store: StoreAt = None) -> None:
 def stop(job: Job = None, run_dir: Run = None, yes: Yes = False, store: StoreAt = None) -> None:
     """End the job on all nodes, after a save."""
     if not yes:
+        from elasticrl.daemon.answers import ending
+
         picture = seen(store, run_dir, job)
         ends = ending(picture["step"], picture.get("unsaved", 0))
         confirm(f"job {picture['job']} {ends}. The daemons end with it (exit code 75).", yes=yes)
