@@ -16,22 +16,29 @@ def count(number: int, thing: str) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """An age for people.
+    """An age or a span for people, to the nearest: in two parts where one alone would hide a tenth of it and more.
 
-    >>> ago(0.42), ago(41.3), ago(750), ago(7300), ago(None)
-    ('0.4 s', '41 s', '12 m', '2 h', '-')
+    >>> ago(0.42), ago(41.3), ago(100), ago(168), ago(740), ago(7300), ago(90_000), ago(None)
+    ('0.4 s', '41 s', '1 m 40 s', '2 m 48 s', '12 m', '2 h 2 m', '25 h', '-')
+    >>> ago(99.7), ago(599.7), ago(5399), ago(7199)
+    ('1 m 40 s', '10 m', '90 m', '2 h')
     """
     if seconds is None:
         return "-"
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds // 60:.0f} m"
-        if seconds < 5400
-        else f"{seconds // 3600:.0f} h"
-    )
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return _parts(round(seconds), 60, "m", "s")
+    return _parts(round(seconds / 60), 60, "h", "m")
+
+
+def _parts(number: int, size: int, large: str, small: str) -> str:
+    whole, rest = divmod(number, size)
+    if number >= 10 * size:
+        return f"{number / size:.0f} {large}"
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def bar(done: int, steps: int) -> str:
@@ -49,10 +56,10 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
 
     >>> last = {"said": "n03: rank 1 died: signal 9 (SIGKILL)", "fault": "killed", "seconds": 0.21, "steps": 0}
     >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
-    '2 faults in 2 h (one in 60 m); the last 41 s ago, over in 0.21 s, no step lost: n03: rank 1 died: signal 9 (SIGKILL)'
-    >>> past({"uptime_s": 750.0, "faults": 0})
+    '2 faults in 2 h 2 m (one in 61 m); the last 41 s ago, over in 0.21 s, no step lost: n03: rank 1 died: signal 9 (SIGKILL)'
+    >>> past({"uptime_s": 740.0, "faults": 0})
     'no fault in 12 m'
-    >>> past({"uptime_s": 750.0, "faults": 0, "state": "RECOVERING"})
+    >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})
     'the first fault in 12 m is being answered'
     """
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")

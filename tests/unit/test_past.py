@@ -39,7 +39,7 @@ def test_status_and_page_say_what_happened_after_everybody_is_back() -> None:
         past=Past(began=100.0, faults=2, last=KILLED),
     )  # fmt: skip
     assert (seen.uptime_s, seen.faults, seen.mtbf_s, seen.last_s) == (900.0, 2, 450.0, 60.0)
-    said = "2 faults in 15 m (one in 7 m); the last 60 s ago, over in 0.21 s: n1: rank 1 died: <signal 9>"
+    said = "2 faults in 15 m (one in 7 m 30 s); the last 60 s ago, over in 0.21 s: n1: rank 1 died: <signal 9>"
     assert render.status(asdict(seen), colour=False).splitlines()[2] == said
     steady = "2 faults so far; the last, over in 0.21 s: n1: rank 1 died: <signal 9>"
     assert steady in render.status(asdict(seen), colour=False, ages=False)
