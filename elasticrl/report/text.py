@@ -86,7 +86,8 @@ def facts(story: Story) -> list[tuple[str, str, str]]:
         found.append(("recovery", human(median(times)), f"median; longest {human(max(times))}"))
     if left.samples is not None:
         word = "each exactly once" if left.samples.ok else "NOT proven" if left.samples.absent else "NOT exactly once"
-        found.append(("samples", f"{left.samples.samples:,}", word))
+        so_far = f", through step {left.samples.last}: the run goes on" if left.samples.beyond else ""
+        found.append(("samples", f"{left.samples.samples:,}", word + so_far))
     if left.digests is not None:
         again = left.digests.rerun
         word = f"{count(again, 'step')} made again"

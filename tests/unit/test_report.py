@@ -637,6 +637,16 @@ def test_the_page_of_one_job_has_nothing_of_another_that_lies_beside(two: Path) 
     assert any(said.startswith("job demo-7: 5 of its files and folders") for said in left.unread)
 
 
+def test_samples_of_a_run_that_goes_on_are_told_with_the_step_through_which_they_were_judged(two: Path) -> None:
+    left = read(two, job="toy")
+    assert left.samples is not None
+    (meaning,) = (words for name, _, words in facts(tell(left)) if name == "samples")
+    assert meaning == "each exactly once"
+    goes_on = replace(left, samples=replace(left.samples, beyond=3))
+    (meaning,) = (words for name, _, words in facts(tell(goes_on)) if name == "samples")
+    assert meaning == "each exactly once, through step 3: the run goes on"
+
+
 def test_a_job_is_told_alike_from_its_own_folder_and_from_one_above(two: Path) -> None:
     above, own = read(two, job="demo-7"), read(two / "demo")
     assert own.samples is not None
