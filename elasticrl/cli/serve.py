@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -187,7 +188,10 @@ def play(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
-    daemons = [Started(config, [*own, *words], logs, words[0].partition("=")[2]) for words in names]
+    daemons = []
+    for words in names:
+        name = words[0].partition("=")[2]
+        daemons.append(Started(name, partial(launch, config, [*own, *words], logs / f"{name}.daemon.log")))
     try:
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
@@ -248,9 +252,8 @@ class Started:
     comes back as another life of its node.
     """
 
-    def __init__(self, config: Path, overrides: list[str], logs: Path, name: str) -> None:
-        self._how = config, overrides, logs / f"{name}.daemon.log"
-        self.name = name
+    def __init__(self, name: str, begin: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self.name, self._begin = name, begin
         self.began: list[float] = []  # when it was started, of late
         self.start()
 
@@ -258,7 +261,7 @@ class Started:
         """A process of its own."""
         now = time.monotonic()
         self.began = [at for at in self.began if now < at + BURST_S] + [now]
-        self.process = launch(*self._how)
+        self.process = self._begin()
 
     @property
     def broken(self) -> bool:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,8 @@ class Resident(ABC):
             process = await self._patiently(self.etcd.ensure, (StoreError, OSError))
             self.log.info("store.started", endpoint=process.endpoint, adopted=adopted)
             endpoints = (process.endpoint,)
+            # Should it have to be started again, it is looked for where it was, by other daemons too.
+            self.etcd = replace(self.etcd, ports=(process.client_port, process.peer_port))
         return open_store(store_settings(self.tree, endpoints), say=self.log.info)
 
     async def _guard_store(self) -> None:

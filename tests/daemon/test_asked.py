@@ -346,8 +346,28 @@ def test_a_daemon_that_goes_away_during_a_question_is_said_so(tmp_path: Path, sa
 
 def test_a_run_outlives_a_daemon_that_goes_away_during_its_question(tmp_path: Path) -> None:
     with ending(tmp_path / "j" / "n0" / "control.sock", says=b"", reads=True):
-        daemon = subprocess.Popen([sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"])
-        assert serve.follow([daemon], tmp_path, "j", 0.05, 0) == 75
+        ends = [sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"]
+        assert serve.follow([serve.Started("n0", lambda: subprocess.Popen(ends))], tmp_path, "j", 0.05, 0) == 75
+
+
+def test_a_daemon_that_breaks_is_started_again_but_not_for_ever_nor_after_the_jobs_end(tmp_path: Path) -> None:
+    def exits(*codes: int) -> serve.Started:
+        turns = iter([*codes, *[codes[-1]] * 20])
+        return serve.Started(
+            "n0", lambda: subprocess.Popen([sys.executable, "-S", "-c", f"import os; os._exit({next(turns)})"])
+        )
+
+    def begun(*daemons: serve.Started) -> int:
+        assert serve.follow(list(daemons), tmp_path, "j", 0.02, 0) >= 0
+        return len(daemons[0].began)
+
+    assert begun(exits(1, 1, 0)) == 3, "until it ends in order"
+    assert begun(exits(1)) == serve.BURST
+    for code in (0, 2, 70, 75, 78):
+        assert begun(exits(code)) == 1
+    over = exits(75)
+    over.process.wait()
+    assert begun(exits(1), over) == 1, "one that began now would begin the job anew"
 
 
 def test_events_that_are_not_followed_come_to_an_end() -> None:
