@@ -11,9 +11,9 @@ from elasticrl.core.events import Workers
 from elasticrl.core.evidence import Evidence, bounded, of_exit
 from elasticrl.core.fallback import too_slow
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Phase, Work
+from elasticrl.core.model import Phase, Seat, Work
 from elasticrl.core.policy import Act, Answer, Scope, answer
-from elasticrl.core.scene import Scene
+from elasticrl.core.scene import Fate, Scene
 from elasticrl.core.state import Finding, Lead
 from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 
@@ -60,12 +60,33 @@ def _derived(scene: Scene) -> tuple[Evidence, ...]:
             continue
         record = scene.record_of(seat)
         node, generation = seat.member.node, plan.generation
-        if node in scene.conviction.guilty or record is None or record.member != seat.member:
-            found.append(dossier.gone(node, fate.why.removeprefix(f"{seat.member} "), generation, None))
-        elif record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
+        if _went(scene, seat):
+            found.append(_gone(fate, seat, generation))
+        elif record and record.work is Work.FAILED and record.exit is not None and record.exit.generation == generation:
             rank = plan.first_rank(seat.member) + record.exit.slot
             found.append(of_exit(record.exit, rank=rank, node=node))
     return (*found, *_left(scene))
+
+
+def departed(scene: Scene) -> tuple[Evidence, ...]:
+    """Those who have gone from a gang that is being probed."""
+    plan = scene.plan
+    if plan is None:
+        return ()
+    fates = zip(scene.fates, plan.seats, strict=True)
+    lost = [(fate, seat) for fate, seat in fates if fate.seat is None and not fate.leaving]
+    return tuple(_gone(fate, seat, plan.generation) for fate, seat in lost if _went(scene, seat))
+
+
+def _went(scene: Scene, seat: Seat) -> bool:
+    """Is this life not there any more, as far as others can tell?"""
+    record = scene.record_of(seat)
+    return seat.member.node in scene.conviction.guilty or record is None or record.member != seat.member
+
+
+def _gone(fate: Fate, seat: Seat, generation: int) -> Evidence:
+    said = fate.why.removeprefix(f"{seat.member} ")
+    return dossier.gone(seat.member.node, "its lease ran out" if said == "died (lease)" else said, generation, None)
 
 
 def _left(scene: Scene) -> tuple[Evidence, ...]:

@@ -35,7 +35,7 @@ def form(scene: Scene) -> Move | None:
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
-        return Move(plan=scene.train(seats, "first plan", Rung.START))
+        return Move(plan=scene.train(seats, "begun again" if scene.view.plan else "first plan", Rung.START))
     if wait := patience(scene, seats):
         return wait
     held = {seat.member for seat in plan.seats}

@@ -131,8 +131,9 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "another rank failed earlier", depth=1, soft=True,
     ),
     Sign.NODE_GONE: Meaning(
-        Fault.DEAD_NODE, _HIGH, "went away with all of its processes",
-        "Training goes on without it; look at power, kernel log and console of the node.",
+        Fault.DEAD_NODE, _HIGH, "went away",
+        "Look at the node's power, kernel log and console; if it runs, at its daemon (systemctl status elasticrl), which may "
+        "stand still. The job goes on without it where enough are left, and takes it back by itself.",
         "its daemon is heard by other nodes (then the path to it is at fault)", depth=1,
     ),
     Sign.UNHEARD: Meaning(
@@ -152,7 +153,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "it ended after the others had failed", depth=1,
     ),
     Sign.STOPPED: Meaning(
-        Fault.HOST_HANG, _HIGH, "is stopped (the kernel says so) and cannot run on",
+        Fault.HOST_HANG, _HIGH, "was stopped (the kernel says so) and could not run on",
         "Find who sent SIGSTOP, or whose debugger held it. The worker is killed and replaced without you.",
         "its process state is not T", depth=1,
     ),

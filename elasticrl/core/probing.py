@@ -4,13 +4,13 @@ The one idea: those who can reach each other go on; what is wrong with the ways 
 known.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from elasticrl.core import dossier
 from elasticrl.core.evidence import Evidence, Sign
 from elasticrl.core.fallback import cost
-from elasticrl.core.findings import answer_to, with_cause
+from elasticrl.core.findings import answer_to, departed, with_cause
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Plan, Rung
 from elasticrl.core.pairs import Result, confirm, findings
@@ -74,7 +74,7 @@ def probing(scene: Scene) -> Move | None:
     fates = tuple(
         fate if fate.seat and fate.seat.member.node in kept else replace(fate, seat=None) for fate in scene.fates
     )
-    verdict, done = _probed(scene, ways)
+    verdict, done = _probed(scene, (*_between(ways, order), *departed(scene)))
     if not any(answers.values()) and (again := _confirming(scene, order)):
         return Move(plan=again, verdict=verdict)
     if out or len(seats) < len(plan.seats):
@@ -101,6 +101,13 @@ def probing(scene: Scene) -> Move | None:
     why = with_cause("the probes find every node in reach", verdict) + cap + "; starting all workers afresh"
     move = strike_or(scene, strike, lambda: scene.train(seats, why, rung, strike=strike))
     return replace(move, verdict=verdict)
+
+
+def _between(ways: tuple[Evidence, ...], nodes: Collection[str]) -> tuple[Evidence, ...]:
+    """Of those who are there still: that there is no way to one that has died says nothing of the network. Found by a new user,
+    who killed two of three nodes at once and was sent to look at the cable between them.
+    """
+    return tuple(fact for fact in ways if fact.node in nodes and (not fact.peer or fact.peer in nodes))
 
 
 def _probed(scene: Scene, ways: tuple[Evidence, ...]) -> tuple[Verdict | None, Answer | None]:

@@ -111,9 +111,12 @@ class Incidents:
         known = state.lead.facts if state.lead else state.evidence
         passed = state.lead.passed if state.lead else None
         facts = dossier.concerning(known, range(broken, generation), frozenset(nodes.values()), passed)
-        planned = [plan.verdict for plan in self._plans.between(broken, generation) if plan.verdict]
+        plans = list(self._plans.between(broken, generation))
+        planned = [plan.verdict for plan in plans if plan.verdict]
         judged = judge(facts, Facts(world=gang.world if gang else None, nodes=nodes))
         verdict = surest([judged, *reversed(planned)] if state.lead else [*reversed(planned), judged])
+        if verdict.fault is Fault.UNKNOWN and plans and " leaves" in plans[0].reason:
+            return  # somebody who left in order, whom the others could not spare: its silence after that is no sign
         told = incident.build(
             lines, verdict, facts or verdict.because, job=self._desk.place.job, node=self._desk.place.node
         )

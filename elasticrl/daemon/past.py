@@ -64,6 +64,7 @@ class Past:
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
+    most: int = 0  # nodes that were there at once
 
     def after(self, broken: Broken) -> "Past":
         """With one more; or the newest one told anew, by who knows more of it."""
@@ -82,7 +83,8 @@ class Past:
         gone = [member for member in moves.went if member.node not in moves.there]
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
-        return replace(self, missing=(*still, *(Missing(member=each, at=now) for each in gone if each.node in again)))
+        missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
+        return replace(self, missing=missing, most=max(self.most, len(moves.there)))
 
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""

@@ -144,7 +144,7 @@ def picture(
             *([UNSEEN] if silent else [AWAY] if away else ()),
             *advice(rows, view, needs, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
-            *([] if missing else drained(drains or {}, rows, needs, training=training)),
+            *([] if missing else barely(past, drains or {}, rows, needs, training=training)),
             *awaited(generating, engines, training=training),
             *found(view, records, {each.member.node for each in missing}),
             *unlogged(records),
@@ -315,13 +315,20 @@ def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> It
     yield f"{subject} gone: start elasticrl there again{holds}. If {it} is not to come back: elasticrl drain {node}."
 
 
-def drained(drains: Mapping[str, Member], rows: Sequence[Row], needs: int, *, training: bool) -> Iterator[str]:
-    """That the job holds if one more goes, where somebody has let others go. (Who configured just so many nodes knows it.)"""
+def barely(
+    past: Past | None, drains: Mapping[str, Member], rows: Sequence[Row], needs: int, *, training: bool
+) -> Iterator[str]:
+    """That the job holds if one more goes, where it has had more. (Who configured just so many nodes knows it.)"""
     there = {row.node for row in rows}
     left = [node for node in sorted(drains) if node not in there]
-    if left and training and sum(row.state not in {"leaving", "quarantined"} for row in rows) == needs:
+    if not training or sum(row.state not in {"leaving", "quarantined"} for row in rows) != needs:
+        return
+    if left:
         was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
         yield f"{was} drained: the job holds if one more goes. Before that start elasticrl on {one} again, or on another node."
+    elif past is not None and past.most > needs:
+        few = f"It had {past.most} nodes, and needs the {needs} that are here: it holds if one more goes."
+        yield f"{few} Start elasticrl on another."
 
 
 def rollout_row(rollout: Rollout) -> Row:

@@ -30,7 +30,7 @@ from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.pairs import SILENT, Result, findings
 from elasticrl.diagnose import amd, environment, fabric, health, kernel_log, transport, units
 from elasticrl.diagnose.health import FAIL, OK, SKIP, WARN, Check
-from elasticrl.diagnose.reach import store_settings
+from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.store import StoreError, open_store
 
 #: Packages that must be the same on all nodes, where they are installed.
@@ -376,11 +376,14 @@ def configured(found: Iterable[Finding]) -> Iterator[Check]:
 async def store(tree: Tree) -> AsyncIterator[Check]:
     """The etcd of the job: which members answer, how fast, which versions."""
     why = "Plans, leases and commits are written there; an outage costs nothing while nothing else breaks."
-    if not tree.store.endpoints:
-        yield Check(name="store", level=SKIP, value="no endpoints: the daemon starts an etcd of its own", why=why)
+    own = embedded(tree, dies_with_us=False).running() if tree.store.embedded else None
+    endpoints = (own.endpoint,) if own is not None else tree.store.endpoints
+    if not endpoints:
+        said = "no endpoints: the daemon starts an etcd of its own, and none runs now"
+        yield Check(name="store", level=SKIP, value=said, why=why)
         return
     try:
-        async with open_store(store_settings(tree)) as client:
+        async with open_store(store_settings(tree, endpoints)) as client:
             status = await client.status()
             times = []
             for _ in range(ROUNDS if status.ok else 0):

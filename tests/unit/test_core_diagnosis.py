@@ -859,3 +859,26 @@ def test_a_node_that_computes_something_else_is_kept_out_if_the_operator_says_so
         assert written.verdict is not None
         assert (written.verdict.fault, written.verdict.ranks) == (fault, (1,))
         assert remedy in written.verdict.remedy
+
+
+def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network() -> None:
+    # Found by a new user, who killed a node of a gang that was then probed: "the way between n1 and n2 is cut, check the cable".
+    life = leader({})
+    train(life, 2.0, 1)
+    life.leased(2.9)
+    held = plan(2, *NODES, phase=Phase.PROBE)
+    life.seen(3.0, "probe", plan=held, plan_revision=20)
+    silent = Result(node="n01", peer="n02", sent=3, heard=0, tcp="connect: Connection refused")
+    well = (
+        Result(node="n00", peer="n01", sent=3, answered=3, heard=3),
+        Result(node="n01", peer="n00", sent=3, answered=3, heard=3),
+    )
+    parked = {"work": Work.PARKED, "generation": 2, "born": 1, "unreachable": (), "answered": 2}
+    life.at(3.5, Probed(now=0, generation=2, unreachable=(), results=(well[0], replace(silent, node="n00"))))
+    back = replace(record("n02"), member=member("n02/2"))
+    life.told(3.6, record("n01", probed=(well[1], silent), **parked), back, life.view.own)
+    written = proposed(life)
+    assert written is not None
+    assert written.verdict is not None
+    assert (written.verdict.fault, written.verdict.nodes) == (Fault.DEAD_NODE, ("n02",))
+    assert written.reason.startswith("n02/1 came back as n02/2")

@@ -157,6 +157,11 @@ def test_who_goes_without_a_word_is_missing_until_it_is_back() -> None:
     assert [(each.member.node, each.at) for each in seen.missing] == [("n2", 1.0), ("n1", 2.0)]
 
 
+def test_how_many_there_were_at_once_stays_known() -> None:
+    assert rolled(there(N0, N1, N2), there(N0, N1, N2, leaving=N2), there(N0, N1)).most == 3
+    assert rolled(there(N0, N1)).most == 2
+
+
 def test_who_comes_to_lead_misses_those_of_the_plan() -> None:
     assert rolled(there(N1)).missing == (Missing(member=N0, at=0.0),), "the leader before may have died"
     again = rolled(there(N1)).moved(Roster().look(there(N1)) or pytest.fail("it looks for the first time"), 9.0)

@@ -162,6 +162,21 @@ def test_what_led_to_the_plan_is_told_with_its_age_once_it_is_over():
     assert second(300.0, ages=False) == second(30.0) == second(None) == "n1/1 leaves"
 
 
+def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
+    # Found by a new user: who did as was advised, and drained the one that was gone, was not warned any more.
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="two")
+    records = {n.node: Record(member=n, work=Work.TRAINING, generation=3) for n in (N0, N1)}
+
+    def advice(most, needs):
+        return picture(
+            "ppo", View(plan=plan, leader=N0), records, {}, past=Past(began=1.0, most=most), needs=needs
+        ).advice
+
+    (line,) = advice(3, 2)
+    assert line.startswith("It had 3 nodes, and needs the 2 that are here: it holds if one more goes.")
+    assert advice(2, 2) == advice(3, 1) == ()
+
+
 def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
     verdict = Verdict(
         fault=Fault.NETWORK, nodes=("n0", "n1"), cause="the way between n0 and n1 is cut", confidence=Confidence.HIGH,

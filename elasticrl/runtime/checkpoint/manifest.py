@@ -260,7 +260,7 @@ _CONSEQUENCE: Mapping[str, tuple[bool, str]] = {
     ),
     "batch": (True, "the learning rate and the data position were chosen for the old one"),
     "data": (True, "the data position would point at other samples, so some would be seen twice and some never"),
-    "config": (False, "something in the configuration has changed; `elasticrl config diff` shows what"),
+    "config": (False, "something in the configuration has changed; `elasticrl config diff FILE OTHER` shows what"),
     "threads": (False, "sums are split differently, so bits will differ"),
     "isa": (False, "another instruction set computes other last bits"),
     "versions": (False, "other library versions may compute other last bits"),
