@@ -862,7 +862,7 @@ def test_a_node_that_computes_something_else_is_kept_out_if_the_operator_says_so
 
 
 def test_that_there_is_no_way_to_one_that_has_died_says_nothing_of_the_network() -> None:
-    # Found by a new user, who killed a node of a gang that was then probed: "the way between n1 and n2 is cut, check the cable".
+    # Found by a new user, who killed a node of a gang that was probed then: "the way between n1 and n2 is cut".
     life = leader({})
     train(life, 2.0, 1)
     life.leased(2.9)

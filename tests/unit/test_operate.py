@@ -70,7 +70,14 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield made
-    asyncio.run_coroutine_threadsafe(control.close(), loop).result(10)
+
+    async def end() -> None:
+        await control.close()
+        answering = asyncio.all_tasks() - {asyncio.current_task()}  # who was answered last is still being left
+        await asyncio.wait_for(asyncio.gather(*answering, return_exceptions=True), 5.0)
+        await asyncio.sleep(0.01)
+
+    asyncio.run_coroutine_threadsafe(end(), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
