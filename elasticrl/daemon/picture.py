@@ -11,6 +11,7 @@ from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Fault
+from elasticrl.core.words import count
 from elasticrl.daemon.past import Broken, Missing, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
@@ -361,10 +362,12 @@ def age(at: float, now: float) -> float | None:
 
 def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool, again: bool = False) -> tuple[str, ...]:
     """What an operator should do, or nothing."""
+    verdict = view.plan.verdict if view.plan else None
+    dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()  # it has advice of its own
     said = [
         f"{row.node} is out of the plan. See why: elasticrl events {row.node}. Let it back: elasticrl admit {row.node}."
         for row in rows
-        if row.state == "quarantined"
+        if row.state == "quarantined" and row.node not in dead
     ]
     said += [
         f"{row.node} cannot get its workers ready ({row.note}). Their logs lie on it, under telemetry.log_dir. It tries on."
@@ -377,7 +380,13 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool, aga
         more = needs - present
         said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl there.")
     if view.intent == "pause":
-        said.append("The job is paused. Go on: elasticrl resume.")
+        since = max((row.step for row in rows), default=0) - view.committed
+        kept = (
+            f" The {count(since, 'step')} since the commit are in memory: elasticrl stop saves them."
+            if since > 0
+            else ""
+        )
+        said.append(f"The job is paused. Go on: elasticrl resume.{kept}")
     if view.leader is None and rows:
         said.append("Nobody leads. If this lasts longer than the lease, look at etcd: elasticrl doctor --config FILE.")
     if over and view.plan and by_policy(view.plan):

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final
@@ -112,9 +112,10 @@ def build(
     done = next((line for line in reversed(lines) if line["event"] == "recovery.done"), None)
     began = next((moment.at for moment in moments if not moment.event.startswith("machine.")), moments[0].at)
     ended = str(done.get("at", "")) if done else ""
+    since = min(began, _before(ended, done)) if done else began
     generation = max((_whole(line.get("generation")) or 0 for line in lines), default=0)
     return Incident(
-        id=f"{re.sub(r'[^0-9]', '', began)[:14]:0<14}-g{generation}", job=job, node=node, began=began, ended=ended,
+        id=f"{re.sub(r'[^0-9]', '', began)[:14]:0<14}-g{generation}", job=job, node=node, began=since, ended=ended,
         generation=generation, verdict=verdict, evidence=tuple(evidence[:FACTS]), timeline=moments[-MOMENTS:],
         actions=tuple(m.text for m in moments if m.event in DONE), steps=_lost(lines, done),
         seconds=_seconds(done, began, ended) if done else None,
@@ -155,6 +156,14 @@ def _seconds(done: Mapping[str, Any], began: str, ended: str) -> float | None:
         return round(float(total), 3)
     first, last = _moment(began), _moment(ended)
     return round((last - first).total_seconds(), 3) if first and last else None
+
+
+def _before(ended: str, done: Mapping[str, Any]) -> str:
+    """When steps had ceased, which may be some time before the first sign of it."""
+    end, total = _moment(ended), done.get("total_s")
+    if end is None or not isinstance(total, int | float):
+        return ended
+    return (end - timedelta(seconds=total)).isoformat()
 
 
 def _moment(text: str) -> datetime | None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,16 @@ def test_what_is_no_incident_is_said_and_the_others_are_told(text: str, tmp_path
     incidents_, unread = found([tmp_path, tmp_path / "none"])
     assert [each.id for each in incidents_] == [killed().id]
     assert len(unread) == 1
+
+
+def test_it_began_when_steps_ceased_though_the_first_sign_came_later() -> None:
+    # Found by a new user: "It was over after 1.5 seconds", with a timeline of half a second.
+    late = [{**each, "total_s": 9.0} if each["event"] == "recovery.done" else each for each in KILLED]
+    told = build(late, judge(EVIDENCE), job="j", node="n")
+    assert told is not None
+    assert told.id == killed().id
+    ended, began = (datetime.fromisoformat(at) for at in (told.ended, told.began))
+    assert round((ended - began).total_seconds(), 3) == told.seconds == 9.0
 
 
 def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

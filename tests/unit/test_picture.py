@@ -4,7 +4,20 @@ from dataclasses import asdict, replace
 from os import terminal_size
 
 from elasticrl.cli import render, screen
-from elasticrl.core.model import LOADING, MEETING, Commit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.model import (
+    LOADING,
+    MEETING,
+    Commit,
+    Intent,
+    Member,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Seat,
+    View,
+    Work,
+)
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 from elasticrl.daemon.past import Missing, Past
 from elasticrl.daemon.picture import picture
@@ -175,6 +188,24 @@ def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
     (line,) = advice(3, 2)
     assert line.startswith("It had 3 nodes, and needs the 2 that are here: it holds if one more goes.")
     assert advice(2, 2) == advice(3, 1) == ()
+
+
+def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memory_alone():
+    verdict = Verdict(
+        fault=Fault.DEAD_NODE, nodes=("n1",), cause="n1 went away", confidence=Confidence.HIGH, remedy="Look."
+    )
+    plan = Plan(generation=3, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=verdict)
+    out = {"n1": Quarantine(member=N1, reason="n1/1 is not heard")}
+
+    def advice(verdict):
+        records = {"n0": Record(member=N0, work=Work.PARKED, generation=3, step=45), "n1": Record(member=N1)}
+        commit = Commit(step=40, generation=2)
+        view = View(plan=replace(plan, verdict=verdict), leader=N0, commit=commit, intent=Intent.PAUSE)
+        return " ".join(picture("ppo", view, records, out, needs=1).advice)
+
+    assert "elasticrl admit n1" not in advice(verdict)
+    assert "elasticrl admit n1" in advice(replace(verdict, fault=Fault.NETWORK))
+    assert "The 5 steps since the commit are in memory: elasticrl stop saves them." in advice(verdict)
 
 
 def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
