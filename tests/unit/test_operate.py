@@ -72,8 +72,9 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     yield made
 
     async def end() -> None:
+        await asyncio.sleep(0.1)  # who came last may not have been let in yet, and asyncio forgets him then
         await control.close()
-        answering = asyncio.all_tasks() - {asyncio.current_task()}  # who was answered last is still being left
+        answering = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.wait_for(asyncio.gather(*answering, return_exceptions=True), 5.0)
         await asyncio.sleep(0.01)
 
@@ -141,9 +142,13 @@ def test_who_leaves_the_watched_status_by_ctrl_c_is_told_so_by_the_exit_code(dae
     command = [sys.executable, "-m", "elasticrl.cli.main", "status", "--watch", "--run-dir", str(daemon.folder)]
     reads, writes = os.pipe()
     out, text, deadline = terminal if keyboard else reads, "", time.monotonic() + 60
-    watching = subprocess.Popen(
-        command, stdin=inside, stdout=inside if keyboard else writes, env={**os.environ, "TERM": "xterm"}
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as below `make &`
+    try:
+        watching = subprocess.Popen(
+            command, stdin=inside, stdout=inside if keyboard else writes, env={**os.environ, "TERM": "xterm"}
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         while "HOLDING" not in text:
             assert time.monotonic() < deadline, text
