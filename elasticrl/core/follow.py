@@ -150,6 +150,7 @@ def record_of(state: State, now: float) -> Record:
         lap=told.lap,
         phase=workers.phase if turned else told.phase,
         beat_at=told.beat_at,
+        taken_at=card.taken_at,
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],
         leaving=bool(state.leaving),

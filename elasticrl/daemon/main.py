@@ -383,7 +383,8 @@ class Daemon(Resident):
     def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool) -> Node:
         assert self.neighbours is not None
         conf = self.tree.node
-        card = Record(member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe)
+        taken_at = round(time.time(), 1) if adopted else 0.0
+        card = Record(member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at)
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
         trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)

@@ -6,6 +6,7 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
 
 from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
@@ -23,6 +24,7 @@ AWAY = (
 )
 STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
+TAKEN_S = 600.0  # for so long a row says that a daemon has taken over what another had left
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
@@ -275,6 +277,9 @@ def row(
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
+    taken_s = age(record.taken_at, now)
+    if not note and taken_s is not None and taken_s < TAKEN_S:
+        note = f"its daemon was started again at {datetime.fromtimestamp(record.taken_at, UTC):%H:%M:%S} UTC"
     return Row(
         node=node,
         member=member,

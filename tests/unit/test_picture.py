@@ -208,6 +208,18 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
     assert "The 5 steps since the commit are in memory: elasticrl stop saves them." in advice(verdict)
 
 
+def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
+    # Found by a new user: the leader's daemon was killed and came back, and `status` said nothing of it.
+    plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so")
+
+    def note(now, taken_at=1000.0):
+        record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at)
+        return picture("ppo", View(plan=plan), {"n0": record}, {}, needs=1, now=now).rows[0].note
+
+    assert note(1012.0) == note(1013.0) == "its daemon was started again at 00:16:40 UTC"
+    assert note(1700.0) == note(1012.0, taken_at=0.0) == ""
+
+
 def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
     verdict = Verdict(
         fault=Fault.NETWORK, nodes=("n0", "n1"), cause="the way between n0 and n1 is cut", confidence=Confidence.HIGH,
