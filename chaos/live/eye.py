@@ -49,7 +49,7 @@ class Eye:
         self.plan: Plan | None = None
         self.plans: dict[int, Plan] = {}
         self._planned_at: dict[int, float] = {}  # when each was seen here
-        self._told: set[bytes] = set()  # plans and commits, as they stood in the store
+        self._told: set[bytes] = set()  # plans, commits and quarantines, as they stood in the store
         self.leader = ""
         self.commit = 0
         self.members: dict[str, Record] = {}
@@ -99,7 +99,8 @@ class Eye:
                     try:
                         if not revision:
                             listing = await store.scan("")
-                            found = [Change(key=e.key, entry=e, revision=listing.revision) for e in listing.entries]
+                            entries = sorted(listing.entries, key=lambda e: e.mod_revision)  # as they came
+                            found = [Change(key=e.key, entry=e, revision=listing.revision) for e in entries]
                             self._take(found)
                             revision = listing.revision + 1
                         async with aclosing(store.watch([""], revision)) as batches:  # type: ignore[type-var] # a generator, which has aclose; the protocol says iterator
@@ -155,7 +156,7 @@ class Eye:
 
     def _changed(self, at: float, change: Change) -> None:
         key, value = change.key, change.entry.value if change.entry else None
-        if value is not None and key in {keys.PLAN, keys.COMMIT}:
+        if value is not None and (key in {keys.PLAN, keys.COMMIT} or key.startswith(keys.QUARANTINES)):
             if value in self._told:
                 return  # read once more, after the watch had broken, or written once more to a store that had lost it
             self._told.add(value)
