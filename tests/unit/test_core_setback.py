@@ -74,7 +74,9 @@ def test_nothing_is_committed_and_nothing_planned_while_the_store_knows_less():
     life = training()
     lost(life, 4.0)
     life.at(4.1, Workers(now=0, work=Work.TRAINING, generation=3, born=1, warm=True, step=12, saved=10, manifest="m10"))
-    lost(life, 4.2, leader=Member(node="n00", incarnation=1), leader_revision=2, records={}, quarantines={})
+    me, back = Member(node="n00", incarnation=1), replace(record("n01"), member=Member(node="n01", incarnation=2))
+    life.leased(4.15)
+    lost(life, 4.2, leader=me, leader_revision=2, records={"n00": life.state.view.own, "n01": back}, quarantines={})
     life.leased(4.3)
     sent = [action for action, _ in life.state.sent.values()]
     assert not [a for a in sent if isinstance(a, events.Commit | events.Propose)]
@@ -148,3 +150,46 @@ def test_of_two_plans_of_one_number_the_one_that_was_followed_counts(same):
     found = better(known, View(epoch=1, revision=3, plan=other, plan_revision=3, commit=known.commit))
     assert found.lost is not same
     assert found.plan == known.plan
+
+
+def proposed(life):
+    return next((action.plan for action, _ in life.state.sent.values() if isinstance(action, events.Propose)), None)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_who_has_no_record_yet_is_waited_for_where_the_store_had_lost_all(again):
+    life = training()
+    plan = replace(life.view.plan, generation=4, again=again)
+    me = Member(node="n00", incarnation=1)
+    own = replace(life.view.own, work=Work.TRAINING, generation=4)
+    life.leased(4.1)
+    life.state = life.state.but(lead=None)
+    life.seen(
+        4.2,
+        "a new leader",
+        plan=plan,
+        plan_revision=50,
+        leader=me,
+        leader_revision=51,
+        records={"n00": own},
+        quarantines={},
+    )
+    assert (proposed(life) is None) is again, life.state.reason
+
+
+def test_a_record_of_a_life_before_the_seated_one_is_none():
+    life = training()
+    plan = life.view.plan
+    seats = tuple(
+        replace(s, member=replace(s.member, incarnation=2)) if s.member.node == "n01" else s for s in plan.seats
+    )
+    me = Member(node="n00", incarnation=1)
+    own = replace(life.view.own, work=Work.TRAINING, generation=4)
+    life.leased(4.1)
+    life.state = life.state.but(lead=None)
+    shown = {"n00": own, "n01": record("n01")}
+    life.seen(
+        4.2, "set back", plan=replace(plan, generation=4, seats=seats, again=True), plan_revision=50, leader=me,
+        leader_revision=51, records=shown, quarantines={},
+    )  # fmt: skip
+    assert proposed(life) is None, proposed(life).reason
