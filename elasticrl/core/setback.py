@@ -18,9 +18,8 @@ def better(known: View, view: View) -> View:
     """What the store shows now, but for what this node knows better. (The revisions are the store's: they fence writes.)"""
     plan, commit = known.plan, known.commit
     if plan is not None and view.plan is not plan:
-        other = (
-            known.lost or view.epoch > known.epoch
-        )  # one of the same number may be of who began beside the empty store
+        # One of the same number may be by who began beside the empty store.
+        other = known.lost or view.epoch > known.epoch
         if view.generation < plan.generation or (other and view.generation == plan.generation and view.plan != plan):
             view = replace(view, plan=plan, lost=True)
     if commit is not None and view.committed < commit.step:
