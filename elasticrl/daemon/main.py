@@ -62,7 +62,7 @@ from elasticrl.store import Lease, Put, Store, StoreError
 if TYPE_CHECKING:
     from elasticrl.diagnose.incident import Incident
 
-LATE_S = 2.0  # after which a deputy tells what the leader has not
+LATE_S = 1.0  # after which others tell what the leader has not
 AGENT_S = 30.0  # for an agent that runs already to answer, before this is taken for a new life
 TRIM_S = 60.0  # between looks at logs that are written by others
 QUIT_S = 20.0  # for an agent to end with all that is below it
@@ -117,6 +117,7 @@ class Daemon(Resident):
         self._roster = Roster()
         self._leads = False
         self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
+        self._noticed = 0  # the generation that answered the newest fault whose first sign here was a silence
         self._told_of = 0  # the generation that the newest incident led to
 
     def _place(self) -> Place:
@@ -567,6 +568,7 @@ class Daemon(Resident):
         )
         if done is not None:
             self.measures.recovered(done)
+            self._noticed = done.generation if done.silence else self._noticed
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
@@ -626,9 +628,8 @@ class Daemon(Resident):
             return
         if self._leads:
             self.inquiry.desk.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
-        elif self.name in deputies(
-            self.node.loop.state
-        ):  # a leader that the fault has cost its seat hears of no recovery
+        elif broken.generation == self._noticed or self.name in deputies(self.node.loop.state):
+            # A leader that the fault has cost its seat hears of no recovery; another knows less of what it cost.
             late = self._scribe.write(self.node.store, time.time(), broken, anew=False, after_s=LATE_S)
             self.inquiry.desk.spawn(late, "past")
 

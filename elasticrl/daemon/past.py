@@ -3,7 +3,8 @@ nodes that went without a word.
 
 The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy) and when nodes
 come and go. No decision reads it, so it may be late, or lost with the store; a leader that comes to office goes on with what
-the last one wrote.
+the last one wrote. What a fault cost is told by those few who may have seen more of it, too: the highest stands, as in the list
+of incidents. (Who hears of a death by the plan does not know how long it took to be noticed.)
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from dataclasses import replace
 from elasticrl.core.model import Member, Phase, Record, View
 from elasticrl.core.value import dataclass
 from elasticrl.shell import keys
-from elasticrl.store.protocol import Store, StoreError
+from elasticrl.store.protocol import Entry, Put, Store, StoreError, Unchanged
 
 PAUSES_S = (0.0, 1.0, 5.0, 30.0, 120.0)  # before each attempt to write it down: the store may be what broke
 
@@ -68,10 +69,17 @@ class Past:
 
     def after(self, broken: Broken) -> "Past":
         """With one more; or the newest one told anew, by who knows more of it."""
-        newest = self.last.generation if self.last else -1
-        if broken.generation < newest:
+        if self.last is None or broken.generation > self.last.generation:
+            return replace(self, faults=self.faults + 1, last=broken)
+        if broken.generation < self.last.generation:
             return self  # an older one told anew is not the last
-        return replace(self, faults=self.faults + (broken.generation > newest), last=broken)
+        return replace(self, last=dearer(broken, self.last))
+
+    def cost(self, broken: Broken) -> "Past":
+        """With the newest at what it cost somebody else, if that was more."""
+        if self.last is None or broken.generation != self.last.generation:
+            return self
+        return replace(self, last=dearer(self.last, broken))
 
     def moved(self, moves: Moves, now: float) -> "Past":
         """Who came back is missing no more. One that nobody knew takes the place of whoever is missing longest: nodes of a
@@ -89,6 +97,13 @@ class Past:
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""
         return replace(self, missing=tuple(each for each in self.missing if each.member.node != node))
+
+
+def dearer(told: Broken, other: Broken) -> Broken:
+    """A fault at what it cost whom it cost more."""
+    seconds = [each.seconds for each in (told, other) if each.seconds is not None]
+    steps = [each.steps for each in (told, other) if each.steps is not None]
+    return replace(told, at=min(told.at, other.at), seconds=max(seconds, default=None), steps=max(steps, default=None))
 
 
 class Roster:
@@ -120,7 +135,10 @@ class Roster:
 
 async def read(store: Store) -> Past | None:
     """What was written; None if nothing was, or nothing that can be read."""
-    entry = await store.get(keys.PAST)
+    return _read(await store.get(keys.PAST))
+
+
+def _read(entry: Entry | None) -> Past | None:
     try:
         return keys.load(Past, entry.value, entry.key) if entry else None
     except keys.Unreadable:
@@ -136,14 +154,15 @@ class Scribe:
     async def write(
         self, store: Store, now: float, broken: Broken | None = None, *, anew: bool = True, after_s: float = 0.0
     ) -> None:
-        """That the job runs; with `broken`, and what befell it, though it was told already or, without `anew`, only if it was
-        not `after_s` later. After some attempts nobody is told.
+        """That the job runs; with `broken`, and what befell it: also what of it was told already or, without `anew`, only
+        what was not `after_s` later, and what it cost. After some attempts nobody is told.
         """
 
         def told(past: Past) -> Past:
-            if broken and (anew or past.last is None or past.last.generation < broken.generation):
-                return past.after(broken)
-            return past
+            if broken is None:
+                return past
+            known = past.last is not None and past.last.generation >= broken.generation
+            return past.after(broken) if anew or not known else past.cost(broken)
 
         await asyncio.sleep(after_s)
         await self.change(store, now, told)
@@ -154,10 +173,7 @@ class Scribe:
             for pause in PAUSES_S:
                 await asyncio.sleep(pause)  # nothing waits for it
                 try:
-                    past = await read(store)
-                    fresh = of(past or Past(began=now))
-                    if fresh != past:
-                        await store.put(keys.PAST, keys.dump(fresh))
+                    await _changed(store, lambda past: of(past or Past(began=now)))
                 except StoreError:
                     continue
                 return
@@ -165,8 +181,17 @@ class Scribe:
 
 async def forget(store: Store, node: str) -> bool:
     """Somebody says that nobody waits for this node any more; False: nobody did."""
-    past = await read(store)
-    if past is None or (fresh := past.without(node)) == past:
-        return False
-    await store.put(keys.PAST, keys.dump(fresh))
-    return True
+    return await _changed(store, lambda past: past.without(node) if past else None)
+
+
+async def _changed(store: Store, of: Callable[[Past | None], Past | None]) -> bool:
+    """Write what becomes of it, by one of several who may write at once; False: nothing else."""
+    while True:
+        entry = await store.get(keys.PAST)
+        past = _read(entry)
+        fresh = of(past)
+        if fresh is None or fresh == past:
+            return False
+        same = Unchanged(key=keys.PAST, revision=entry.mod_revision if entry else 0)
+        if (await store.txn([same], [Put(key=keys.PAST, value=keys.dump(fresh))])).ok:
+            return True

@@ -34,6 +34,7 @@ class Done:
     total_s: float
     stages: dict[str, float]
     lost: int | None = None  # steps that were sealed before and are made again; None: not known
+    silence: bool = False  # its first sign here was a neighbour's silence, which few notice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Stages:
 
     sign_at: float | None = None  # first sign of trouble here
     detect_s: float = 0.0  # how long there had been nothing to see or hear by then
+    silence: bool = False  # as Done's
     plan: Plan | None = None  # that answers it
     plan_at: float = 0.0
     joined_at: float | None = None  # the workers are through their first collective, and have their state
@@ -95,9 +97,10 @@ class Stages:
             case Workers() | Suspected() if self.paused or (self.plan is not None and me not in self.plan.seat_of):
                 pass
             case Workers(work=work, stall=stall) if (work in TROUBLE or stall) and self.sign_at is None:
-                return replace(self, sign_at=now, detect_s=max(stall.for_s if stall else 0.0, still_s)), None
+                detect_s = max(stall.for_s if stall else 0.0, still_s)
+                return replace(self, sign_at=now, detect_s=detect_s, silence=False), None
             case Suspected(silent_s=silent_s) if self.sign_at is None:
-                return replace(self, sign_at=now, detect_s=max(silent_s, still_s)), None
+                return replace(self, sign_at=now, detect_s=max(silent_s, still_s), silence=True), None
             case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
                 seated = me in plan.seat_of
                 broken = plan.rung > 0 and not self.paused
@@ -107,6 +110,7 @@ class Stages:
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers or waits else None
                 return Stages(
                     sign_at=sign_at, detect_s=self.detect_s if self.sign_at else still_s, plan=plan, plan_at=now,
+                    silence=self.silence and self.sign_at is not None,
                     paused=paused and plan.phase is Phase.HOLD, newest=self.newest,
                 ), None  # fmt: skip
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:
@@ -140,7 +144,8 @@ class Stages:
         }
         rung = self.plan.rung.name.lower()
         total_s = sum(stages.values())
-        return Done(generation=self.plan.generation, rung=rung, total_s=total_s, stages=stages, lost=self.lost)
+        done = Done(generation=self.plan.generation, rung=rung, total_s=total_s, stages=stages, lost=self.lost)
+        return replace(done, silence=self.silence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,23 @@ def test_a_sign_that_is_a_silence_says_how_long_it_had_lasted():
         assert rounded(done) == {"detect": 3.0, "decide": 0.1, "reform": 0.2, "restore": 0.0, "first_step": 0.1}
 
 
+def test_whose_first_sign_was_a_silence_is_one_of_few():
+    def of(*signs: Event) -> bool:
+        (done,) = told(
+            (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+            *((sign, FIRST) for sign in signs),
+            (Seen(now=1.1, view=View(plan=SECOND)), SECOND),
+            (works(1.3, Work.TRAINING, 2, 7), SECOND),
+            (works(1.4, Work.TRAINING, 2, 8), SECOND),
+        )
+        return done.silence
+
+    silence, parting = Suspected(now=1.05, node="b", silent_s=0.15), works(1.06, Work.PARKED, 1, 7)
+    assert of(silence, parting)
+    assert not of(replace(parting, now=1.0), silence), "all of a gang see how it parts"
+    assert not of(), "and hear of the plan"
+
+
 def test_a_stall_that_passed_was_no_sign():
     stall = Stall(slot=0, step=7, phase="update", for_s=3.0, budget_s=2.0, waiting=False)
     (done,) = told(
