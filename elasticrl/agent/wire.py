@@ -30,7 +30,7 @@ class Gang:
     """What the workers of one seat need to know of their generation.
 
     Example: Gang(generation=14, born=12, rank=2, slots=2, world=4, lanes=8, resume=1260, rung=Rung.REFORM,
-        endpoint="10.0.0.1:40123", nodes=("n00", "n00", "n03", "n03"), reason="n01/1 died (lease); 2 of 3 nodes go on")
+        endpoint="10.0.0.1:40123", nodes=("n00", "n00", "n03", "n03"), reason="n01/1 died (lease); 2 nodes train")
     """
 
     generation: int

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,12 +84,12 @@ def daemon(explicit: Path | None = None, job: str | None = None, node: str | Non
 
 def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> str:
     """That nobody is there to be asked, whom else one may mean, and what became of a job that has ended."""
-    over, others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
+    (over, report), others = ended(explicit, job), jobs_of(path for path in sockets(explicit) if not left_behind(path))
     if job and others:
         none = over or f"no daemon of the job {job} is here"
         return f"{none}; jobs that run here: {', '.join(others)}" + ("" if over else f". Say which: --job {others[0]}")
     if job and over:
-        return f"{over}. More: elasticrl report RUN, elasticrl incidents"
+        return f"{over}. More: {report}, elasticrl incidents"
     whose = ", ".join(sorted(path.parent.name for path in silent))
     of = f"of the job {job} " if job else ""
     none = (
@@ -96,15 +97,15 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> st
         if whose
         else f"no daemon {of}here (looked in {', '.join(map(str, run_dirs(explicit)))})"
     )
-    last = f"elasticrl report RUN ({over})" if over else "elasticrl report RUN"
+    last = f"{report} ({over})" if over else report
     return (
         f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
         f"What became of a job that has ended: {last}"
     )
 
 
-def ended(explicit: Path | None, job: str | None) -> str:
-    """How this user's `elasticrl run` of the job ended, or the newest of all; empty where none has said."""
+def ended(explicit: Path | None, job: str | None) -> tuple[str, str]:
+    """How this user's `elasticrl run` of the job ended, or the newest of all (empty: none has said), and what tells more."""
     found: list[Path] = []
     for folder in run_dirs(explicit):
         with suppress(OSError):
@@ -114,8 +115,8 @@ def ended(explicit: Path | None, job: str | None) -> str:
     for path in found:
         with suppress(OSError, ValueError, LookupError, TypeError):  # gone meanwhile, or another version's
             note = json.loads(path.read_text(encoding="utf-8"))
-            notes.append((float(note["at"]), told(note)))
-    return max(notes, default=(0.0, ""))[1]
+            notes.append((float(note["at"]), told(note), report_of(note)))
+    return max(notes, default=(0.0, "", "elasticrl report RUN"))[1:]
 
 
 def told(note: Mapping[str, Any]) -> str:
@@ -125,6 +126,16 @@ def told(note: Mapping[str, Any]) -> str:
         f"job {note['job']} ended {ago(max(0.0, time.time() - note['at']))} ago at step {note['step']:,} "
         f"(committed {note['committed']:,}): {note['reason']}{on}"
     )
+
+
+def report_of(note: Mapping[str, Any]) -> str:
+    """The command that tells what happened in it."""
+    left = Path(str(note["left"]))
+    if len(left.parts) < 3:  # state and logs lie apart, as a system's do
+        return "elasticrl report RUN"
+    with suppress(ValueError):
+        left = left.relative_to(Path.cwd())
+    return f"elasticrl report {shlex.quote(str(left))} --job {note['job']}"
 
 
 def jobs_of(sockets: Iterable[Path]) -> list[str]:

@@ -5,11 +5,12 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -191,7 +192,8 @@ def play(
     daemons = []
     for words in names:
         name = words[0].partition("=")[2]
-        daemons.append(Started(name, partial(launch, config, [*own, *words], logs / f"{name}.daemon.log")))
+        back = ["elasticrl", "daemon", "--foreground", "--config", str(config), *own, *words]
+        daemons.append(Started(name, partial(launch, config, [*own, *words], logs / f"{name}.daemon.log"), back))
     try:
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
@@ -228,7 +230,8 @@ def leave_word(tree: Any, endpoints: tuple[str, ...], note: Path) -> None:
     with suppress(StoreError, OSError, TimeoutError, Unreadable, KeyboardInterrupt):
         picture = asyncio.run(last())
         told = {name: picture[name] for name in ("job", "state", "step", "committed", "reason")}
-        write_private(note, json.dumps({**told, "at": time.time()}))
+        left = os.path.commonpath([Path(each).absolute() for each in (tree.telemetry.log_dir, tree.node.state_dir)])
+        write_private(note, json.dumps({**told, "at": time.time(), "left": left}))
 
 
 def missing(tree: Any) -> list[str]:
@@ -252,8 +255,9 @@ class Started:
     comes back as another life of its node.
     """
 
-    def __init__(self, name: str, begin: Callable[[], subprocess.Popen[bytes]]) -> None:
+    def __init__(self, name: str, begin: Callable[[], subprocess.Popen[bytes]], back: Sequence[str]) -> None:
         self.name, self._begin = name, begin
+        self.back = shlex.join(back)  # what somebody types for its node to come back, once it has been drained
         self.began: list[float] = []  # when it was started, of late
         self.start()
 
@@ -307,18 +311,24 @@ def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, step
     from elasticrl.daemon.client import Unanswered, ask
 
     live, shown, said, due = sys.stdout.isatty(), "", "", 0.0
+    left: list[Started] = []  # who was drained, and that is said
     typer.echo("starting\n")
     while True:
         for mended in mend(daemons):
             typer.echo(f"{CLEAR if live else ''}{mended}\n")
         if all(daemon.process.poll() is not None for daemon in daemons):
             break
+        done = [each for each in daemons if each.process.poll() == Outcome.FINISHED.value]
         try:
             picture = ask(find.daemon(run_dir, job), "status", deadline_s=3.0)
         except (find.NotFound, Unanswered):
             pass  # not yet; at the end nobody answers either
         else:
             picture = render.addressed(picture, job)
+            for each in done if picture["exit_code"] is None else ():
+                if each not in left:
+                    left.append(each)
+                    typer.echo(f"{CLEAR if live else ''}{each.name} has left. Back it comes by: {each.back}\n")
             if (still := render.status(at_rest(picture), ages=False)) != shown:
                 typer.echo(f"{CLEAR if live else ''}{render.status(picture, ages=False)}\n")
                 shown, due = still, time.monotonic() + REST_S

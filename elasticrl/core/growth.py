@@ -11,7 +11,7 @@ from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
 from elasticrl.core.shards import forgone, patience
 from elasticrl.core.verdict import Facts, Fault
-from elasticrl.core.words import count
+from elasticrl.core.words import count, some
 
 
 def form(scene: Scene) -> Move | None:
@@ -41,8 +41,8 @@ def form(scene: Scene) -> Move | None:
     held = {seat.member for seat in plan.seats}
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
-    came = sum(seat.member not in held for seat in seats)
-    why = "going on" + forgone(scene, seats) + (f", {count(came, 'node')} joined" if came else "")
+    came = [str(seat.member) for seat in seats if seat.member not in held]
+    why = "going on" + forgone(scene, seats) + (f", {some(came)} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
 
 
@@ -90,7 +90,8 @@ def grow(scene: Scene) -> Move | None:
         return None
     if scene.coming and scene.now < scene.settled_at:  # (the gang has formed: else `late` would have had the word)
         return Move(wake_at=scene.settled_at, why=f"{came} more nodes are ready; waiting whether more come")
-    return Move(plan=scene.train(seats, f"{count(came, 'node')} joined", Rung.START, strike=plan.strike))
+    new = [str(seat.member) for seat in seats if seat.member not in plan.seat_of]
+    return Move(plan=scene.train(seats, f"{some(new)} joined", Rung.START, strike=plan.strike))
 
 
 def ease(scene: Scene) -> Move | None:

@@ -88,7 +88,7 @@ class Strike:
 class Plan:
     """The one file of truth. A generation is a plan that was written; its number strictly rises.
 
-    Example: Plan(generation=14, phase=Phase.TRAIN, seats=(...), resume=1260, reason="n03/1 died (lease); 7 of 8 nodes go on")
+    Example: Plan(generation=14, phase=Phase.TRAIN, seats=(...), resume=1260, reason="n03/1 died (lease); 7 nodes train")
     """
 
     generation: int

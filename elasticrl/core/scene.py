@@ -32,6 +32,7 @@ from elasticrl.core.state import Lead
 from elasticrl.core.suspect import Conviction, conviction
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
+from elasticrl.core.words import how_many_train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,9 +459,7 @@ class Scene:
         rung = Rung.RELOAD if self.distrusted else rung
         if rung >= Rung.RESTART:
             seats = tuple(replace(seat, born=self.view.generation + 1) for seat in seats)
-        known = max(len(self.records), len(seats))
-        why = f"{why}; {len(seats)} of {known} nodes train"
-        return self.write(Phase.TRAIN, seats, why, rung, strike=strike, saves=saves)
+        return self.write(Phase.TRAIN, seats, f"{why}; {how_many_train(len(seats))}", rung, strike=strike, saves=saves)
 
     def unlike(self, seats: tuple[Seat, ...]) -> str:
         """Which of those that these seats let in compute other bits than the job, where that is to be said."""

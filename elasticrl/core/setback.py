@@ -12,6 +12,7 @@ from elasticrl.core.events import Restore
 from elasticrl.core.follow import plan_of
 from elasticrl.core.model import Phase, Plan, Rung, View
 from elasticrl.core.state import State, Wish
+from elasticrl.core.words import how_many_train
 
 
 def better(known: View, view: View) -> View:
@@ -65,7 +66,7 @@ def _again(state: State, plan: Plan) -> Plan:
         generation=plan.generation + AHEAD,
         rung=Rung.REFORM if trains and plan.rung is not Rung.RELOAD else plan.rung,
         resume=view.committed,
-        reason=f"{why}; {len(plan.seats)} nodes train" if trains else f"{plan.reason}; {why}",
+        reason=f"{why}; {how_many_train(len(plan.seats))}" if trains else f"{plan.reason}; {why}",
         verdict=None,
         again=True,
         gang=() if state.made == plan.generation else plan.gang,

@@ -1,6 +1,6 @@
 """Words that sentences for people share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 BAR: Final = 24  # characters
@@ -13,6 +13,26 @@ def count(number: int, thing: str) -> str:
     ('1 step', '3 steps')
     """
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def how_many_train(number: int) -> str:
+    """How many train, as a plan's reason ends. How many there are besides is another moment's, which the status counts.
+
+    >>> how_many_train(1), how_many_train(3)
+    ('1 node trains', '3 nodes train')
+    """
+    return count(number, "node") + (" trains" if number == 1 else " train")
+
+
+def some(names: Sequence[str]) -> str:
+    """Names; of many the first, and how many more.
+
+    >>> some(["n1"]), some(["n1", "n2"]), some(["n1", "n2", "n3", "n4"])
+    ('n1', 'n1 and n2', 'n1, n2 and 2 more')
+    """
+    shown, more = (names, 0) if len(names) < 4 else (names[:2], len(names) - 2)
+    *first, last = [*shown, f"{more} more"] if more else shown
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def ago(seconds: float | None) -> str:

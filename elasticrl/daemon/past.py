@@ -55,13 +55,14 @@ class Moves:
     went: tuple[Member, ...] = ()  # without a word
     came: tuple[str, ...] = ()
     there: frozenset[str] = frozenset()  # who is there now
+    stopped: float | None = None  # when it was saved last, of a job that has begun again; by the wall clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """Of one job. Example: Past(began=1763990000.0, faults=2, last=Broken(...))"""
 
-    began: float  # by the wall clock
+    began: float  # by the wall clock, and as if it had never been stopped
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
@@ -92,7 +93,8 @@ class Past:
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
         missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
-        return replace(self, missing=missing, most=max(self.most, len(moves.there)))
+        began = self.began if moves.stopped is None else self.began + max(0.0, now - max(moves.stopped, self.began))
+        return replace(self, began=began, missing=missing, most=max(self.most, len(moves.there)))
 
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""
@@ -111,18 +113,21 @@ class Roster:
 
     def __init__(self) -> None:
         self._there: Mapping[str, Record] | None = None  # None: it does not lead
+        self._over = False  # the plan that it saw last was an earlier run's
 
     def look(self, view: View) -> Moves | None:
         """Who has come and gone since; None for nobody. Who begins to lead goes by the plan: its forerunner may have died."""
         now, before = view.records, self._there
         if now is None or view.plan is None or view.plan.phase is Phase.STOP:
             self._there = None
+            self._over = self._over or (view.plan is not None and view.plan.phase is Phase.STOP)
             return None
-        self._there = now
+        self._there, over, self._over = now, self._over, False
         if before is None:
             seated = {seat.member.node: seat.member for seat in view.plan.seats}
             went = tuple(member for node, member in sorted(seated.items()) if node not in now)
-            return Moves(went=went, there=frozenset(now))
+            stopped = view.commit.written if over and view.commit else None
+            return Moves(went=went, there=frozenset(now), stopped=stopped or None)
         if before is now or before.keys() == now.keys():
             return None
         went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)

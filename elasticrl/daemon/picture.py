@@ -12,7 +12,7 @@ from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Fault
-from elasticrl.core.words import count
+from elasticrl.core.words import count, some
 from elasticrl.daemon.past import Broken, Missing, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
@@ -145,7 +145,7 @@ def picture(
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
             *([UNSEEN] if silent else [AWAY] if away else ()),
-            *advice(rows, view, needs, training=training, again=again),
+            *advice(rows, view, needs, drains or {}, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else barely(past, drains or {}, rows, needs, training=training)),
             *awaited(generating, engines, training=training),
@@ -365,7 +365,15 @@ def age(at: float, now: float) -> float | None:
     return round(max(0.0, now - at), 1) if at and now else None
 
 
-def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool, again: bool = False) -> tuple[str, ...]:
+def advice(
+    rows: tuple[Row, ...],
+    view: View,
+    needs: int,
+    drains: Mapping[str, Member],
+    *,
+    training: bool,
+    again: bool = False,
+) -> tuple[str, ...]:
     """What an operator should do, or nothing."""
     verdict = view.plan.verdict if view.plan else None
     dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()  # it has advice of its own
@@ -383,7 +391,14 @@ def advice(rows: tuple[Row, ...], view: View, needs: int, *, training: bool, aga
     over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:
         more = needs - present
-        said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl there.")
+        there = {row.node for row in rows}
+        left = [node for node in sorted(drains) if node not in there]
+        where = (
+            f"on {some(left)} again ({'it was' if len(left) == 1 else 'they were'} drained), or elsewhere"
+            if left
+            else "there"
+        )
+        said.append(f"{more} more {'node is' if more == 1 else 'nodes are'} needed: start elasticrl {where}.")
     if view.intent == "pause":
         since = max((row.step for row in rows), default=0) - view.committed
         kept = (

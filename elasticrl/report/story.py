@@ -206,7 +206,7 @@ def _generations(left: Left) -> tuple[Generation, ...]:
 def leaves(reason: str) -> bool:
     """Whether a plan was made because nodes leave, and for nothing else.
 
-    >>> leaves("n2/1 leaves; 2 of 3 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 of 3 nodes train")
+    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 node trains")
     (True, False)
     """
     *why, _ = reason.split("; ")

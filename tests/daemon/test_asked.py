@@ -8,7 +8,8 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from elasticrl.core.model import Commit, Intent, Member, Phase, Plan, Quarantine
 from elasticrl.core.settings import Membership, Settings
 from elasticrl.core.state import State
 from elasticrl.daemon import outside
-from elasticrl.daemon.client import Unanswered, ask, ask_stream
+from elasticrl.daemon.client import Unanswered, ask, ask_stream, pack
 from elasticrl.daemon.history import History
 from elasticrl.daemon.main import Daemon
 from elasticrl.daemon.past import Missing, Past
+from elasticrl.daemon.picture import Picture
 from elasticrl.daemon.stored import read_all
 from elasticrl.shell import keys
 from elasticrl.shell.node import Node
@@ -347,15 +349,14 @@ def test_a_daemon_that_goes_away_during_a_question_is_said_so(tmp_path: Path, sa
 def test_a_run_outlives_a_daemon_that_goes_away_during_its_question(tmp_path: Path) -> None:
     with ending(tmp_path / "j" / "n0" / "control.sock", says=b"", reads=True):
         ends = [sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"]
-        assert serve.follow([serve.Started("n0", lambda: subprocess.Popen(ends))], tmp_path, "j", 0.05, 0) == 75
+        assert serve.follow([serve.Started("n0", lambda: subprocess.Popen(ends), [])], tmp_path, "j", 0.05, 0) == 75
 
 
 def test_a_daemon_that_breaks_is_started_again_but_not_for_ever_nor_after_the_jobs_end(tmp_path: Path) -> None:
     def exits(*codes: int) -> serve.Started:
         turns = iter([*codes, *[codes[-1]] * 20])
-        return serve.Started(
-            "n0", lambda: subprocess.Popen([sys.executable, "-S", "-c", f"import os; os._exit({next(turns)})"])
-        )
+        script = [sys.executable, "-S", "-c"]
+        return serve.Started("n0", lambda: subprocess.Popen([*script, f"import os; os._exit({next(turns)})"]), [])
 
     def begun(*daemons: serve.Started) -> int:
         assert serve.follow(list(daemons), tmp_path, "j", 0.02, 0) >= 0
@@ -368,6 +369,21 @@ def test_a_daemon_that_breaks_is_started_again_but_not_for_ever_nor_after_the_jo
     over = exits(75)
     over.process.wait()
     assert begun(exits(1), over) == 1, "one that began now would begin the job anew"
+
+
+@pytest.mark.parametrize(("exit_code", "said"), [(None, 1), (0, 0)])
+def test_how_a_node_that_was_drained_comes_back_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], exit_code: int | None, said: int
+) -> None:
+    # Found by new users: "start elasticrl on it again" names no command for a node of `elasticrl run`.
+    picture = {**asdict(Picture(job="j", state="TRAINING")), "exit_code": exit_code}
+    with ending(tmp_path / "j" / "n0" / "control.sock", says=pack({"ok": True, "value": picture}), reads=True):
+        drained, other = (
+            serve.Started(name, partial(subprocess.Popen, ["sleep", seconds]), ["elasticrl", "daemon", "a b"])
+            for name, seconds in (("n1", "0"), ("n0", "1.5"))
+        )
+        assert serve.follow([drained, other], tmp_path, "j", 0.1, 0) == 0
+    assert capsys.readouterr().out.count("n1 has left. Back it comes by: elasticrl daemon 'a b'\n") == said
 
 
 def test_events_that_are_not_followed_come_to_an_end() -> None:

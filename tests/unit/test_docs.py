@@ -105,7 +105,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     verdict = judge([fact], Facts(world=8, nodes={}))
     picture = {
         "job": "ppo-7b", "state": "TRAINING", "generation": 14, "step": 1284, "committed": 1280, "committed_s": 41.0,
-        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 of 8 nodes train",
+        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 nodes train",
         "rows": [
             row("n00", 0, "training", phase="rollout", beat_s=1.4, leader=True),
             row("n01", 1, "training", phase="rollout", beat_s=3.6),

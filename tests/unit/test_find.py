@@ -72,25 +72,26 @@ def test_sockets_that_a_job_left_are_no_daemon(tmp_path: Path) -> None:
 
 
 def test_how_a_run_has_ended_is_told_where_nobody_is_left_to_ask(tmp_path: Path) -> None:
-    def note(job: str, *, at: float, state: str = "STOPPED", reason: str = "stopped by an operator") -> None:
-        said = {"job": job, "state": state, "step": 4596, "committed": 4590, "reason": reason, "at": time.time() - at}
+    def note(job: str, *, at: float, left: str = "/home/me/run", **more: str) -> None:
+        how = {"state": "STOPPED", "reason": "stopped by an operator", **more}
+        said = {"job": job, "step": 4596, "committed": 4590, "at": time.time() - at, "left": left, **how}
         (tmp_path / job).mkdir()
         (tmp_path / job / "ended.json").write_text(json.dumps(said))
 
     note("mine", at=730.0)
-    note("done", at=9000.0, state="FINISHED", reason="all 4596 steps are made")
+    note("done", at=9000.0, left="/var", state="FINISHED", reason="all 4596 steps are made")
     note("torn", at=9999.0)
     (tmp_path / "torn" / "ended.json").write_text("{")
     why = "stopped by an operator; the same command goes on from there"
     told = f"job mine ended 12 m ago at step 4,596 (committed 4,590): {why}"
     with pytest.raises(NotFound) as said:
         daemon(tmp_path, "mine")
-    assert str(said.value) == f"{told}. More: elasticrl report RUN, elasticrl incidents"
+    assert str(said.value) == f"{told}. More: elasticrl report /home/me/run --job mine, elasticrl incidents"
     with pytest.raises(NotFound) as said:
         daemon(tmp_path)
     assert "start it (systemctl start elasticrl" in str(said.value), "this machine's job may be another, which is away"
-    assert str(said.value).endswith(f"elasticrl report RUN ({told})")
-    with pytest.raises(NotFound, match=r"all 4596 steps are made\. More"):
+    assert str(said.value).endswith(f"elasticrl report /home/me/run --job mine ({told})")
+    with pytest.raises(NotFound, match=r"all 4596 steps are made\. More: elasticrl report RUN"):
         daemon(tmp_path, "done")
     with pytest.raises(NotFound, match="no daemon of the job torn here"):
         daemon(tmp_path, "torn")

@@ -177,7 +177,7 @@ def test_followed_logs_go_on_into_the_next_generations_file_and_to_new_nodes(mac
 def test_events_are_those_of_all_of_the_jobs_daemons_here_in_the_order_of_their_clocks(machine: Machine) -> None:
     machine.node("n0")
     machine.node("n1")
-    machine.says("n0", "2026-11-23T16:00:01Z", "plan.adopted", generation=1, reason="3 of 3 nodes train")
+    machine.says("n0", "2026-11-23T16:00:01Z", "plan.adopted", generation=1, reason="3 nodes train")
     machine.says("n1", "2026-11-23T16:00:02Z", "worker.exited", cause="signal 9 (SIGKILL)", slot=0)
     machine.says("n0", "2026-11-23T16:00:03Z", "neighbour.suspected", neighbour="n1")
     names = [line.split()[2:4] for line in machine.asked("events").output.splitlines()]

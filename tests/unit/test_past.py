@@ -9,7 +9,7 @@ import pytest
 from elasticrl.cli import render
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Exit, Member, Phase, Plan, Quarantine, Record, Seat, View
+from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Quarantine, Record, Seat, View
 from elasticrl.core.verdict import Facts
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
@@ -209,6 +209,29 @@ def test_whoever_ends_takes_the_list_along() -> None:
     assert plan is not None
     stopped = replace(ended, plan=replace(plan, phase=Phase.STOP, exit_code=75))
     assert rolled(there(N0, N1, N2), stopped).missing == (), "nodes go when a job ends"
+
+
+def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
+    began = there(N0, N1)
+    assert began.plan is not None
+    stopped = replace(
+        began, plan=replace(began.plan, phase=Phase.STOP, exit_code=75),
+        commit=Commit(step=40, generation=1, manifest="m", written=500.0),
+    )  # fmt: skip
+
+    def of(*views: View, began_at: float = 100.0) -> float:
+        past, roster = Past(began=began_at), Roster()
+        for view in views:
+            moves = roster.look(view)
+            past = past.moved(moves, 2000.0) if moves else past
+        return 2000.0 - past.began
+
+    again = replace(began, commit=stopped.commit)
+    assert of(stopped, again) == 400.0
+    assert of(stopped, again, replace(again, records={})) == 400.0, "once"
+    assert of(again) == 1900.0, "another one leads"
+    assert of(stopped, began) == 1900.0, "it was never saved"
+    assert of(stopped, again, began_at=1990.0) == 0.0, "what is known of it began later than that"
 
 
 def test_status_shows_who_is_missing_and_what_to_do() -> None:

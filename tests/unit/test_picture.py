@@ -271,6 +271,21 @@ def test_a_job_that_is_begun_again_is_not_shown_as_the_one_that_has_ended():
         assert (ends.state, ends.exit_code, ends.reason) == ("STOPPED", 75, "stopped by an operator")
 
 
+def test_a_job_that_holds_says_that_who_was_drained_would_do():
+    # Found by a newcomer: it held, and nothing told that the node which was drained before was the one to start.
+    plan = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)))
+
+    def advice(*drained: Member) -> str:
+        drains = {each.node: each for each in drained}
+        return picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, drains=drains, needs=2).advice[0]
+
+    n2, n3 = (Member(node=name, incarnation=1) for name in ("n2", "n3"))
+    assert advice() == "1 more node is needed: start elasticrl there."
+    assert advice(n2) == "1 more node is needed: start elasticrl on n2 again (it was drained), or elsewhere."
+    assert "on n2 and n3 again (they were drained)" in advice(n2, n3)
+    assert advice(N0) == advice(), "it is back"
+
+
 def test_a_crash_loop_is_advised_on_until_it_is_begun_again():
     plan = replace(STOPPED, exit_code=70, verdict=None)
     ended = picture("ppo", View(plan=plan), {"n0": Record(member=N0)}, {}, needs=1)

@@ -31,7 +31,7 @@ from elasticrl.daemon.control import Asker, Control
 from elasticrl.daemon.picture import Picture, Row
 
 PICTURE = Picture(
-    job="toy", state="TRAINING", generation=3, step=41, committed=40, nodes=1, known=1, reason="first plan; 1 of 1 nodes train",
+    job="toy", state="TRAINING", generation=3, step=41, committed=40, nodes=1, known=1, reason="first plan; 1 node trains",
     rows=(Row(node="n0", member="n0/1", state="training", leader=True, rank=0, step=41),),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from elasticrl.daemon.web import Page, Reply, Request, guard, page, parse, piece
 
 PICTURE = Picture(
     job="ppo-7b", state="TRAINING", generation=14, step=1284, committed=1280, nodes=2, known=3, needs=2,
-    reason="n03/1 died (lease); <b>2</b> of 3 nodes train", here="training",
+    reason="n03/1 died (lease); <b>2</b> nodes train", here="training",
     rows=(
         Row(node="n00", member="n00/1", state="training", leader=True, rank=0, step=1284),
         Row(node="n01", member="n01/1", state="training", rank=1, slots=2, step=1284),
