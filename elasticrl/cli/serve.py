@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -192,8 +192,10 @@ def play(
     daemons = []
     for words in names:
         name = words[0].partition("=")[2]
-        back = ["elasticrl", "daemon", "--foreground", "--config", str(config), *own, *words]
-        daemons.append(Started(name, partial(launch, config, [*own, *words], logs / f"{name}.daemon.log"), back))
+        log = logs / f"{name}.daemon.log"
+        back = shlex.join(["elasticrl", "daemon", "--foreground", "--config", str(config), *own, *words])
+        back = f"{back} >> {shlex.quote(str(log))} 2>&1 &"
+        daemons.append(Started(name, partial(launch, config, [*own, *words], log), back))
     try:
         typer.echo(
             f"{count(len(names), 'node')}, logs in {logs}; from another terminal: elasticrl status --watch --job {job}\n"
@@ -255,9 +257,9 @@ class Started:
     comes back as another life of its node.
     """
 
-    def __init__(self, name: str, begin: Callable[[], subprocess.Popen[bytes]], back: Sequence[str]) -> None:
+    def __init__(self, name: str, begin: Callable[[], subprocess.Popen[bytes]], back: str) -> None:
         self.name, self._begin = name, begin
-        self.back = shlex.join(back)  # what somebody types for its node to come back, once it has been drained
+        self.back = back  # what somebody types for its node to come back, once it has been drained
         self.began: list[float] = []  # when it was started, of late
         self.start()
 

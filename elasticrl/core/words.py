@@ -24,6 +24,16 @@ def how_many_train(number: int) -> str:
     return count(number, "node") + (" trains" if number == 1 else " train")
 
 
+def leaves(reason: str) -> bool:
+    """Whether a plan was made because nodes leave, and for nothing else.
+
+    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 node trains")
+    (True, False)
+    """
+    *why, _ = reason.split("; ")
+    return bool(why) and all(each.endswith(" leaves") for each in why)
+
+
 def some(names: Sequence[str]) -> str:
     """Names; of many the first, and how many more.
 
@@ -81,15 +91,18 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     'no fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})
     'the first fault in 12 m is being answered'
+    >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING", "reason": "n1/1 leaves; 2 nodes train"})
+    'no fault in 12 m'
     """
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
     since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
-        return (
-            f"the first fault{since} is being answered" if picture.get("state") == "RECOVERING" else f"no fault{since}"
-        )
+        reason = picture.get("reason", "")
+        asked = leaves(reason) or reason.startswith("going on")
+        recovers = picture.get("state") == "RECOVERING" and not asked
+        return f"the first fault{since} is being answered" if recovers else f"no fault{since}"
     often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     trains = picture.get("state") in {"TRAINING", "GROWING"}

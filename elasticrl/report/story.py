@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from elasticrl.core.goodput import APART, goodput, stepped
+from elasticrl.core.words import leaves
 from elasticrl.diagnose.incident import Incident
 from elasticrl.report.left import Left, Life, Log, Note, Took
 
@@ -201,16 +202,6 @@ def _generations(left: Left) -> tuple[Generation, ...]:
             )
         )  # fmt: skip
     return tuple(found)
-
-
-def leaves(reason: str) -> bool:
-    """Whether a plan was made because nodes leave, and for nothing else.
-
-    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 node trains")
-    (True, False)
-    """
-    *why, _ = reason.split("; ")
-    return bool(why) and all(each.endswith(" leaves") for each in why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

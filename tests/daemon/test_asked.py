@@ -349,14 +349,14 @@ def test_a_daemon_that_goes_away_during_a_question_is_said_so(tmp_path: Path, sa
 def test_a_run_outlives_a_daemon_that_goes_away_during_its_question(tmp_path: Path) -> None:
     with ending(tmp_path / "j" / "n0" / "control.sock", says=b"", reads=True):
         ends = [sys.executable, "-c", "import time, sys; time.sleep(1); sys.exit(75)"]
-        assert serve.follow([serve.Started("n0", lambda: subprocess.Popen(ends), [])], tmp_path, "j", 0.05, 0) == 75
+        assert serve.follow([serve.Started("n0", lambda: subprocess.Popen(ends), "")], tmp_path, "j", 0.05, 0) == 75
 
 
 def test_a_daemon_that_breaks_is_started_again_but_not_for_ever_nor_after_the_jobs_end(tmp_path: Path) -> None:
     def exits(*codes: int) -> serve.Started:
         turns = iter([*codes, *[codes[-1]] * 20])
         script = [sys.executable, "-S", "-c"]
-        return serve.Started("n0", lambda: subprocess.Popen([*script, f"import os; os._exit({next(turns)})"]), [])
+        return serve.Started("n0", lambda: subprocess.Popen([*script, f"import os; os._exit({next(turns)})"]), "")
 
     def begun(*daemons: serve.Started) -> int:
         assert serve.follow(list(daemons), tmp_path, "j", 0.02, 0) >= 0
@@ -379,11 +379,11 @@ def test_how_a_node_that_was_drained_comes_back_is_said_once(
     picture = {**asdict(Picture(job="j", state="TRAINING")), "exit_code": exit_code}
     with ending(tmp_path / "j" / "n0" / "control.sock", says=pack({"ok": True, "value": picture}), reads=True):
         drained, other = (
-            serve.Started(name, partial(subprocess.Popen, ["sleep", seconds]), ["elasticrl", "daemon", "a b"])
+            serve.Started(name, partial(subprocess.Popen, ["sleep", seconds]), "elasticrl daemon &")
             for name, seconds in (("n1", "0"), ("n0", "1.5"))
         )
         assert serve.follow([drained, other], tmp_path, "j", 0.1, 0) == 0
-    assert capsys.readouterr().out.count("n1 has left. Back it comes by: elasticrl daemon 'a b'\n") == said
+    assert capsys.readouterr().out.count("n1 has left. Back it comes by: elasticrl daemon &\n") == said
 
 
 def test_events_that_are_not_followed_come_to_an_end() -> None:
