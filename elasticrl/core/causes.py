@@ -13,6 +13,7 @@ from elasticrl.core.meanings import CONSEQUENCES, MEANINGS, SNAPSHOTS
 from elasticrl.core.verdict import Confidence, Fault, Verdict, rank_names
 
 NEAR_S = 60.0  # a cause is looked for this long after what it shows as
+TOGETHER_S = 2.0  # nodes that go within this went for one reason: a rack's power, a switch
 
 
 def deep(case: Case) -> Verdict | None:
@@ -73,7 +74,7 @@ def _verdict(case: Case, first: Evidence) -> Verdict:
     if either and ranks:
         who += " or a peer"
     victims = sorted(case.waiting - set(ranks))
-    cause = f"{who} {meaning.words}{_detail(first)}"
+    cause = f"{who} {meaning.words}{_detail(first, of_many=first.sign is Sign.NODE_GONE and len(nodes) > 1)}"
     if meaning.fault is Fault.HOST_HANG and first.kind is not Kind.STACK:
         # Beats say that it hangs; its stack, where.
         stack = next(
@@ -114,6 +115,8 @@ def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], 
         if peers and (len(ends) > 1 or not first.node) and len(peers) == 1:
             return (), tuple(peers)  # several cannot reach the same one
         return (), tuple(sorted({name for name in (first.node, first.peer) if name}))
+    if first.sign is Sign.NODE_GONE and first.rank is None:
+        return (), tuple(sorted({fact.node for fact in alike if fact.node and not after(fact, first, TOGETHER_S)}))
     if first.rank is not None:
         # One look at all ranks at the same moment: whoever it shows in the same way is in it together.
         same = [fact for fact in alike if fact.kind is first.kind] if first.kind in SNAPSHOTS else [first]
@@ -122,5 +125,6 @@ def _culprits(first: Evidence, alike: list[Evidence]) -> tuple[tuple[int, ...], 
     return (), (first.node,) if first.node else ()
 
 
-def _detail(fact: Evidence) -> str:
-    return f" ({fact.detail})" if fact.detail else ""
+def _detail(fact: Evidence, *, of_many: bool = False) -> str:
+    whose = f"{fact.node}: " if of_many and fact.node else ""
+    return f" ({whose}{fact.detail})" if fact.detail else ""

@@ -267,6 +267,20 @@ def test_a_node_that_was_taken_for_dead_and_lives_has_a_bad_link() -> None:
     assert (judge([gone, lives]).fault, judge([gone, lives]).nodes) == (Fault.NETWORK, ("n03",))
 
 
+def test_nodes_that_go_at_one_stroke_are_all_named() -> None:
+    # Found by new users: of two nodes that were killed at once one was told of, and one node told of the other.
+    def gone(node: str, when: float) -> Evidence:
+        return Evidence(
+            kind=Kind.NODE, sign=Sign.NODE_GONE, node=node, source="leader", when=when, clock="core",
+            detail="is not heard by n0",
+        )  # fmt: skip
+
+    both = judge([gone("n3", 50.0), gone("n2", 50.04)])
+    assert both.nodes == ("n2", "n3")
+    assert both.said == "n2 and n3 went away (n3: is not heard by n0)"
+    assert judge([gone("n3", 50.0), gone("n2", 53.0)]).said == "n3 went away (is not heard by n0)", "another fault"
+
+
 def test_a_log_that_claims_that_a_wait_has_ended_does_not_make_a_later_death_a_part_of_its_end() -> None:
     claimed = replace(wait(2), when=40.0, clock="core", line_no=8)
     died = replace(ended(3, "signal 9 (SIGKILL)", when=50.0), clock="core")
