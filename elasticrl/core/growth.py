@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticrl.core import versions
+from elasticrl.core.intents import PAUSED
 from elasticrl.core.judge import judge
 from elasticrl.core.model import Phase, Record, Rung, Work, rounds
 from elasticrl.core.policy import Act
@@ -42,7 +43,8 @@ def form(scene: Scene) -> Move | None:
     survivors = any(fate.seat and not fate.fresh for fate in scene.fates)
     rung = Rung.REFORM if survivors else Rung.RESTART
     came = [str(seat.member) for seat in seats if seat.member not in held]
-    why = "going on" + forgone(scene, seats) + (f", {some(came)} joined" if came else "")
+    paused = " after the pause" if plan.reason == PAUSED else ""
+    why = f"going on{paused}{forgone(scene, seats)}" + (f", {some(came)} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
 
 

@@ -1,8 +1,12 @@
 """Rules for the job as a whole: it is over, it shall end, it is finished, it shall wait."""
 
+from typing import Final
+
 from elasticrl.core.losses import stranding
 from elasticrl.core.model import Intent, Outcome, Phase, Rung, Work
 from elasticrl.core.scene import Move, Scene
+
+PAUSED: Final = "paused by an operator"  # the reason of that plan
 
 
 def over(scene: Scene) -> Move | None:
@@ -79,10 +83,10 @@ def asked_to_pause(scene: Scene) -> Move | None:
     if leaving := _leave_while_paused(scene):
         return leaving
     if scene.plan is None or scene.plan.phase is Phase.HOLD:
-        return Move(why="paused by an operator")
+        return Move(why=PAUSED)
     if scene.plan.phase is Phase.TRAIN and scene.plan.saves and stranding(scene):
         return None  # what follows is the rule for who leaves
-    return Move(plan=scene.write(Phase.HOLD, scene.kept, "paused by an operator", strike=scene.plan.strike))
+    return Move(plan=scene.write(Phase.HOLD, scene.kept, PAUSED, strike=scene.plan.strike))
 
 
 def _leave_while_paused(scene: Scene) -> Move | None:
