@@ -5,14 +5,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticrl.core.words import ago, past
+from elasticrl.core.words import ago, notes, past
 from elasticrl.report.table import table
 
 BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 COLOUR = {
     "TRAINING": GREEN, "GROWING": GREEN, "FINISHED": GREEN, "STARTING": YELLOW, "RECOVERING": YELLOW, "FORMING": YELLOW,
     "HOLDING": YELLOW, "PROBING": YELLOW, "WAITING FOR THE STORE": RED, "CRASH LOOP": RED,
-    "STOPPED": DIM, "quarantined": RED, "gone": RED, "failed": RED,
+    "STOPPED": DIM, "quarantined": RED, "gone": RED, "lost": RED, "failed": RED,
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 
@@ -21,7 +21,8 @@ ASKED = re.compile(
     r"elasticrl (?:incidents(?: last)?|logs|pause|resume|status|stop|top|(?:events|admit|drain) \w(?:[\w.-]*\w)?)\b(?! --job)"
 )
 TOLD = ("reason", "here")  # what of a picture is a sentence, beside its advice
-OLD_S = 60.0  # from when on a plan's reason is told with its age: what it says is over by then
+OLD_S = 10.0  # from when on a plan's reason is told with its age: what it says is over by then
+STALE_S = 1.0  # from when on a row's step is told with its age
 WELL = frozenset({"training", "done", "rollout"})  # states of which nothing is to be seen
 
 #: What each line says of itself beside what it is about, and fields that are a sentence: the first of them that is there is.
@@ -89,27 +90,36 @@ def _head(picture: Mapping[str, Any], on: bool, ages: bool) -> list[str]:
 def _nodes(told: Sequence[Mapping[str, Any]], on: bool, ages: bool) -> list[str]:
     rows = [
         (
-            ("* " if row["leader"] else "  ") + row["node"],
+            ("* " if row["leader"] else "  ") + (row.get("member") or row["node"]),
             "-"
             if row["rank"] is None
             else str(row["rank"])
             if row["slots"] == 1
             else f"{row['rank']}-{row['rank'] + row['slots'] - 1}",
             row["state"],
-            f"{row['step']:,}" if row["rank"] is not None else "-",
-            *((row.get("phase") or "-", ago(row.get("beat_s"))) if ages else ()),
-            plain("; ".join(filter(None, ("leader" if row["leader"] else "", row["note"])))),
+            _step(row, ages=ages),
+            *((row.get("phase") or "-",) if ages else ()),
+            plain("; ".join(filter(None, ("leader" if row["leader"] else "", *notes(row, ages=ages))))),
         )
         for row in told
     ]
     if not rows:
         return []
-    text = table(("  node", "rank", "state", "step", *(("phase", "as of") if ages else ()), "note"), rows)
+    text = table(("  node", "rank", "state", "step", *(("phase",) if ages else ()), "note"), rows)
     lines = [paint(text[0], DIM, on=on)]
     for row, line in zip(rows, text[1:], strict=True):
         state = row[2]
         lines.append(line.replace(state, paint(state, COLOUR.get(state, ""), on=on), 1))
     return lines
+
+
+def _step(row: Mapping[str, Any], *, ages: bool) -> str:
+    """As its node has told it last; how long ago that was, where it was not just now."""
+    if row["rank"] is None or (row["state"] == "joining" and not row["step"]):
+        return "-"
+    beat_s = row.get("beat_s")
+    old = f" ({ago(beat_s)} ago)" if ages and beat_s is not None and beat_s >= STALE_S else ""
+    return f"{row['step']:,}{old}"
 
 
 def _advice(picture: Mapping[str, Any], on: bool) -> list[str]:

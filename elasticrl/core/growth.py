@@ -6,7 +6,7 @@ from dataclasses import replace
 from elasticrl.core import versions
 from elasticrl.core.intents import PAUSED
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Phase, Record, Rung, Work, rounds
+from elasticrl.core.model import Phase, Record, Rung, View, Work, rounds
 from elasticrl.core.policy import Act
 from elasticrl.core.quarantines import confinements
 from elasticrl.core.scene import Move, Scene
@@ -36,7 +36,7 @@ def form(scene: Scene) -> Move | None:
     if len(seats) < most and scene.now < scene.settled_at and (scene.coming or not back):
         return Move(wake_at=scene.settled_at, why=f"{len(seats)} nodes are ready; waiting whether more come")
     if plan is None:
-        return Move(plan=scene.train(seats, "begun again" if scene.view.plan else "first plan", Rung.START))
+        return Move(plan=scene.train(seats, _begins(scene.view), Rung.START))
     if wait := patience(scene, seats):
         return wait
     held = {seat.member for seat in plan.seats}
@@ -46,6 +46,13 @@ def form(scene: Scene) -> Move | None:
     paused = " after the pause" if plan.reason == PAUSED else ""
     why = f"going on{paused}{forgone(scene, seats)}" + (f", {some(came)} joined" if came else "")
     return Move(plan=scene.train(seats, why, rung, strike=plan.strike))
+
+
+def _begins(view: View) -> str:
+    """Why there is a plan now, where there was none."""
+    if view.plan is None:
+        return "first plan"
+    return f"begun again from step {view.committed:,} after: {view.plan.reason.partition('; ')[0]}"
 
 
 def waking(scene: Scene) -> Move | None:

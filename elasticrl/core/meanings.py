@@ -133,7 +133,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     Sign.NODE_GONE: Meaning(
         Fault.DEAD_NODE, _HIGH, "went away",
         "Look at the node's power, kernel log and console; if it runs, at its daemon (systemctl status elasticrl), which may "
-        "stand still. The job goes on without it where enough are left, and takes it back by itself.",
+        "stand still. The job goes on where enough are left, and takes it back when elasticrl runs there again.",
         "its daemon is heard by other nodes (then the path to it is at fault)", depth=1,
     ),
     Sign.UNHEARD: Meaning(
@@ -144,7 +144,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.KILLED: Meaning(
         Fault.DEAD_RANK, _MEDIUM, "died: it was killed from outside",
-        "See who sent the signal: OOM killer (kernel log), scheduler, an operator. The others only waited for it.",
+        "See who sent the signal: OOM killer (kernel log), scheduler, an operator. elasticrl replaces the worker by itself.",
         "it ended after the others had failed (then it was torn down with them)", depth=1,
     ),
     Sign.CRASHED: Meaning(
@@ -153,8 +153,8 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
         "it ended after the others had failed", depth=1,
     ),
     Sign.STOPPED: Meaning(
-        Fault.HOST_HANG, _HIGH, "was stopped (the kernel says so) and could not run on",
-        "Find who sent SIGSTOP, or whose debugger held it. The worker is killed and replaced without you.",
+        Fault.HOST_HANG, _HIGH, "was stopped by SIGSTOP or a debugger, and could not run on",
+        "Find who sent SIGSTOP, or whose debugger held it. elasticrl replaces the worker by itself.",
         "its process state is not T", depth=1,
     ),
     Sign.HOST_STUCK: Meaning(

@@ -1,9 +1,15 @@
 """Words that sentences for people share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 BAR: Final = 24  # characters
+HOW: Final = {  # a fault was over, by the rung of the plan that answered it
+    "reform": " by forming anew",
+    "replace": " by a fresh worker",
+    "restart": " by starting all workers afresh",
+    "reload": " by going back to the disk",
+}
 
 
 def count(number: int, thing: str) -> str:
@@ -27,7 +33,7 @@ def how_many_train(number: int) -> str:
 def leaves(reason: str) -> bool:
     """Whether a plan was made because nodes leave, and for nothing else.
 
-    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 leaves; n1/1 is not heard by n0; 1 node trains")
+    >>> leaves("n2/1 leaves; 2 nodes train"), leaves("n2/1 is not heard by n0; 1 node trains")
     (True, False)
     """
     *why, _ = reason.split("; ")
@@ -43,6 +49,21 @@ def some(names: Sequence[str]) -> str:
     shown, more = (names, 0) if len(names) < 4 else (names[:2], len(names) - 2)
     *first, last = [*shown, f"{more} more"] if more else shown
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def notes(row: Mapping[str, Any], *, ages: bool) -> Iterator[str]:
+    """What is to be said of a node in the status; with ages, since when.
+
+    >>> list(notes({"state": "gone", "beat_s": 83.0, "note": "its lease ran out"}, ages=True))
+    ['its lease ran out (83 s ago)']
+    >>> list(notes({"state": "training", "taken_s": 5.0, "note": ""}, ages=True))
+    ['its daemon was started again 5.0 s ago, and its workers went on']
+    """
+    since = f" ({ago(row['beat_s'])} ago)" if ages and row["state"] == "gone" and row.get("beat_s") is not None else ""
+    if row["note"]:
+        yield row["note"] + since
+    elif (taken_s := row.get("taken_s")) is not None:
+        yield "its daemon was started again" + (f" {ago(taken_s)} ago" if ages else "") + ", and its workers went on"
 
 
 def ago(seconds: float | None) -> str:
@@ -84,9 +105,9 @@ def bar(done: int, steps: int) -> str:
 def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     """What befell the job so far; empty if that is not known.
 
-    >>> last = {"said": "n03: rank 1 died: signal 9 (SIGKILL)", "fault": "killed", "seconds": 0.21, "steps": 0}
+    >>> last = {"said": "n03: rank 1 died", "seconds": 0.21, "steps": 0, "rung": "replace"}
     >>> past({"uptime_s": 7300.0, "faults": 2, "mtbf_s": 3650.0, "last": last, "last_s": 41.0})
-    '2 faults in 2 h 2 m (one in 61 m); the last 41 s ago, over in 0.21 s, no step lost: n03: rank 1 died: signal 9 (SIGKILL)'
+    '2 faults in 2 h 2 m (one in 61 m); the last 41 s ago, over in 0.21 s by a fresh worker, no step lost: n03: rank 1 died'
     >>> past({"uptime_s": 740.0, "faults": 0})
     'no fault in 12 m'
     >>> past({"uptime_s": 740.0, "faults": 0, "state": "RECOVERING"})
@@ -97,7 +118,8 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
-    since = f" in {ago(uptime_s)}" if ages else " so far"
+    stops = " of running" if picture.get("stopped_s") else ""
+    since = f" in {ago(uptime_s)}{stops}" if ages else " so far"
     if not faults or not last:
         reason = picture.get("reason", "")
         asked = leaves(reason) or reason.startswith("going on")
@@ -106,7 +128,8 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     trains = picture.get("state") in {"TRAINING", "GROWING"}
-    took = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else "" if trains else ", not over"
+    over = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else ", over" if trains else ", not over"
+    took = over + HOW.get(last.get("rung", ""), "")
     lost = last.get("steps")
     cost = "" if lost is None else f", {count(lost, 'step') if lost else 'no step'} lost"
     return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}{cost}: {last['said']}"

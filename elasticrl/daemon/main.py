@@ -39,7 +39,7 @@ from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Life
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Roster, Scribe
-from elasticrl.daemon.recovery import Flow, Stages, kind_of
+from elasticrl.daemon.recovery import Done, Flow, Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import Resident
 from elasticrl.daemon.roll import NAME as ROLL
@@ -117,7 +117,7 @@ class Daemon(Resident):
         self._roster = Roster()
         self._leads = False
         self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
-        self._noticed = 0  # the generation that answered the newest fault whose first sign here was a silence
+        self._done: Done | None = None  # the newest recovery
         self._told_of = 0  # the generation that the newest incident led to
 
     def _place(self) -> Place:
@@ -568,7 +568,7 @@ class Daemon(Resident):
         )
         if done is not None:
             self.measures.recovered(done)
-            self._noticed = done.generation if done.silence else self._noticed
+            self._done = done
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._plan = view.plan
@@ -620,15 +620,17 @@ class Daemon(Resident):
         if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
             self._told_of = told.generation
             self.metrics.lost.inc(told.steps or 0)
+        done = self._done if self._done and self._done.generation == told.generation else None
         self._broken_last = broken = Broken(
             at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
             generation=told.generation, seconds=told.seconds, steps=told.steps,
+            rung=done.rung if done else "",
         )  # fmt: skip
         if self.node is None:
             return
         if self._leads:
             self.inquiry.desk.spawn(self._scribe.write(self.node.store, time.time(), broken), "past")
-        elif broken.generation == self._noticed or self.name in deputies(self.node.loop.state):
+        elif (done and done.silence) or self.name in deputies(self.node.loop.state):
             # A leader that the fault has cost its seat hears of no recovery; another knows less of what it cost.
             late = self._scribe.write(self.node.store, time.time(), broken, anew=False, after_s=LATE_S)
             self.inquiry.desk.spawn(late, "past")

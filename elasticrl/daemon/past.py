@@ -32,6 +32,7 @@ class Broken:
     generation: int  # that it led to
     seconds: float | None = None  # without a sealed step; None: it is not over
     steps: int | None = None  # lost, and made again; None: not known
+    rung: str = ""  # what was done about it; "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class Moves:
 class Past:
     """Of one job. Example: Past(began=1763990000.0, faults=2, last=Broken(...))"""
 
-    began: float  # by the wall clock, and as if it had never been stopped
+    began: float  # by the wall clock
+    stopped_s: float = 0.0  # of the time since, for how long it was stopped
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
@@ -93,8 +95,8 @@ class Past:
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
         missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
-        began = self.began if moves.stopped is None else self.began + max(0.0, now - max(moves.stopped, self.began))
-        return replace(self, began=began, missing=missing, most=max(self.most, len(moves.there)))
+        more_s = 0.0 if moves.stopped is None else max(0.0, now - max(moves.stopped, self.began))
+        return replace(self, stopped_s=self.stopped_s + more_s, missing=missing, most=max(self.most, len(moves.there)))
 
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""

@@ -6,7 +6,6 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import UTC, datetime
 
 from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
@@ -24,7 +23,7 @@ AWAY = (
 )
 STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
-TAKEN_S = 600.0  # for so long a row says that a daemon has taken over what another had left
+TAKEN_S = 600.0  # for so long a row says that a daemon has taken over what one before had left
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
@@ -46,6 +45,7 @@ class Row:
     step: int = 0
     phase: str = ""  # as its record says, which is refreshed now and then
     beat_s: float | None = None  # how old the oldest beat of its workers is at most; None: not known
+    taken_s: float | None = None  # how long ago its daemon took over what one before had left; None: not of late
     note: str = ""
 
 
@@ -68,7 +68,8 @@ class Picture:
     node: str = ""  # whose daemon says so; empty: nobody's
     here: str = ""  # what it says of itself
     rows: tuple[Row, ...] = ()
-    uptime_s: float | None = None  # since the job first had a leader
+    uptime_s: float | None = None  # since the job first had a leader, without the time for which it was stopped
+    stopped_s: float = 0.0  # that time
     faults: int = 0  # since then
     mtbf_s: float | None = None  # mean time between them; None: there was none
     last: Broken | None = None
@@ -121,7 +122,7 @@ def picture(
     if away and plan is not None and state in WANTING:
         state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
     past = answered(past, plan) if past else None
-    uptime_s = age(past.began, now) if past else None
+    uptime_s = age(past.began + past.stopped_s, now) if past else None
     return Picture(
         job=job,
         state=state,
@@ -134,11 +135,12 @@ def picture(
         known=len(rows),
         needs=needs,
         reason=reason,
-        reason_s=planned_s if training and not again else None,
+        reason_s=planned_s if not again else None,
         node=node,
         here=once(here),
         rows=(*rows, *generating),
         uptime_s=uptime_s,
+        stopped_s=round(past.stopped_s, 1) if past else 0.0,
         faults=past.faults if past else 0,
         mtbf_s=round(uptime_s / past.faults, 1) if past and past.faults and uptime_s else None,
         last=past.last if past else None,
@@ -216,7 +218,8 @@ def found(view: View, records: Mapping[str, Record], missing: AbstractSet[str]) 
     verdict = plan.verdict if plan is not None else None
     overtaken = verdict is not None and verdict.fault == Fault.NETWORK and not missing.isdisjoint(verdict.nodes)
     if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
-        said.insert(0, f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.")
+        who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
+        said.insert(0, f"{verdict.fault}{f' ({who})' if who else ''}: {verdict.remedy} More: elasticrl incidents last.")
     return tuple(said)
 
 
@@ -269,7 +272,8 @@ def row(
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots
     if quarantine is not None and quarantine.binds(record.member) and rank is None:
-        return Row(node=node, member=member, state="quarantined", leader=leader, slots=slots, note=quarantine.reason)
+        state = "lost" if dead(view, node) else "quarantined"
+        return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=record.problem)
@@ -278,8 +282,7 @@ def row(
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
     taken_s = age(record.taken_at, now)
-    if not note and taken_s is not None and taken_s < TAKEN_S:
-        note = f"its daemon was started again at {datetime.fromtimestamp(record.taken_at, UTC):%H:%M:%S} UTC"
+    fresh = record.phase == "warm"  # a process that takes a place: what it has told is of before
     return Row(
         node=node,
         member=member,
@@ -288,10 +291,17 @@ def row(
         rank=rank,
         slots=slots,
         step=record.step,
-        phase=record.phase,
-        beat_s=age(record.beat_at, now),
+        phase="" if fresh else record.phase,
+        beat_s=None if fresh else age(record.beat_at, now),
+        taken_s=taken_s if taken_s is not None and taken_s < TAKEN_S else None,
         note=note,
     )
+
+
+def dead(view: View, node: str) -> bool:
+    """Does the plan answer its death? Then it is kept out until another life of it comes, which needs no advice."""
+    verdict = view.plan.verdict if view.plan else None
+    return verdict is not None and verdict.fault == Fault.DEAD_NODE and node in verdict.nodes
 
 
 def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: float) -> Row:
@@ -314,7 +324,7 @@ def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> It
     """What to do about those who are missing."""
     if not names:
         return
-    holds = "; until then the job holds if one more goes" if training and seated == needs else ""
+    holds = "; if one more goes before that, the job has to wait" if training and seated == needs else ""
     subject, it, node = (
         (f"{names[0]} is", "it", names[0]) if len(names) == 1 else (f"{', '.join(names)} are", "one", "NODE")
     )
@@ -327,14 +337,14 @@ def barely(
     """That the job holds if one more goes, where it has had more. (Who configured just so many nodes knows it.)"""
     there = {row.node for row in rows}
     left = [node for node in sorted(drains) if node not in there]
-    if not training or sum(row.state not in {"leaving", "quarantined"} for row in rows) != needs:
+    if not training or sum(row.state not in {"leaving", "quarantined", "lost"} for row in rows) != needs:
         return
     if left:
         was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
-        yield f"{was} drained: the job holds if one more goes. Before that start elasticrl on {one} again, or on another node."
+        yield f"{was} drained: if one more goes, the job has to wait. Start elasticrl on {one} again, or on another node."
     elif past is not None and past.most > needs:
-        few = f"It had {past.most} nodes, and needs the {needs} that are here: it holds if one more goes."
-        yield f"{few} Start elasticrl on another."
+        few = f"The job has {count(needs, 'node')} left of {past.most}, and needs {needs}"
+        yield f"{few}: if one more goes, it has to wait. Start elasticrl on another node."
 
 
 def rollout_row(rollout: Rollout) -> Row:
@@ -375,19 +385,17 @@ def advice(
     again: bool = False,
 ) -> tuple[str, ...]:
     """What an operator should do, or nothing."""
-    verdict = view.plan.verdict if view.plan else None
-    dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()  # it has advice of its own
     said = [
         f"{row.node} is out of the plan. See why: elasticrl events {row.node}. Let it back: elasticrl admit {row.node}."
         for row in rows
-        if row.state == "quarantined" and row.node not in dead
+        if row.state == "quarantined"
     ]
     said += [
         f"{row.node} cannot get its workers ready ({row.note}). Their logs lie on it, under telemetry.log_dir. It tries on."
         for row in rows
         if row.state == "warming up" and row.note
     ]
-    present = sum(row.state not in {"gone", "quarantined"} for row in rows)
+    present = sum(row.state not in {"gone", "quarantined", "lost"} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:
         more = needs - present
@@ -402,7 +410,7 @@ def advice(
     if view.intent == "pause":
         since = max((row.step for row in rows), default=0) - view.committed
         kept = (
-            f" The {count(since, 'step')} since the commit are in memory: elasticrl stop saves them."
+            f" The {count(since, 'step')} since the commit are in memory; elasticrl stop ends the job with a save."
             if since > 0
             else ""
         )

@@ -26,7 +26,7 @@ from elasticrl.config import reveal
 from elasticrl.config.cluster import Web
 from elasticrl.core.address import loops
 from elasticrl.core.value import dataclass
-from elasticrl.core.words import ago, past
+from elasticrl.core.words import ago, notes, past
 from elasticrl.daemon.picture import Picture
 
 HEAD_LIMIT: Final = 16 * 1024  # bytes of a request
@@ -42,7 +42,7 @@ REASONS: Final = {
     405: "Method Not Allowed", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable",
 }  # fmt: skip
 GOOD: Final = frozenset({"TRAINING", "GROWING", "FINISHED", "training", "done"})
-BAD: Final = frozenset({"CRASH LOOP", "quarantined", "gone", "failed", "stalled"})
+BAD: Final = frozenset({"CRASH LOOP", "quarantined", "gone", "lost", "failed", "stalled"})
 STYLE: Final = (files(__package__) / "web.css").read_text(encoding="utf-8")
 SCRIPT: Final = (files(__package__) / "web.js").read_text(encoding="utf-8")
 
@@ -129,7 +129,7 @@ def piece(seen: Picture) -> str:
         + "".join(
             f"<td{cls}>{escape(text)}</td>"
             for text, cls in (
-                (row.node, ""),
+                (row.member, ""),
                 (
                     "-"
                     if row.rank is None
@@ -141,7 +141,7 @@ def piece(seen: Picture) -> str:
                 (row.state, f' class="{tone(row.state)}"'),
                 (f"{row.step:,}" if row.rank is not None else "-", ""),
                 (row.phase or "-", ""),
-                ("; ".join(filter(None, ("leader" if row.leader else "", row.note))), ""),
+                ("; ".join(filter(None, ("leader" if row.leader else "", *notes(asdict(row), ages=False)))), ""),
             )
         )
         + "</tr>"

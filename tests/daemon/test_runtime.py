@@ -85,7 +85,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         seen = job.ask("n0", "status")
         assert (seen["nodes"], seen["known"]) == (2, 3)
         assert not seen["last"]["steps"], "none was lost, or nobody knows"
-        assert any("n2 is gone" in text and "holds if one more goes" in text for text in seen["advice"])
+        assert any("n2 is gone" in text and "has to wait" in text for text in seen["advice"])
         job.start("n2")
         job.until_steps(3, within_s=60.0)
         job.until(lambda: told_as(job, "n2") == "training", 10.0, "it is back")

@@ -328,12 +328,8 @@ def what_operators_ask():
     life.at(2.5, Asked(now=0, verb=Verb.DRAIN, node="n01"))
     life.at(2.6, Asked(now=0, verb=Verb.PAUSE))
     life.seen(2.7, "paused", intent=Intent.PAUSE, intent_generation=1)
-    life.seen(
-        2.8,
-        "plan 2 written",
-        plan=plan(2, "n00", "n01", "n02", phase=Phase.HOLD, reason="paused by an operator"),
-        plan_revision=20,
-    )
+    paused = replace(plan(2, "n00", "n01", "n02", phase=Phase.HOLD), reason="paused by an operator")
+    life.seen(2.8, "plan 2 written", plan=paused, plan_revision=20)
     life.at(2.9, Workers(now=0, work=Work.PARKED, generation=2, born=1, warm=True, endpoint="n00:29500"))
     held = [record(n, work=Work.PARKED, generation=2, born=1) for n in ("n01", "n02")]
     life.told(3.0, life.view.own, *held)

@@ -88,6 +88,7 @@ def test_the_page_of_the_runtime_has_all_that_a_script_may_call() -> None:
 def row(node: str, rank: int | None, state: str, **more: object) -> dict[str, object]:
     plain = {
         "node": node,
+        "member": f"{node}/1",
         "rank": rank,
         "slots": 1,
         "state": state,
@@ -105,23 +106,23 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     verdict = judge([fact], Facts(world=8, nodes={}))
     picture = {
         "job": "ppo-7b", "state": "TRAINING", "generation": 14, "step": 1284, "committed": 1280, "committed_s": 41.0,
-        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 nodes train",
+        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 nodes train", "reason_s": 41.0,
         "rows": [
-            row("n00", 0, "training", phase="rollout", beat_s=1.4, leader=True),
-            row("n01", 1, "training", phase="rollout", beat_s=3.6),
+            row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
+            row("n01", 1, "training", phase="rollout", beat_s=3.6, step=1277),
             row("n02", 2, "training", phase="rollout", beat_s=0.5),
             row("n03", None, "quarantined", note=reason),
             *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
         ],
         "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 40.0,
-            "last": {"said": verdict.said, "seconds": 0.98, "steps": 0},
+            "last": {"said": verdict.said, "seconds": 0.98, "steps": 0, "rung": "reform"},
         "advice": [
             "n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03.",
-            f"{verdict.said} ({verdict.fault}). {verdict.remedy} More: elasticrl incidents last.",
+            f"{verdict.fault} (n03): {verdict.remedy} More: elasticrl incidents last.",
         ],
     }  # fmt: skip
     said = render.status(picture, colour=False)
-    shown = re.sub(r"(?m)(^  n0[24567] .*\n)+", "  ...\n", said)  # the page leaves out who is like the others
+    shown = re.sub(r"(?m)(^  n0[24567]/1 .*\n)+", "  ...\n", said)  # the page leaves out who is like the others
     assert shown.count("  ...\n") == 2
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
 

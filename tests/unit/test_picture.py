@@ -49,7 +49,7 @@ def test_a_job_that_is_to_grow_trains_on():
     records["n1"] = Record(member=N1, born=3, phase=LOADING, **said)
     shown = picture("ppo", View(plan=plan, leader=N0), records, {}, needs=1, now=1000.0)
     assert shown.state == "GROWING"
-    assert [(row.state, row.phase) for row in shown.rows] == [("training", "rollout"), ("joining", "warm")]
+    assert [(row.state, row.phase) for row in shown.rows] == [("training", "rollout"), ("joining", "")]
     parted = {**records, "n0": replace(records["n0"], phase=MEETING)}
     assert picture("ppo", View(plan=plan, leader=N0), parted, {}, needs=1, now=1000.0).rows[0].state == "joining"
 
@@ -63,9 +63,11 @@ def test_the_age_of_the_commit_is_shown():
 def test_status_shows_phase_beat_and_age():
     lines = render.status(asdict(seen()), colour=False).splitlines()
     assert lines[0] == "ppo  TRAINING  generation 3  step 41 (committed 40, 40 s ago)  2 of 2 nodes, needs 2"
-    assert lines[2].split() == ["node", "rank", "state", "step", "phase", "as", "of", "note"]
-    assert lines[3].split() == ["*", "n0", "0", "training", "41", "rollout", "0.4", "s", "leader"]
-    assert lines[4].split() == ["n1", "1", "training", "41", "rollout", "-"]
+    assert lines[2].split() == ["node", "rank", "state", "step", "phase", "note"]
+    assert lines[3].split() == ["*", "n0/1", "0", "training", "41", "rollout", "leader"]
+    assert lines[4].split() == ["n1/1", "1", "training", "41", "rollout"]
+    older = render.status(asdict(seen(now=1005.0)), colour=False).splitlines()
+    assert older[3].split() == ["*", "n0/1", "0", "training", "41", "(5.4", "s", "ago)", "rollout", "leader"]
 
 
 def test_what_differs_at_each_look_can_be_left_out():
@@ -172,7 +174,7 @@ def test_what_led_to_the_plan_is_told_with_its_age_once_it_is_over():
         return render.status(told, colour=False, **more).splitlines()[1]
 
     assert second(300.0) == "n1/1 leaves (5 m ago)"
-    assert second(300.0, ages=False) == second(30.0) == second(None) == "n1/1 leaves"
+    assert second(300.0, ages=False) == second(9.0) == second(None) == "n1/1 leaves"
 
 
 def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
@@ -186,7 +188,7 @@ def test_a_job_that_has_just_as_many_nodes_as_it_needs_says_so_if_it_had_more():
         ).advice
 
     (line,) = advice(3, 2)
-    assert line.startswith("It had 3 nodes, and needs the 2 that are here: it holds if one more goes.")
+    assert line.startswith("The job has 2 nodes left of 3, and needs 2: if one more goes, it has to wait.")
     assert advice(2, 2) == advice(3, 1) == ()
 
 
@@ -205,19 +207,25 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
 
     assert "elasticrl admit n1" not in advice(verdict)
     assert "elasticrl admit n1" in advice(replace(verdict, fault=Fault.NETWORK))
-    assert "The 5 steps since the commit are in memory: elasticrl stop saves them." in advice(verdict)
+    assert "The 5 steps since the commit are in memory; elasticrl stop ends the job with a save." in advice(verdict)
 
 
 def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
     # Found by a new user: the leader's daemon was killed and came back, and `status` said nothing of it.
     plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so")
 
-    def note(now, taken_at=1000.0):
+    def note(now, taken_at=1000.0, **more):
         record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at)
-        return picture("ppo", View(plan=plan), {"n0": record}, {}, needs=1, now=now).rows[0].note
+        told = picture("ppo", View(plan=plan), {"n0": record}, {}, needs=1, now=now)
+        return (
+            render.status(asdict(told), colour=False, **more)
+            .splitlines()[3]
+            .partition("training")[2]
+            .split(maxsplit=2)[2:]
+        )
 
-    assert note(1012.0) == note(1013.0) == "its daemon was started again at 00:16:40 UTC"
-    assert note(1700.0) == note(1012.0, taken_at=0.0) == ""
+    assert note(1012.0) == ["its daemon was started again 12 s ago, and its workers went on"]
+    assert note(1700.0) == note(1012.0, taken_at=0.0) == []
 
 
 def test_nobody_is_sent_to_the_switch_for_a_node_that_is_gone():
@@ -312,7 +320,7 @@ def test_who_was_drained_may_be_the_one_that_is_missed_next():
 
     n2 = {"n2": Member(node="n2", incarnation=1)}
     assert advice(2, n2) == (
-        "n2 was drained: the job holds if one more goes. Before that start elasticrl on it again, or on another node.",
+        "n2 was drained: if one more goes, the job has to wait. Start elasticrl on it again, or on another node.",
     )
     assert advice(2, {}) == (), "so many were configured"
     assert advice(1, n2) == ()

@@ -106,8 +106,8 @@ def test_status_shows_them_below_the_others_and_counts_them_nowhere():
     assert (found.nodes, found.known) == (1, 1)
     lines = render.status(asdict(found), colour=False, ages=False).splitlines()
     assert "1 of 1 nodes, needs 1" in lines[0]
-    assert lines[4].split(maxsplit=4) == ["r0", "-", "rollout", "-", "engine at 10.0.0.7:41327, weights 2,560"]
-    assert lines[5].split(maxsplit=5) == ["r1", "-", "no", "engine", "-", "its engine starts"]
+    assert lines[4].split(maxsplit=4) == ["r0/1", "-", "rollout", "-", "engine at 10.0.0.7:41327, weights 2,560"]
+    assert lines[5].split(maxsplit=5) == ["r1/1", "-", "no", "engine", "-", "its engine starts"]
     assert lines[6].startswith("# 1 of 2 rollout nodes have an engine: start elasticrl on the others")
     assert not shown(UP, engines=1).advice
     assert "training waits (rollout.wait)" in shown(DOWN, engines=1).advice[0]
