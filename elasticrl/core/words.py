@@ -128,8 +128,9 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     trains = picture.get("state") in {"TRAINING", "GROWING"}
-    over = f", over in {last['seconds']:.2f} s" if last["seconds"] is not None else ", over" if trains else ", not over"
-    took = over + HOW.get(last.get("rung", ""), "")
+    took = ", over" if trains else ", not over"
+    if last["seconds"] is not None:
+        took = f", over in {last['seconds']:.2f} s{HOW.get(last.get('rung', ''), '')}"
     lost = last.get("steps")
     cost = "" if lost is None else f", {count(lost, 'step') if lost else 'no step'} lost"
     return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}{cost}: {last['said']}"

@@ -67,3 +67,19 @@ def test_who_leaves_without_its_last_commit_says_so():
     assert left.reason == (
         "stopped by an operator; step 20 is saved, but the store has not taken its commit within 20 s"
     )
+
+
+def test_a_job_that_begins_again_says_from_where_and_after_what():
+    # Found by a reader of `status`, to whom "begun again" said neither.
+    life = Life("n00/2", SETTINGS)
+    ended = replace(plan(7, "n00", "n01", phase=Phase.STOP, exit_code=75), reason="stopped by an operator; all left")
+    commit = Commit(step=20, generation=6)
+    life.leased(0.0)
+    life.seen(0.0, "the run before", plan=ended, plan_revision=70, commit=commit, commit_revision=71)
+    life.at(0.1, Workers(now=0, warm=True, endpoint="n00:29500"))
+    life.at(0.6, Tick(now=0))
+    life.seen(0.7, "the office is ours", leader=life.state.me, leader_revision=3, records={}, quarantines={})
+    life.told(1.0, replace(record("n00"), member=life.state.me), record("n01"))
+    life.at(8.0, Tick(now=0))
+    made = next(a.plan for a, _ in life.state.sent.values() if isinstance(a, events.Propose))
+    assert made.reason == "begun again from step 20 after: stopped by an operator; 2 nodes train"
