@@ -56,14 +56,15 @@ def notes(row: Mapping[str, Any], *, ages: bool) -> Iterator[str]:
 
     >>> list(notes({"state": "gone", "beat_s": 83.0, "note": "its lease ran out"}, ages=True))
     ['its lease ran out (83 s ago)']
-    >>> list(notes({"state": "training", "taken_s": 5.0, "note": ""}, ages=True))
-    ['its daemon was started again 5.0 s ago, and its workers went on']
+    >>> list(notes({"state": "training", "taken_s": 5.0, "taken_dead": True, "note": ""}, ages=True))
+    ['its daemon died and was started again 5.0 s ago; its workers went on']
     """
     since = f" ({ago(row['beat_s'])} ago)" if ages and row["state"] == "gone" and row.get("beat_s") is not None else ""
     if row["note"]:
         yield row["note"] + since
     elif (taken_s := row.get("taken_s")) is not None:
-        yield "its daemon was started again" + (f" {ago(taken_s)} ago" if ages else "") + ", and its workers went on"
+        how = "died and was started again" if row.get("taken_dead") else "was restarted"
+        yield f"its daemon {how}{f' {ago(taken_s)} ago' if ages else ''}; its workers went on"
 
 
 def ago(seconds: float | None) -> str:

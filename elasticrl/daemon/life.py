@@ -34,6 +34,7 @@ class Life:
     agent_pid: int = 0
     agent_started: int = 0  # in clock ticks since boot, so that a reused pid is not mistaken for the agent
     beat: str = ""  # where it listens for beats
+    handed: bool = False  # its daemon ended in order, for the next one to go on; else it is there, or has died
 
     @property
     def member(self) -> Member:

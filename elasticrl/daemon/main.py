@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -385,7 +386,10 @@ class Daemon(Resident):
         assert self.neighbours is not None
         conf = self.tree.node
         taken_at = round(time.time(), 1) if adopted else 0.0
-        card = Record(member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at)
+        card = Record(
+            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe,
+            taken_at=taken_at, taken_dead=adopted and not life.handed,
+        )  # fmt: skip
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
         trace = Trace(self.state_dir / "trace", self.tree.telemetry.trace_limit_bytes, self.log.info)
@@ -480,6 +484,9 @@ class Daemon(Resident):
         left = self._left() if kept else ""
         more = {"left": left} if left else {}
         self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
+        if kept and code == 0 and self._life:
+            with suppress(OSError):  # then the next one says that this one died
+                self.home.save(replace(self._life, handed=True))
         if not kept:
             await ends(reason)
             if not self._others():

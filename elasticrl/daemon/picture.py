@@ -46,6 +46,7 @@ class Row:
     phase: str = ""  # as its record says, which is refreshed now and then
     beat_s: float | None = None  # how old the oldest beat of its workers is at most; None: not known
     taken_s: float | None = None  # how long ago its daemon took over what one before had left; None: not of late
+    taken_dead: bool = False  # that one had died
     note: str = ""
 
 
@@ -150,6 +151,7 @@ def picture(
             *advice(rows, view, needs, drains or {}, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else barely(past, drains or {}, rows, needs, training=training)),
+            *asked_to_leave(plan, drains or {}, seated, needs),
             *awaited(generating, engines, training=training),
             *found(view, records, {each.member.node for each in missing}),
             *unlogged(records),
@@ -294,6 +296,7 @@ def row(
         phase="" if fresh else record.phase,
         beat_s=None if fresh else age(record.beat_at, now),
         taken_s=taken_s if taken_s is not None and taken_s < TAKEN_S else None,
+        taken_dead=record.taken_dead,
         note=note,
     )
 
@@ -345,6 +348,16 @@ def barely(
     elif past is not None and past.most > needs:
         few = f"The job has {count(needs, 'node')} left of {past.most}, and needs {needs}"
         yield f"{few}: if one more goes, it has to wait. Start elasticrl on another node."
+
+
+def asked_to_leave(plan: Plan | None, drains: Mapping[str, Member], seated: int, needs: int) -> Iterator[str]:
+    """By whom the plan goes on without a node, and how it comes back. (Where it is wanted, `barely` says so.)"""
+    if plan is None or plan.phase is not Phase.TRAIN or seated <= needs:
+        return
+    left = [node for node, member in sorted(drains.items()) if f"{member} leaves" in plan.reason.split("; ")]
+    if left:
+        was, one = ("was", "it") if len(left) == 1 else ("were", "they")
+        yield f"{some(left)} {was} drained by an operator; {one} can come back: start elasticrl there."
 
 
 def rollout_row(rollout: Rollout) -> Row:

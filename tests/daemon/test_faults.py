@@ -167,6 +167,9 @@ def test_a_daemon_that_dies_or_restarts_costs_no_step_and_adopts_its_workers(job
     assert restarted(job, follower)
     job.until_steps(3, count=10)
     assert (generation(job), job.worker(follower)) == (before, worker)
+    row = next(row for row in job.ask(follower, "status")["rows"] if row["node"] == follower)
+    assert row["taken_s"] < 60.0
+    assert row["taken_dead"] == (number is signal.SIGKILL)
 
 
 def test_the_leader_daemons_death_costs_no_step_and_another_leads(job: Job) -> None:

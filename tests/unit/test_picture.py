@@ -216,8 +216,8 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
     # Found by a new user: the leader's daemon was killed and came back, and `status` said nothing of it.
     plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so")
 
-    def note(now, taken_at=1000.0, **more):
-        record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at)
+    def note(now, taken_at=1000.0, *, dead=True, **more):
+        record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at, taken_dead=dead)
         told = picture("ppo", View(plan=plan), {"n0": record}, {}, needs=1, now=now)
         return (
             render.status(asdict(told), colour=False, **more)
@@ -226,7 +226,8 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
             .split(maxsplit=2)[2:]
         )
 
-    assert note(1012.0) == ["its daemon was started again 12 s ago, and its workers went on"]
+    assert note(1012.0) == ["its daemon died and was started again 12 s ago; its workers went on"]
+    assert note(1012.0, dead=False) == ["its daemon was restarted 12 s ago; its workers went on"]
     assert note(1700.0) == note(1012.0, taken_at=0.0) == []
 
 
@@ -279,6 +280,23 @@ def test_a_job_that_is_begun_again_is_not_shown_as_the_one_that_has_ended():
         assert again.reason == "begins again from step 18,680 after: stopped by an operator"
     for ends in (shown(N0, N1), shown(N1), shown(), shown(Member(node="n7", incarnation=1), leaving=True)):
         assert (ends.state, ends.exit_code, ends.reason) == ("STOPPED", 75, "stopped by an operator")
+
+
+def test_a_plan_without_who_was_drained_says_who_wanted_that_and_how_it_comes_back():
+    # Found by a reader: "n2/1 leaves", by whose order?
+    n2 = Member(node="n2", incarnation=1)
+
+    def advice(reason: str, needs: int = 1) -> tuple[str, ...]:
+        seats = (Seat(member=N0, born=1), Seat(member=N1, born=1))
+        plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats, reason=reason)
+        records = {each.node: Record(member=each, work=Work.TRAINING, generation=4) for each in (N0, N1)}
+        return picture("ppo", View(plan=plan, leader=N0), records, {}, drains={"n2": n2}, needs=needs).advice
+
+    (said,) = advice("n2/1 leaves; 2 nodes train")
+    assert said == "n2 was drained by an operator; it can come back: start elasticrl there."
+    assert advice("n2/11 leaves; 2 nodes train") == advice("n1/1 is not heard by n0; 2 nodes train") == ()
+    (said,) = advice("n2/1 leaves; 2 nodes train", needs=2)
+    assert "if one more goes" in said
 
 
 def test_a_job_that_holds_says_that_who_was_drained_would_do():
