@@ -274,7 +274,7 @@ def row(
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots
     if quarantine is not None and quarantine.binds(record.member) and rank is None:
-        state = "lost" if dead(view, node) else "quarantined"
+        state = "gone" if dead(view, node) else "quarantined"
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
@@ -340,7 +340,7 @@ def barely(
     """That the job holds if one more goes, where it has had more. (Who configured just so many nodes knows it.)"""
     there = {row.node for row in rows}
     left = [node for node in sorted(drains) if node not in there]
-    if not training or sum(row.state not in {"leaving", "quarantined", "lost"} for row in rows) != needs:
+    if not training or sum(row.state not in {"leaving", "quarantined", "gone"} for row in rows) != needs:
         return
     if left:
         was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
@@ -408,7 +408,7 @@ def advice(
         for row in rows
         if row.state == "warming up" and row.note
     ]
-    present = sum(row.state not in {"gone", "quarantined", "lost"} for row in rows)
+    present = sum(row.state not in {"gone", "quarantined"} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:
         more = needs - present

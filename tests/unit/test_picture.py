@@ -207,7 +207,7 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
 
     assert "elasticrl admit n1" not in advice(verdict)
     died = View(plan=replace(plan, verdict=verdict))
-    assert picture("ppo", died, {"n1": Record(member=N1)}, out, needs=1).rows[-1].state == "lost"
+    assert picture("ppo", died, {"n1": Record(member=N1)}, out, needs=1).rows[-1].state == "gone"
     assert "elasticrl admit n1" in advice(replace(verdict, fault=Fault.NETWORK))
     assert "The 5 steps since the commit are in memory; elasticrl stop ends the job with a save." in advice(verdict)
 
