@@ -103,7 +103,7 @@ class Stages:
                 return replace(self, sign_at=now, detect_s=max(silent_s, still_s), silence=True), None
             case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
                 seated = me in plan.seat_of
-                broken = plan.rung > 0 and not self.paused
+                broken = plan.rung > 0 and not self.paused and self.plan is not None  # the first may have been answered
                 answers = seated and plan.phase is Phase.TRAIN and (broken or self.sign_at is not None)
                 # Where too few are left to go on, or have to be probed, it is not over: the fault began before the hold.
                 waits = seated and plan.phase in (Phase.HOLD, Phase.PROBE) and not paused and self.sign_at is not None

@@ -107,6 +107,15 @@ def test_a_nodes_own_way_in_is_no_recovery():
     )
 
 
+def test_a_daemon_that_goes_on_with_anothers_life_recovers_from_nothing():
+    # Found by a recorded run: a leader's daemon that was started again told the fault of before anew, at 1.88 s and not 1.70.
+    assert not told(
+        (Seen(now=0.0, view=View(plan=SECOND)), SECOND),
+        (works(0.1, Work.TRAINING, 2, 40), SECOND),
+        (works(0.4, Work.TRAINING, 2, 41), SECOND),
+    )
+
+
 def test_what_fails_while_the_others_go_on_is_no_sign_of_what_comes_later():
     # Found live: a node whose worker had died, and that was back after 6 s, told a recovery of 7 s when another died just then.
     others, both, alone = plan(2, OTHER), plan(3, ME, OTHER, rung=Rung.START), plan(4, ME)
