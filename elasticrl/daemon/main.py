@@ -119,6 +119,7 @@ class Daemon(Resident):
         self._leads = False
         self._broken_last: Broken | None = None  # what befell this node's gang last, as it knows it
         self._done: Done | None = None  # the newest recovery
+        self._met = 0  # the generation that was there before this daemon
         self._told_of = 0  # the generation that the newest incident led to
 
     def _place(self) -> Place:
@@ -578,6 +579,7 @@ class Daemon(Resident):
             self._done = done
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
+            self._met = view.generation if self._plan is None else self._met
             self._plan = view.plan
             self.neighbours.follow(view.plan)
         if trains_on(decision.state):
@@ -685,7 +687,7 @@ class Daemon(Resident):
         """As Resident's."""
         assert self.node is not None
         state = self.node.loop.state
-        return time.monotonic() - state.adopted if state.met != state.view.generation else None
+        return time.monotonic() - state.adopted if state.view.generation not in {state.met, self._met} else None
 
     @property
     def own(self) -> Record | None:

@@ -10,8 +10,8 @@ from collections.abc import Set as AbstractSet
 from elasticrl.core import versions
 from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Fault
-from elasticrl.core.words import count, some
+from elasticrl.core.verdict import Fault, Verdict
+from elasticrl.core.words import count, how_many_train, some
 from elasticrl.daemon.past import Broken, Missing, Past
 
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
@@ -25,6 +25,7 @@ STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, 
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
 TAKEN_S = 600.0  # for so long a row says that a daemon has taken over what one before had left
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
+AWAY_STATES = frozenset({"gone", "drained"})  # of nodes that are not there
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
 
@@ -114,7 +115,9 @@ def picture(
     present = {row.node for row in rows}
     missing = [each for each in (past.missing if past else ()) if each.member.node not in present]
     missing = [] if plan is not None and plan.phase is Phase.STOP else missing
-    rows = tuple(sorted((*rows, *(missing_row(each, quarantines, now) for each in missing)), key=lambda row: row.node))
+    away_rows = [missing_row(each, quarantines, now) for each in missing]
+    away_rows += [drained_row(each) for each in drained(plan, drains or {}) if each.node not in present]
+    rows = tuple(sorted((*rows, *away_rows), key=lambda row: row.node))
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
@@ -122,6 +125,8 @@ def picture(
     reason = plan.reason if plan and not again else beginning(view)
     if away and plan is not None and state in WANTING:
         state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
+    if plan is not None and state != "TRAINING":
+        reason = reason.replace(how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train")
     past = answered(past, plan) if past else None
     uptime_s = age(past.began + past.stopped_s, now) if past else None
     return Picture(
@@ -151,9 +156,8 @@ def picture(
             *advice(rows, view, needs, drains or {}, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
             *([] if missing else barely(past, drains or {}, rows, needs, training=training)),
-            *asked_to_leave(plan, drains or {}, seated, needs),
             *awaited(generating, engines, training=training),
-            *found(view, records, {each.member.node for each in missing}),
+            *found(view, records, quarantines, {each.member.node for each in missing}),
             *unlogged(records),
             *differing(records),
         ),
@@ -208,7 +212,9 @@ def once(said: str) -> str:
     return "; ".join(dict.fromkeys(said.split("; ")))
 
 
-def found(view: View, records: Mapping[str, Record], missing: AbstractSet[str]) -> tuple[str, ...]:
+def found(
+    view: View, records: Mapping[str, Record], quarantines: Mapping[str, Quarantine], missing: AbstractSet[str]
+) -> tuple[str, ...]:
     """What was found out: the remedy for what broke the present gang's forerunner, and what the leader says is not in order.
 
     A way to a node that has gone altogether may be whole: found by a new user, who killed one of two nodes and was sent to look
@@ -221,8 +227,25 @@ def found(view: View, records: Mapping[str, Record], missing: AbstractSet[str]) 
     overtaken = verdict is not None and verdict.fault == Fault.NETWORK and not missing.isdisjoint(verdict.nodes)
     if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
         who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
-        said.insert(0, f"{verdict.fault}{f' ({who})' if who else ''}: {verdict.remedy} More: elasticrl incidents last.")
+        back = lives_after(verdict, records, quarantines)
+        todo = (
+            f"back as {some(back)}, let in when ready. Logs and the kernel's log there tell the end."
+            if back
+            else verdict.remedy
+        )
+        said.insert(0, f"{verdict.fault}{f' ({who})' if who else ''}: {todo} More: elasticrl incidents last.")
     return tuple(said)
+
+
+def lives_after(
+    verdict: Verdict, records: Mapping[str, Record], quarantines: Mapping[str, Quarantine]
+) -> tuple[str, ...]:
+    """The next lives of nodes that died, if all of those have come back: nobody has to look whether they have power."""
+    if verdict.fault != Fault.DEAD_NODE:
+        return ()
+    there = [records[node].member for node in verdict.nodes if node in records]
+    fresh = [each for each in there if not ((kept := quarantines.get(each.node)) and kept.binds(each))]
+    return tuple(map(str, fresh)) if len(fresh) == len(verdict.nodes) else ()
 
 
 def unlogged(records: Mapping[str, Record]) -> Iterator[str]:
@@ -315,6 +338,23 @@ def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: fl
     return Row(node=member.node, member=str(member), state="gone", beat_s=age(missing.at, now), note=why)
 
 
+def drained(plan: Plan | None, drains: Mapping[str, Member]) -> list[Member]:
+    """Without whom the plan goes on because an operator wanted that."""
+    parts = plan.reason.split("; ") if plan is not None and plan.phase is not Phase.STOP else ()
+    return [member for _, member in sorted(drains.items()) if f"{member} leaves" in parts]
+
+
+def drained_row(member: Member) -> Row:
+    """Its line, until there is another plan."""
+    note = "by an operator; it comes back when elasticrl is started there"
+    return Row(node=member.node, member=str(member), state="drained", note=note)
+
+
+def here_of(rows: Sequence[Row]) -> set[str]:
+    """The nodes that are there."""
+    return {row.node for row in rows if row.state not in AWAY_STATES}
+
+
 def answered(past: Past, plan: Plan | None) -> Past:
     """With the fault that the plan answers, though its incident is not written yet."""
     if plan is None or plan.verdict is None or (past.last and past.last.generation >= plan.generation):
@@ -338,9 +378,8 @@ def barely(
     past: Past | None, drains: Mapping[str, Member], rows: Sequence[Row], needs: int, *, training: bool
 ) -> Iterator[str]:
     """That the job holds if one more goes, where it has had more. (Who configured just so many nodes knows it.)"""
-    there = {row.node for row in rows}
-    left = [node for node in sorted(drains) if node not in there]
-    if not training or sum(row.state not in {"leaving", "quarantined", "gone"} for row in rows) != needs:
+    left = [node for node in sorted(drains) if node not in here_of(rows)]
+    if not training or sum(row.state not in {"leaving", "quarantined", *AWAY_STATES} for row in rows) != needs:
         return
     if left:
         was, one = (f"{left[0]} was", "it") if len(left) == 1 else (f"{', '.join(left)} were", "one of them")
@@ -348,16 +387,6 @@ def barely(
     elif past is not None and past.most > needs:
         few = f"The job has {count(needs, 'node')} left of {past.most}, and needs {needs}"
         yield f"{few}: if one more goes, it has to wait. Start elasticrl on another node."
-
-
-def asked_to_leave(plan: Plan | None, drains: Mapping[str, Member], seated: int, needs: int) -> Iterator[str]:
-    """By whom the plan goes on without a node, and how it comes back. (Where it is wanted, `barely` says so.)"""
-    if plan is None or plan.phase is not Phase.TRAIN or seated <= needs:
-        return
-    left = [node for node, member in sorted(drains.items()) if f"{member} leaves" in plan.reason.split("; ")]
-    if left:
-        was, one = ("was", "it") if len(left) == 1 else ("were", "they")
-        yield f"{some(left)} {was} drained by an operator; {one} can come back: start elasticrl there."
 
 
 def rollout_row(rollout: Rollout) -> Row:
@@ -408,12 +437,11 @@ def advice(
         for row in rows
         if row.state == "warming up" and row.note
     ]
-    present = sum(row.state not in {"gone", "quarantined"} for row in rows)
+    present = sum(row.state not in {"quarantined", *AWAY_STATES} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:
         more = needs - present
-        there = {row.node for row in rows}
-        left = [node for node in sorted(drains) if node not in there]
+        left = [node for node in sorted(drains) if node not in here_of(rows)]
         where = (
             f"on {some(left)} again ({'it was' if len(left) == 1 else 'they were'} drained), or elsewhere"
             if left

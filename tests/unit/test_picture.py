@@ -14,13 +14,14 @@ from elasticrl.core.model import (
     Plan,
     Quarantine,
     Record,
+    Rung,
     Seat,
     View,
     Work,
 )
 from elasticrl.core.verdict import Confidence, Fault, Verdict
 from elasticrl.daemon.past import Missing, Past
-from elasticrl.daemon.picture import picture
+from elasticrl.daemon.picture import Picture, picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
 
@@ -282,21 +283,52 @@ def test_a_job_that_is_begun_again_is_not_shown_as_the_one_that_has_ended():
         assert (ends.state, ends.exit_code, ends.reason) == ("STOPPED", 75, "stopped by an operator")
 
 
-def test_a_plan_without_who_was_drained_says_who_wanted_that_and_how_it_comes_back():
-    # Found by a reader: "n2/1 leaves", by whose order?
+def test_who_was_drained_stays_in_the_table_until_the_next_plan():
+    # Found by a reader: "n2/1 leaves", by whose order? And then "3 of 3 nodes", as if nobody was away.
     n2 = Member(node="n2", incarnation=1)
 
-    def advice(reason: str, needs: int = 1) -> tuple[str, ...]:
+    def seen(reason: str, needs: int = 1, **more: Record) -> Picture:
         seats = (Seat(member=N0, born=1), Seat(member=N1, born=1))
         plan = Plan(generation=4, phase=Phase.TRAIN, seats=seats, reason=reason)
         records = {each.node: Record(member=each, work=Work.TRAINING, generation=4) for each in (N0, N1)}
-        return picture("ppo", View(plan=plan, leader=N0), records, {}, drains={"n2": n2}, needs=needs).advice
+        return picture("ppo", View(plan=plan, leader=N0), {**records, **more}, {}, drains={"n2": n2}, needs=needs)
 
-    (said,) = advice("n2/1 leaves; 2 nodes train")
-    assert said == "n2 was drained by an operator; it can come back: start elasticrl there."
-    assert advice("n2/11 leaves; 2 nodes train") == advice("n1/1 is not heard by n0; 2 nodes train") == ()
-    (said,) = advice("n2/1 leaves; 2 nodes train", needs=2)
-    assert "if one more goes" in said
+    left = seen("n2/1 leaves; 2 nodes train")
+    assert (left.nodes, left.known, left.rows[2].state, left.advice) == (2, 3, "drained", ())
+    assert left.rows[2].note == "by an operator; it comes back when elasticrl is started there"
+    assert seen("n2/11 leaves; 2 nodes train").known == seen("n1/1 is not heard by n0; 2 nodes train").known == 2
+    still = seen("n2/1 leaves; 2 nodes train", n2=Record(member=n2, leaving=True))
+    assert still.rows[2].state == "leaving", "it is still there"
+    (said,) = seen("n2/1 leaves; 2 nodes train", needs=2).advice
+    assert said.startswith("n2 was drained: if one more goes, the job has to wait.")
+
+
+def test_who_died_and_is_back_has_power():
+    # Found by a reader: "look at the node's power", while its next life was warming up in the row above.
+    verdict = Verdict(
+        fault=Fault.DEAD_NODE, nodes=("n1", "n2"), cause="both", confidence=Confidence.HIGH, remedy="Look."
+    )
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
+
+    def advice(n1: int, n2: int) -> str:
+        lives = (Member(node="n1", incarnation=n1), Member(node="n2", incarnation=n2))
+        out = {each.node: Quarantine(member=replace(each, incarnation=1), reason="not heard") for each in lives}
+        records = {each.node: Record(member=each) for each in lives}
+        return picture("ppo", View(plan=plan, leader=N0), records, out, needs=1).advice[0]
+
+    assert advice(1, 1).startswith("dead_node (n1, n2): Look. More")
+    assert advice(2, 1).startswith("dead_node (n1, n2): Look. More")
+    assert advice(2, 3).startswith("dead_node (n1, n2): back as n1/2 and n2/3, let in when ready. ")
+
+
+def test_a_gang_that_forms_does_not_train_yet():
+    plan = Plan(
+        generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so; 1 node trains", rung=Rung.REFORM
+    )
+    joins, trains = (Record(member=N0, work=work, generation=4) for work in (Work.JOINING, Work.TRAINING))
+    forms = picture("ppo", View(plan=plan), {"n0": joins}, {}, needs=1)
+    assert (forms.state, forms.reason) == ("RECOVERING", "so; 1 node to train")
+    assert picture("ppo", View(plan=plan), {"n0": trains}, {}, needs=1).reason == "so; 1 node trains"
 
 
 def test_a_job_that_holds_says_that_who_was_drained_would_do():
