@@ -230,7 +230,7 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
             comes("status", "TRAINING")
             runs("admit n1", "n1")
             runs("drain n2 --yes")
-            comes("status", "2 of 2 nodes")
+            comes("status", "drained")
             until(lambda: json.loads(said(clone, "elasticrl status --json")[1])["committed"] or None, "a commit")
             runs("stop --yes")
             out, _ = run.communicate(timeout=PATIENCE_S)
