@@ -229,7 +229,7 @@ def found(
         who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
         back = lives_after(verdict, records, quarantines)
         todo = (
-            f"back as {some(back)}, let in when ready. Logs and the kernel's log there tell the end."
+            f"back as {some(back)}, let in when ready. The logs there, and the kernel's, say why."
             if back
             else verdict.remedy
         )
