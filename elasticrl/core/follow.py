@@ -151,7 +151,7 @@ def record_of(state: State, now: float) -> Record:
         phase=workers.phase if turned else told.phase,
         beat_at=told.beat_at,
         taken_at=card.taken_at,
-        taken_dead=card.taken_dead,
+        taken=card.taken,
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],
         leaving=bool(state.leaving),

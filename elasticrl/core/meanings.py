@@ -144,7 +144,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.KILLED: Meaning(
         Fault.DEAD_RANK, _MEDIUM, "died: it was killed from outside",
-        "See who sent the signal: OOM killer (kernel log), scheduler, an operator. elasticrl puts a fresh worker in its place.",
+        "See who sent the signal: OOM killer (kernel log), scheduler, an operator.",
         "it ended after the others had failed (then it was torn down with them)", depth=1,
     ),
     Sign.CRASHED: Meaning(
@@ -154,7 +154,7 @@ MEANINGS: Mapping[Sign, Meaning] = MappingProxyType({
     ),
     Sign.STOPPED: Meaning(
         Fault.HOST_HANG, _HIGH, "was stopped by SIGSTOP or a debugger, and could not run on",
-        "Find who sent SIGSTOP, or whose debugger held it. elasticrl puts a fresh worker in its place.",
+        "Find who sent SIGSTOP, or whose debugger held it.",
         "its process state is not T", depth=1,
     ),
     Sign.HOST_STUCK: Meaning(

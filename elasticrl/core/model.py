@@ -314,8 +314,8 @@ class Record:
     lap: Lap | None = None  # how long their newest steps took, of this generation or the last that made some
     phase: str = ""  # what its workers are doing, refreshed with the step
     beat_at: float = 0.0  # their oldest beat by the wall clock, for display alone
-    taken_at: float = 0.0  # when its daemon took them over from one before; like `beat_at`; 0: never
-    taken_dead: bool = False  # and that one had died
+    taken_at: float = 0.0  # when its daemon was started again; like `beat_at`; 0: never
+    taken: str = ""  # after what: a word of `words.ENDS`
     advice: tuple[str, ...] = ()  # what the leader would tell an operator
     unlogged: str = ""  # why what this node's processes say is not kept where it should be
     leaving: bool = False

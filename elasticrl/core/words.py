@@ -4,6 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 BAR: Final = 24  # characters
+ENDS: Final = {  # after which a node's daemon runs; with how long ago that was
+    "handed": "its daemon was restarted{}; its workers went on",
+    "died": "its daemon died and was started again{}; its workers went on",
+    "killed": "started again{}: all of its processes had died, and the machine had not been down",
+    "rebooted": "started again{}: the machine had been down",
+}
 HOW: Final = {  # a fault was over, by the rung of the plan that answered it
     "reform": " by forming anew",
     "replace": " by a fresh worker",
@@ -56,15 +62,14 @@ def notes(row: Mapping[str, Any], *, ages: bool) -> Iterator[str]:
 
     >>> list(notes({"state": "gone", "beat_s": 83.0, "note": "its lease ran out"}, ages=True))
     ['its lease ran out (83 s ago)']
-    >>> list(notes({"state": "training", "taken_s": 5.0, "taken_dead": True, "note": ""}, ages=True))
+    >>> list(notes({"state": "training", "taken_s": 5.0, "taken": "died", "note": ""}, ages=True))
     ['its daemon died and was started again 5.0 s ago; its workers went on']
     """
     since = f" ({ago(row['beat_s'])} ago)" if ages and row["state"] == "gone" and row.get("beat_s") is not None else ""
     if row["note"]:
         yield row["note"] + since
     elif (taken_s := row.get("taken_s")) is not None:
-        how = "died and was started again" if row.get("taken_dead") else "was restarted"
-        yield f"its daemon {how}{f' {ago(taken_s)} ago' if ages else ''}; its workers went on"
+        yield ENDS.get(row.get("taken", ""), "started again{}").format(f" {ago(taken_s)} ago" if ages else "")
 
 
 def ago(seconds: float | None) -> str:
@@ -119,7 +124,7 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
-    stops = " of running" if picture.get("stopped_s") else ""
+    stops = " (stops not counted)" if picture.get("stopped_s") else ""
     since = f" in {ago(uptime_s)}{stops}" if ages else " so far"
     if not faults or not last:
         reason = picture.get("reason", "")

@@ -34,7 +34,8 @@ class Life:
     agent_pid: int = 0
     agent_started: int = 0  # in clock ticks since boot, so that a reused pid is not mistaken for the agent
     beat: str = ""  # where it listens for beats
-    handed: bool = False  # its daemon ended in order, for the next one to go on; else it is there, or has died
+    boot: str = ""  # which boot of this machine it was led in
+    parted: bool = False  # its daemon ended in order; else it is there, or has died
 
     @property
     def member(self) -> Member:
@@ -90,6 +91,31 @@ class Home:
     def save(self, life: Life) -> None:
         """Write it so that a kill at any moment leaves the old or the new one."""
         write_private(self.folder / "life.json", json.dumps(asdict(life)), sync=True)
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_boot() -> str:
+    """Another one for each boot; "" where the kernel does not tell."""
+    try:
+        return BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def end_of(before: Life | None, boot: str, *, adopted: bool) -> str:
+    """How the daemon ended that ran here before, or all of that life, in a word of `words.ENDS`; "": in order, or not known.
+
+    >>> dead = Life(node="n3", incarnation=1, boot="a")
+    >>> end_of(dead, "a", adopted=True), end_of(dead, "a", adopted=False), end_of(dead, "b", adopted=False)
+    ('died', 'killed', 'rebooted')
+    """
+    if before is None:
+        return ""
+    if adopted:
+        return "handed" if before.parted else "died"
+    return "" if before.parted else "killed" if before.boot == boot else "rebooted"
 
 
 def next_life(node: str, before: Life | None, known: int) -> Life:

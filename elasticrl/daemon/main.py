@@ -37,7 +37,7 @@ from elasticrl.daemon.crew import Crew
 from elasticrl.daemon.desk import Place
 from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
-from elasticrl.daemon.life import Life
+from elasticrl.daemon.life import Life, end_of, this_boot
 from elasticrl.daemon.neighbours import Neighbours
 from elasticrl.daemon.past import Broken, Roster, Scribe
 from elasticrl.daemon.recovery import Done, Flow, Stages, kind_of
@@ -101,6 +101,10 @@ class Daemon(Resident):
         self.vault = Vault(self._vault_options(), log=log, changed=self._vault_moved)
         self.roll = Roll(self.home.folder / ROLL, log=log)
         self.node: Node | None = None
+        self._boot, self._after = (
+            this_boot(),
+            "",
+        )  # after which end of the daemon before, or of all of its life, this one runs
         self._formerly = ""  # where the daemon listened for beats whose life this one goes on with
         self._rival, self._rivalled = "", asyncio.Event()  # another machine has this node's name
         self.neighbours: Neighbours | None = None
@@ -194,6 +198,7 @@ class Daemon(Resident):
         if not adopted and (taken := await self._name_taken(store, last)):
             return await self._give_way(taken)
         life = last if last and adopted else await self._begin(store, last)
+        self._after = end_of(last, self._boot, adopted=adopted)
         self._formerly = life.beat
         self.home.save(life)
         me = life.member
@@ -386,10 +391,9 @@ class Daemon(Resident):
     def _join(self, store: Store, me: Member, life: Life, probe: str, *, adopted: bool) -> Node:
         assert self.neighbours is not None
         conf = self.tree.node
-        taken_at = round(time.time(), 1) if adopted else 0.0
+        taken_at = round(time.time(), 1) if self._after else 0.0
         card = Record(
-            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe,
-            taken_at=taken_at, taken_dead=adopted and not life.handed,
+            member=me, slots=conf.workers, beat=self.neighbours.address, probe=probe, taken_at=taken_at, taken=self._after
         )  # fmt: skip
         # An adopted life has followed every plan so far; a new one takes a job that was stopped for a job to begin again.
         state = State(settings=self.settings, me=me, card=card, met=0 if adopted else None)
@@ -485,13 +489,13 @@ class Daemon(Resident):
         left = self._left() if kept else ""
         more = {"left": left} if left else {}
         self.log.info("daemon.stopped", code=code, reason=reason, workers="kept" if kept else "ended", **more)
-        if kept and code == 0 and self._life:
-            with suppress(OSError):  # then the next one says that this one died
-                self.home.save(replace(self._life, handed=True))
         if not kept:
             await ends(reason)
-            if not self._others():
-                await self._stop_store()
+        if code != FAILED and self._life:
+            with suppress(OSError):  # then the next one says that this one died
+                self.home.save(replace(self._life, parted=True))
+        if not kept and not self._others():
+            await self._stop_store()
         return code
 
     def _others(self) -> bool:
@@ -662,6 +666,7 @@ class Daemon(Resident):
             agent_pid=report.pid if report else 0,
             agent_started=report.started if report else 0,
             beat=self.neighbours.address if self.neighbours else "",
+            boot=self._boot,
         )
         if life == self._life:
             return

@@ -23,7 +23,7 @@ AWAY = (
 )
 STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, and cannot have one
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
-TAKEN_S = 600.0  # for so long a row says that a daemon has taken over what one before had left
+TAKEN_S = 600.0  # for so long a row says that a daemon was started again
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
 AWAY_STATES = frozenset({"gone", "drained"})  # of nodes that are not there
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
@@ -46,8 +46,8 @@ class Row:
     step: int = 0
     phase: str = ""  # as its record says, which is refreshed now and then
     beat_s: float | None = None  # how old the oldest beat of its workers is at most; None: not known
-    taken_s: float | None = None  # how long ago its daemon took over what one before had left; None: not of late
-    taken_dead: bool = False  # that one had died
+    taken_s: float | None = None  # how long ago its daemon was started again; None: not of late
+    taken: str = ""  # after what: a word of `words.ENDS`
     note: str = ""
 
 
@@ -126,7 +126,8 @@ def picture(
     if away and plan is not None and state in WANTING:
         state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
     if plan is not None and state != "TRAINING":
-        reason = reason.replace(how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train")
+        trains, shall = how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train"
+        reason, here = reason.replace(trains, shall), here.replace(trains, shall)
     past = answered(past, plan) if past else None
     uptime_s = age(past.began + past.stopped_s, now) if past else None
     return Picture(
@@ -141,7 +142,7 @@ def picture(
         known=len(rows),
         needs=needs,
         reason=reason,
-        reason_s=planned_s if not again else None,
+        reason_s=None if again else planned_s if planned_s is not None else of_its_fault(past, plan, now),
         node=node,
         here=once(here),
         rows=(*rows, *generating),
@@ -163,6 +164,12 @@ def picture(
         ),
         exit_code=plan.exit_code if plan and not again else None,
     )
+
+
+def of_its_fault(past: Past | None, plan: Plan | None, now: float) -> float | None:
+    """How long ago the fault was that the plan answers: who was not there when the plan came goes by that."""
+    last = past.last if past else None
+    return age(last.at, now) if last and plan and last.generation == plan.generation else None
 
 
 def newest(view: View, records: Mapping[str, Record]) -> int:
@@ -296,17 +303,21 @@ def row(
     if record is None:
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots
+    taken_s = age(record.taken_at, now)
+    taken_s = taken_s if taken_s is not None and taken_s < TAKEN_S else None
     if quarantine is not None and quarantine.binds(record.member) and rank is None:
         state = "gone" if dead(view, node) else "quarantined"
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
-        return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=record.problem)
+        return Row(
+            node=node, member=member, state=state, leader=leader, slots=slots, taken_s=taken_s, taken=record.taken,
+            note=record.problem,
+        )  # fmt: skip
     note = record.exit.cause if record.exit else str(record.stall) if record.stall else ""
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
-    taken_s = age(record.taken_at, now)
     fresh = record.phase == "warm"  # a process that takes a place: what it has told is of before
     return Row(
         node=node,
@@ -318,8 +329,8 @@ def row(
         step=record.step,
         phase="" if fresh else record.phase,
         beat_s=None if fresh else age(record.beat_at, now),
-        taken_s=taken_s if taken_s is not None and taken_s < TAKEN_S else None,
-        taken_dead=record.taken_dead,
+        taken_s=taken_s,
+        taken=record.taken,
         note=note,
     )
 

@@ -217,8 +217,8 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
     # Found by a new user: the leader's daemon was killed and came back, and `status` said nothing of it.
     plan = Plan(generation=3, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so")
 
-    def note(now, taken_at=1000.0, *, dead=True, **more):
-        record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at, taken_dead=dead)
+    def note(now, taken_at=1000.0, *, taken="died", **more):
+        record = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=taken_at, taken=taken)
         told = picture("ppo", View(plan=plan), {"n0": record}, {}, needs=1, now=now)
         return (
             render.status(asdict(told), colour=False, **more)
@@ -228,7 +228,9 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
         )
 
     assert note(1012.0) == ["its daemon died and was started again 12 s ago; its workers went on"]
-    assert note(1012.0, dead=False) == ["its daemon was restarted 12 s ago; its workers went on"]
+    assert note(1012.0, taken="handed") == ["its daemon was restarted 12 s ago; its workers went on"]
+    (killed,) = note(1012.0, taken="killed")
+    assert killed == "started again 12 s ago: all of its processes had died, and the machine had not been down"
     assert note(1700.0) == note(1012.0, taken_at=0.0) == []
 
 
