@@ -124,14 +124,15 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
-    stops = " (stops not counted)" if picture.get("stopped_s") else ""
-    since = f" in {ago(uptime_s)}{stops}" if ages else " so far"
+    stops = ["stops not counted"] if ages and picture.get("stopped_s") else []
+    since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
         reason = picture.get("reason", "")
         asked = leaves(reason) or reason.startswith("going on")
         recovers = picture.get("state") == "RECOVERING" and not asked
         return f"the first fault{since} is being answered" if recovers else f"no fault{since}"
-    often = f" (one in {ago(picture['mtbf_s'])})" if ages and faults > 1 else ""
+    often = [f"one in {ago(picture['mtbf_s'])}"] if ages and faults > 1 else []
+    aside = f" ({', '.join([*often, *stops])})" if often or stops else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     trains = picture.get("state") in {"TRAINING", "GROWING"}
     took = ", over" if trains else ", not over"
@@ -139,4 +140,4 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
         took = f", over in {last['seconds']:.2f} s{HOW.get(last.get('rung', ''), '')}"
     lost = last.get("steps")
     cost = "" if lost is None else f", {count(lost, 'step') if lost else 'no step'} lost"
-    return f"{count(faults, 'fault')}{since}{often}; the last{when}{took}{cost}: {last['said']}"
+    return f"{count(faults, 'fault')}{since}{aside}; the last{when}{took}{cost}: {last['said']}"
