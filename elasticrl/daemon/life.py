@@ -110,6 +110,9 @@ def end_of(before: Life | None, boot: str, *, adopted: bool) -> str:
     >>> dead = Life(node="n3", incarnation=1, boot="a")
     >>> end_of(dead, "a", adopted=True), end_of(dead, "a", adopted=False), end_of(dead, "b", adopted=False)
     ('died', 'killed', 'rebooted')
+    >>> ended = Life(node="n3", incarnation=1, parted=True)
+    >>> end_of(ended, "a", adopted=True), end_of(ended, "b", adopted=False), end_of(None, "a", adopted=False)
+    ('handed', '', '')
     """
     if before is None:
         return ""

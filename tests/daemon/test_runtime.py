@@ -95,6 +95,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         job.start("n2")
         job.until_steps(3, within_s=60.0)
         job.until(lambda: told_as(job, "n2") == "training", 10.0, "it is back")
+        assert [row["taken"] for row in job.ask("n0", "status")["rows"]] == ["", "", "killed"]
         at = time.monotonic()
         leader = job.leader()
         job.kill_daemon(leader)
