@@ -36,7 +36,7 @@ class Incidents:
     def __init__(self, desk: Desk, plans: Plans, history: History, starving: Callable[[], Mapping[str, str]]) -> None:
         self.kept: Callable[[Incident], None] = lambda _: None  # told of each that was written
         self._desk, self._plans, self._history, self._starving = desk, plans, history, starving
-        self._well = (0, 0)  # the two newest generations in which this node's workers have trained
+        self._well = 0  # the newest generation in which this node's workers have trained
         self._written: tuple[int, int, datetime] | None = None  # the newest: its gang, what came of it, since when
         self._saving: asyncio.Task[None] | None = None  # its file
         self._capped = ""  # what a cap keeps us from, when that was looked at last
@@ -52,17 +52,13 @@ class Incidents:
         """After each step of the core. `anew`: it has brought a plan."""
         plan = state.view.plan
         if anew and plan and plan.phase is Phase.STOP and plan.exit_code == Outcome.CRASH_LOOP.value:
-            self._write(state, self._well[0] or plan.generation - 1, plan.generation, ago(STOPPED_S))
+            self._write(state, self._well or plan.generation - 1, plan.generation, ago(STOPPED_S))
         self._correct(state)
         self._note_cap(state)
         if isinstance(event, Workers) and event.work is Work.TRAINING and event.stall is None:
-            newest, _ = self._well
-            if event.generation > newest:
-                self._well = (event.generation, newest)
+            self._well = max(self._well, event.generation)
         if done is not None:
-            newest, before = self._well
-            broken = before if done.generation == newest else newest
-            self._desk.spawn(self._later(broken, done), "incident")
+            self._desk.spawn(self._later(done), "incident")
 
     def _note_cap(self, state: State) -> None:
         """What a cap keeps the leader from doing is an incident, too: no recovery will end by which it would be told."""
@@ -79,9 +75,9 @@ class Incidents:
         if self._desk.state().view.generation == generation:  # else the recovery's own incident tells it
             self._write(self._desk.state(), generation, generation + 1, since)
 
-    async def _later(self, broken: int, done: Done) -> None:
+    async def _later(self, done: Done) -> None:
         await asyncio.sleep(LATER_S)
-        self._write(self._desk.state(), broken, done.generation, ago(done.total_s + LATER_S))
+        self._write(self._desk.state(), done.broke, done.generation, ago(done.total_s + LATER_S))
 
     def _correct(self, state: State) -> None:
         """A node that was taken for dead has come back and says that it had lived: the incident is told anew."""

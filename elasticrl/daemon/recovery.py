@@ -30,6 +30,7 @@ class Done:
     """
 
     generation: int
+    broke: int = 0  # the generation in which there was the first sign
     rung: str
     total_s: float
     stages: dict[str, float]
@@ -64,15 +65,17 @@ class Stages:
     """The marks of the recovery that is going on, if one is."""
 
     sign_at: float | None = None  # first sign of trouble here
+    broke: int = 0  # as Done's
     detect_s: float = 0.0  # how long there had been nothing to see or hear by then
     silence: bool = False  # as Done's
     plan: Plan | None = None  # that answers it
     plan_at: float = 0.0
+    grown: Plan | None = None  # the newest one, which only adds to the gang of that one
     joined_at: float | None = None  # the workers are through their first collective, and have their state
     restore_s: float = 0.0  # how long the slowest of them took to put it back
     step: int = 0  # newest sealed when they were
     newest: int = 0  # step that the workers here have known to be sealed
-    lost: int | None = None  # of those, what they did not go on from
+    lost: int | None = None  # of those, what they did not go on from, since the sign
     paused: bool = False  # the plan holds because an operator wants it to
 
     def after(
@@ -98,31 +101,46 @@ class Stages:
                 pass
             case Workers(work=work, stall=stall) if (work in TROUBLE or stall) and self.sign_at is None:
                 detect_s = max(stall.for_s if stall else 0.0, still_s)
-                return replace(self, sign_at=now, detect_s=detect_s, silence=False), None
+                return replace(self, sign_at=now, broke=self._newest, detect_s=detect_s, silence=False), None
             case Suspected(silent_s=silent_s) if self.sign_at is None:
-                return replace(self, sign_at=now, detect_s=max(silent_s, still_s), silence=True), None
-            case Seen() if plan is not None and (self.plan is None or plan.generation > self.plan.generation):
+                detect_s = max(silent_s, still_s)
+                return replace(self, sign_at=now, broke=self._newest, detect_s=detect_s, silence=True), None
+            case Seen() if plan is not None and plan.generation > self._newest:
+                if plan.grows and self.sign_at is not None and self.joined_at is not None:
+                    return replace(self, grown=plan), None  # the gang trains on, and its next step ends this
                 seated = me in plan.seat_of
                 broken = plan.rung > 0 and not self.paused and self.plan is not None  # the first may have been answered
                 answers = seated and plan.phase is Phase.TRAIN and (broken or self.sign_at is not None)
                 # Where too few are left to go on, or have to be probed, it is not over: the fault began before the hold.
                 waits = seated and plan.phase in (Phase.HOLD, Phase.PROBE) and not paused and self.sign_at is not None
                 sign_at = (self.sign_at if self.sign_at is not None else now) if answers or waits else None
-                return Stages(
-                    sign_at=sign_at, detect_s=self.detect_s if self.sign_at else still_s, plan=plan, plan_at=now,
-                    silence=self.silence and self.sign_at is not None,
+                fresh = Stages(
+                    sign_at=sign_at, broke=self._newest, detect_s=still_s, plan=plan, plan_at=now,
                     paused=paused and plan.phase is Phase.HOLD, newest=self.newest,
-                ), None  # fmt: skip
+                )  # fmt: skip
+                if self.sign_at is None:
+                    return fresh, None
+                was = self
+                return replace(fresh, broke=was.broke, detect_s=was.detect_s, silence=was.silence, lost=was.lost), None
             case Workers() if self._joined(event) and self.sign_at is not None and self.sign_at > self.plan_at:
                 return replace(
                     self, sign_at=None
                 ), None  # an effect of the plan, such as the parting of a gang that grows
             case Workers() if self._joined(event):
-                lost = max(0, self.newest - event.step) if self.newest else None
+                lost = max(0, self.newest - event.step) + (self.lost or 0) if self.newest else self.lost
                 return replace(self, joined_at=now, restore_s=event.restore_s, step=event.step, lost=lost), None
             case Workers(step=step) if self.sign_at is not None and self.joined_at is not None and step > self.step:
-                return replace(self, sign_at=None, joined_at=None), self._done(now)
+                plan, plan_at = (self.grown, now) if self.grown else (self.plan, self.plan_at)
+                return replace(
+                    self, sign_at=None, joined_at=None, lost=None, grown=None, plan=plan, plan_at=plan_at
+                ), self._done(now)
         return self, None
+
+    @property
+    def _newest(self) -> int:
+        """The newest generation that is known; 0: none."""
+        plan = self.grown or self.plan
+        return plan.generation if plan else 0
 
     def _joined(self, workers: Workers) -> bool:
         if self.sign_at is None or self.joined_at is not None or self.plan is None:
@@ -144,8 +162,10 @@ class Stages:
         }
         rung = self.plan.rung.name.lower()
         total_s = sum(stages.values())
-        done = Done(generation=self.plan.generation, rung=rung, total_s=total_s, stages=stages, lost=self.lost)
-        return replace(done, silence=self.silence)
+        return Done(
+            generation=self.plan.generation, broke=self.broke, rung=rung, total_s=total_s, stages=stages, lost=self.lost,
+            silence=self.silence,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,46 @@ def test_a_nodes_own_way_in_is_no_recovery():
     )
 
 
+def grown(generation: int) -> Plan:
+    """A plan that adds another node to our gang of the second generation."""
+    seats = (Seat(member=ME, born=1), Seat(member=OTHER, born=generation))
+    return Plan(generation=generation, phase=Phase.TRAIN, rung=Rung.START, seats=seats)
+
+
+def test_a_gang_that_is_to_grow_before_its_first_step_is_told_with_what_it_had_lost():
+    # Found by a recorded run: two of four nodes died, the others held, went back by 8 steps, and took the two in again before
+    # the first step was sealed: it was told as "no step lost: nothing in the evidence shows a failure".
+    held = replace(SECOND, phase=Phase.HOLD)
+    alone = replace(SECOND, generation=3, rung=Rung.RELOAD)
+    until_then = (
+        (Seen(now=0.0, view=View(plan=FIRST)), FIRST),
+        (works(0.5, Work.TRAINING, 1, 208), FIRST),
+        (Suspected(now=1.0, node="b"), FIRST),
+        (Seen(now=1.1, view=View(plan=held)), held),
+        (Seen(now=6.0, view=View(plan=alone)), alone),
+    )
+    four = grown(4)
+    assert four.grows
+    (joined,) = told(
+        *until_then,
+        (works(6.5, Work.TRAINING, 3, 200), alone),
+        (Seen(now=6.6, view=View(plan=four)), four),
+        (works(6.9, Work.TRAINING, 3, 201), four),
+        (works(7.0, Work.PARKED, 3, 201), four),  # it parts, which is no trouble
+        (works(7.5, Work.TRAINING, 4, 201), four),
+        (works(7.9, Work.TRAINING, 4, 202), four),
+    )
+    assert (joined.broke, joined.generation, joined.rung, joined.lost) == (1, 3, "reload", 8)
+    assert round(joined.total_s, 3) == 5.9
+    (before,) = told(
+        *until_then,
+        (Seen(now=6.2, view=View(plan=four)), four),
+        (works(6.5, Work.TRAINING, 4, 200), four),
+        (works(6.9, Work.TRAINING, 4, 201), four),
+    )
+    assert (before.broke, before.generation, before.lost) == (1, 4, 8)
+
+
 def test_a_daemon_that_goes_on_with_anothers_life_recovers_from_nothing():
     # Found by a recorded run: a leader's daemon that was started again told the fault of before anew, at 1.88 s and not 1.70.
     assert not told(
