@@ -12,7 +12,7 @@ BOLD, DIM, RED, GREEN, YELLOW, RESET = "\033[1m", "\033[2m", "\033[31m", "\033[3
 COLOUR = {
     "TRAINING": GREEN, "GROWING": GREEN, "FINISHED": GREEN, "STARTING": YELLOW, "RECOVERING": YELLOW, "FORMING": YELLOW,
     "HOLDING": YELLOW, "PROBING": YELLOW, "WAITING FOR THE STORE": RED, "CRASH LOOP": RED,
-    "STOPPED": DIM, "quarantined": RED, "gone": RED, "failed": RED,
+    "STOPPED": DIM, "quarantined": RED, "gone": RED, "lost": RED, "failed": RED,
     "stalled": RED, "spare": DIM, "warming up": DIM, "no engine": RED,
 }  # fmt: skip
 

@@ -6,9 +6,24 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from elasticrl.core import versions
-from elasticrl.core.model import Member, Outcome, Phase, Plan, Quarantine, Record, Rollout, View, Work, meanwhile
+from elasticrl.core.evidence import Sign
+from elasticrl.core.meanings import MEANINGS
+from elasticrl.core.model import (
+    LOADING,
+    Member,
+    Outcome,
+    Phase,
+    Plan,
+    Quarantine,
+    Record,
+    Rollout,
+    View,
+    Work,
+    meanwhile,
+)
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Fault, Verdict
 from elasticrl.core.words import count, how_many_train, some
@@ -25,7 +40,7 @@ STANDS = "WAITING FOR THE STORE"  # the state of a job that needs another plan, 
 GENERATES = "rollout"  # a rollout node's state, when its engine is up
 TAKEN_S = 600.0  # for so long a row says that a daemon was started again
 WANTING = frozenset({"STARTING", "RECOVERING", "PROBING"})  # states that another plan, or a commit, would end
-AWAY_STATES = frozenset({"gone", "drained"})  # of nodes that are not there
+AWAY_STATES = frozenset({"gone", "lost", "drained"})  # of nodes that are not there; who is lost has still a lease
 ENDS = {Outcome.FINISHED.value: "FINISHED", Outcome.CRASH_LOOP.value: "CRASH LOOP"}
 
 
@@ -106,8 +121,11 @@ def picture(
     """
     plan = view.plan
     again = begins_again(plan, records)
+    verdict = answer(view, past)
+    dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()
+    drains = not_back(drains or {}, [*records.values(), *quarantines.values(), *(past.missing if past else ())])
     rows = tuple(
-        row(name, records.get(name), quarantines.get(name), view, now, silent=silent)
+        row(name, records.get(name), quarantines.get(name), view, now, dead=name in dead, silent=silent)
         for name in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
@@ -116,7 +134,7 @@ def picture(
     missing = [each for each in (past.missing if past else ()) if each.member.node not in present]
     missing = [] if plan is not None and plan.phase is Phase.STOP else missing
     away_rows = [missing_row(each, quarantines, now) for each in missing]
-    away_rows += [drained_row(each) for each in drained(plan, drains or {}) if each.node not in present]
+    away_rows += [drained_row(each) for each in drained(plan, drains) if each.node not in present]
     rows = tuple(sorted((*rows, *away_rows), key=lambda row: row.node))
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
@@ -154,11 +172,11 @@ def picture(
         last_s=age(past.last.at, now) if past and past.last else None,
         advice=(
             *([UNSEEN] if silent else [AWAY] if away else ()),
-            *advice(rows, view, needs, drains or {}, training=training, again=again),
+            *advice(rows, view, needs, drains, training=training, again=again),
             *gone([each.member.node for each in missing], seated, needs, training=training),
-            *([] if missing else barely(past, drains or {}, rows, needs, training=training)),
+            *([] if missing else barely(past, drains, rows, needs, training=training)),
             *awaited(generating, engines, training=training),
-            *found(view, records, quarantines, {each.member.node for each in missing}),
+            *found(verdict, view, records, quarantines, {each.member.node for each in missing}),
             *unlogged(records),
             *differing(records),
         ),
@@ -220,17 +238,19 @@ def once(said: str) -> str:
 
 
 def found(
-    view: View, records: Mapping[str, Record], quarantines: Mapping[str, Quarantine], missing: AbstractSet[str]
+    verdict: Verdict | None,
+    view: View,
+    records: Mapping[str, Record],
+    quarantines: Mapping[str, Quarantine],
+    missing: AbstractSet[str],
 ) -> tuple[str, ...]:
     """What was found out: the remedy for what broke the present gang's forerunner, and what the leader says is not in order.
 
     A way to a node that has gone altogether may be whole: found by a new user, who killed one of two nodes and was sent to look
     at switches and cables.
     """
-    plan = view.plan
     leader = records.get(view.leader.node) if view.leader else None
     said = list(leader.advice) if leader else []
-    verdict = plan.verdict if plan is not None else None
     overtaken = verdict is not None and verdict.fault == Fault.NETWORK and not missing.isdisjoint(verdict.nodes)
     if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
         who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
@@ -290,8 +310,9 @@ def by_policy(plan: Plan) -> bool:
 
 
 def row(
-    node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *, silent: bool = False
-) -> Row:
+    node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *,
+    dead: bool, silent: bool = False,
+) -> Row:  # fmt: skip
     """One node's line."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
@@ -306,7 +327,7 @@ def row(
     taken_s = age(record.taken_at, now)
     taken_s = taken_s if taken_s is not None and taken_s < TAKEN_S else None
     if quarantine is not None and quarantine.binds(record.member) and rank is None:
-        state = "gone" if dead(view, node) else "quarantined"
+        state = "lost" if dead else "quarantined"
         return Row(node=node, member=member, state=state, leader=leader, slots=slots, note=quarantine.reason)
     if rank is None:
         state = "leaving" if record.leaving else "spare" if record.warm else "warming up"
@@ -318,7 +339,7 @@ def row(
     trains_on = view.plan is not None and view.plan.grows and meanwhile(record.work, record.phase)
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
-    fresh = record.phase == "warm"  # a process that takes a place: what it has told is of before
+    fresh = record.phase == LOADING  # a process that takes a place: how old its beat is says nothing
     return Row(
         node=node,
         member=member,
@@ -327,18 +348,12 @@ def row(
         rank=rank,
         slots=slots,
         step=record.step,
-        phase="" if fresh else record.phase,
+        phase=record.phase,
         beat_s=None if fresh else age(record.beat_at, now),
         taken_s=taken_s,
         taken=record.taken,
         note=note,
     )
-
-
-def dead(view: View, node: str) -> bool:
-    """Does the plan answer its death? Then it is kept out until another life of it comes, which needs no advice."""
-    verdict = view.plan.verdict if view.plan else None
-    return verdict is not None and verdict.fault == Fault.DEAD_NODE and node in verdict.nodes
 
 
 def missing_row(missing: Missing, quarantines: Mapping[str, Quarantine], now: float) -> Row:
@@ -364,6 +379,25 @@ def drained_row(member: Member) -> Row:
 def here_of(rows: Sequence[Row]) -> set[str]:
     """The nodes that are there."""
     return {row.node for row in rows if row.state not in AWAY_STATES}
+
+
+def not_back(drains: Mapping[str, Member], known: Sequence[Record | Quarantine | Missing]) -> dict[str, Member]:
+    """Who was drained, and has not been there again since: what is asked for outlives the node's return."""
+    newest: dict[str, int] = {}
+    for each in known:
+        newest[each.member.node] = max(each.member.incarnation, newest.get(each.member.node, 0))
+    return {node: member for node, member in drains.items() if newest.get(node, 0) <= member.incarnation}
+
+
+def answer(view: View, past: Past | None) -> Verdict | None:
+    """The verdict that the plan answers, or what its incident was told anew as: who was taken for dead may live."""
+    verdict, last = view.plan.verdict if view.plan else None, past.last if past else None
+    told = (
+        verdict is not None and view.plan is not None and last is not None and last.generation == view.plan.generation
+    )
+    if verdict is None or last is None or not told or verdict.fault != Fault.DEAD_NODE or last.fault != Fault.NETWORK:
+        return verdict
+    return replace(verdict, fault=Fault.NETWORK, cause=last.said, remedy=MEANINGS[Sign.UNHEARD].remedy)
 
 
 def answered(past: Past, plan: Plan | None) -> Past:

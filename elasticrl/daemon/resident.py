@@ -33,11 +33,13 @@ from elasticrl.daemon.spec import spec_of
 from elasticrl.daemon.stored import highest_incarnation
 from elasticrl.diagnose.reach import embedded, store_settings
 from elasticrl.shell.notify import Notify
+from elasticrl.shell.office import request
 from elasticrl.shell.sight import AGAIN_S
 from elasticrl.shell.ways import outward
 from elasticrl.store import Store, StoreError, open_store
 
 ROUTE_S = 20.0  # for a way out of this machine to be there, as while its network comes up
+NOTE_S = 1.0  # for the store to take a note that nothing depends on
 MARGIN_S = 2.0  # for all that an answer takes besides waiting
 
 
@@ -215,6 +217,10 @@ class Resident(ABC):
         self.log.info("control.asked", verb=verb, target=node or "", uid=asker.uid, pid=asker.pid)
         if asked is Verb.DRAIN and node in (None, self.name):
             self._drain()
+            store, view, _ = self.seen
+            with suppress(StoreError, TimeoutError):  # so that `status` says who wanted it; it leaves without that, too
+                async with asyncio.timeout(NOTE_S):
+                    await request(store, asked, self.name, view.generation)
             return promise(asked, self.tree.job.name, self.name)
         store, view, _ = self.seen
         return await operators.write_down(

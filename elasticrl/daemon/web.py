@@ -42,7 +42,7 @@ REASONS: Final = {
     405: "Method Not Allowed", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable",
 }  # fmt: skip
 GOOD: Final = frozenset({"TRAINING", "GROWING", "FINISHED", "training", "done"})
-BAD: Final = frozenset({"CRASH LOOP", "quarantined", "gone", "failed", "stalled"})
+BAD: Final = frozenset({"CRASH LOOP", "quarantined", "gone", "lost", "failed", "stalled"})
 STYLE: Final = (files(__package__) / "web.css").read_text(encoding="utf-8")
 SCRIPT: Final = (files(__package__) / "web.js").read_text(encoding="utf-8")
 

@@ -81,7 +81,7 @@ def test_a_trainer_is_killed_with_its_worker_its_node_and_its_leader_and_ends_wi
         at = time.monotonic()
         job.kill_node("n2")
         job.until_steps(2, after=at, within_s=30.0)
-        job.until(lambda: told_as(job, "n2") == "gone", 5.0, "it is told as gone before its lease is over")
+        job.until(lambda: told_as(job, "n2") == "lost", 5.0, "its lease is not over")
         job.until(
             lambda: "n2 is gone" in job.ask("n0", "status")["advice"][0],
             30.0,

@@ -5,6 +5,7 @@ import doctest
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import pytest
 from elasticrl.cli import render
 from elasticrl.core.evidence import Evidence, Kind, Sign
 from elasticrl.core.judge import judge
+from elasticrl.core.model import Commit, Member, Phase, Plan, Quarantine, Record, Rung, Seat, View, Work
 from elasticrl.core.verdict import Facts
+from elasticrl.daemon.past import Broken, Past
+from elasticrl.daemon.picture import picture
 from elasticrl.telemetry import events, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -85,43 +89,31 @@ def test_the_page_of_the_runtime_has_all_that_a_script_may_call() -> None:
     assert {name for name in reduced if f"`{name}`" not in page} == {"notes"}
 
 
-def row(node: str, rank: int | None, state: str, **more: object) -> dict[str, object]:
-    plain = {
-        "node": node,
-        "member": f"{node}/1",
-        "rank": rank,
-        "slots": 1,
-        "state": state,
-        "step": 1284,
-        "phase": None,
-        "beat_s": None,
-        "note": "",
-    }
-    return {**plain, "leader": False, **more}
-
-
 def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
-    reason = "n03/1 is not heard by n02 and n04"
-    fact = Evidence(kind=Kind.NODE, sign=Sign.UNHEARD, node="n03", generation=13)
-    verdict = judge([fact], Facts(world=8, nodes={}))
-    picture = {
-        "job": "ppo-7b", "state": "TRAINING", "generation": 14, "step": 1284, "committed": 1280, "committed_s": 41.0,
-        "nodes": 7, "known": 8, "needs": 4, "reason": f"{reason}; 7 nodes train", "reason_s": 41.0,
-        "rows": [
-            row("n00", 0, "training", phase="rollout", beat_s=0.4, leader=True),
-            row("n01", 1, "training", phase="rollout", beat_s=3.6, step=1277),
-            row("n02", 2, "training", phase="rollout", beat_s=0.5),
-            row("n03", None, "quarantined", note=reason),
-            *(row(f"n0{n}", n - 1, "training", phase="rollout", beat_s=0.5) for n in range(4, 8)),
-        ],
-        "uptime_s": 273_600.0, "faults": 3, "mtbf_s": 91_200.0, "last_s": 40.0,
-            "last": {"said": verdict.said, "seconds": 0.98, "steps": 0, "rung": "reform"},
-        "advice": [
-            "n03 is out of the plan. See why: elasticrl events n03. Let it back: elasticrl admit n03.",
-            f"{verdict.fault} (n03): {verdict.remedy} More: elasticrl incidents last.",
-        ],
-    }  # fmt: skip
-    said = render.status(picture, colour=False)
+    now, why = 1_764_000_000.0, "n03/1 is not heard by n02 and n04"
+    members = [Member(node=f"n0{n}", incarnation=1) for n in range(8)]
+    out = members[3]
+    gone = Evidence(kind=Kind.NODE, sign=Sign.NODE_GONE, node="n03", generation=13)
+    lives = judge([gone, replace(gone, sign=Sign.UNHEARD)], Facts(world=8, nodes={}))  # as its incident is told anew
+    plan = Plan(
+        generation=14, phase=Phase.TRAIN, rung=Rung.REFORM, reason=f"{why}; 7 nodes train",
+        seats=tuple(Seat(member=each, born=1) for each in members if each != out),
+        verdict=judge([gone], Facts(world=8, nodes={})),
+    )  # fmt: skip
+    works = {"work": Work.TRAINING, "generation": 14, "phase": "rollout"}
+    records = {each.node: Record(member=each, step=1284, beat_at=now - 0.4, **works) for each in members}
+    records["n01"] = replace(records["n01"], step=1283, beat_at=now - 3.6)
+    records["n03"] = Record(member=out, warm=True)
+    last = Broken(
+        at=now - 41.0, fault=str(lives.fault), said=lives.said, generation=14, seconds=0.98, steps=0, rung="reform"
+    )
+    seen = picture(
+        "ppo-7b",
+        View(plan=plan, leader=members[0], commit=Commit(step=1280, generation=13, written=now - 41.0)),
+        records, {"n03": Quarantine(member=out, reason=why)},
+        past=Past(began=now - 13_020.0, faults=3, last=last), needs=4, now=now, planned_s=40.0,
+    )  # fmt: skip
+    said = render.status(asdict(seen), colour=False)
     shown = re.sub(r"(?m)(^  n0[24567]/1 .*\n)+", "  ...\n", said)  # the page leaves out who is like the others
     assert shown.count("  ...\n") == 2
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -130,6 +122,7 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
     script = """
 import sys
+from dataclasses import asdict, replace
 from elasticrl.cli.main import build
 build(["status"])
 import elasticrl.cli.operate, elasticrl.daemon.client, elasticrl.cli.render
@@ -146,6 +139,7 @@ def test_a_daemons_start_imports_nothing_that_it_has_no_use_for_yet(tmp_path: Pa
     )
     script = f"""
 import sys
+from dataclasses import asdict, replace
 from elasticrl.cli import main, node
 from elasticrl.config import load
 from elasticrl.daemon.history import History

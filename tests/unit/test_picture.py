@@ -20,7 +20,7 @@ from elasticrl.core.model import (
     Work,
 )
 from elasticrl.core.verdict import Confidence, Fault, Verdict
-from elasticrl.daemon.past import Missing, Past
+from elasticrl.daemon.past import Broken, Missing, Past
 from elasticrl.daemon.picture import Picture, picture
 
 N0, N1 = (Member(node=name, incarnation=1) for name in ("n0", "n1"))
@@ -50,7 +50,7 @@ def test_a_job_that_is_to_grow_trains_on():
     records["n1"] = Record(member=N1, born=3, phase=LOADING, **said)
     shown = picture("ppo", View(plan=plan, leader=N0), records, {}, needs=1, now=1000.0)
     assert shown.state == "GROWING"
-    assert [(row.state, row.phase) for row in shown.rows] == [("training", "rollout"), ("joining", "")]
+    assert [(row.state, row.phase) for row in shown.rows] == [("training", "rollout"), ("joining", "warm")]
     parted = {**records, "n0": replace(records["n0"], phase=MEETING)}
     assert picture("ppo", View(plan=plan, leader=N0), parted, {}, needs=1, now=1000.0).rows[0].state == "joining"
 
@@ -208,7 +208,7 @@ def test_a_node_that_died_is_not_to_be_admitted_and_a_pause_says_what_is_in_memo
 
     assert "elasticrl admit n1" not in advice(verdict)
     died = View(plan=replace(plan, verdict=verdict))
-    assert picture("ppo", died, {"n1": Record(member=N1)}, out, needs=1).rows[-1].state == "gone"
+    assert picture("ppo", died, {"n1": Record(member=N1)}, out, needs=1).rows[-1].state == "lost"
     assert "elasticrl admit n1" in advice(replace(verdict, fault=Fault.NETWORK))
     assert "The 5 steps since the commit are in memory; elasticrl stop ends the job with a save." in advice(verdict)
 
@@ -321,6 +321,45 @@ def test_who_died_and_is_back_has_power():
     assert advice(1, 1).startswith("dead_node (n1, n2): Look. More")
     assert advice(2, 1).startswith("dead_node (n1, n2): Look. More")
     assert advice(2, 3).startswith("dead_node (n1, n2): back as n1/2 and n2/3, let in when ready. ")
+
+
+def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_anew_as():
+    # Found by a reader: the README's picture could not come about, as the plan's own verdict stays.
+    verdict = Verdict(
+        fault=Fault.DEAD_NODE, nodes=("n1",), cause="n1 went away", confidence=Confidence.HIGH, remedy="Look."
+    )
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="so", verdict=verdict)
+    out = {"n1": Quarantine(member=N1, reason="not heard")}
+    records = {"n0": Record(member=N0, work=Work.TRAINING, generation=4), "n1": Record(member=N1, warm=True)}
+
+    def seen(fault: Fault, generation: int) -> Picture:
+        last = Broken(at=1.0, fault=fault.value, said="n1 lives", generation=generation)
+        return picture(
+            "ppo", View(plan=plan, leader=N0), records, out, past=Past(began=1.0, last=last, faults=1), needs=1
+        )
+
+    lives = seen(Fault.NETWORK, 4)
+    assert lives.rows[1].state == "quarantined"
+    assert "elasticrl admit n1" in lives.advice[0]
+    assert lives.advice[1].startswith("network (n1): Check its link")
+    for other in (seen(Fault.DEAD_NODE, 4), seen(Fault.NETWORK, 3)):
+        assert other.rows[1].state == "lost"
+        assert other.advice[-1].startswith("dead_node (n1): Look.")
+
+
+def test_who_was_drained_once_and_came_back_is_drained_no_more():
+    # Found by a reader: n2/1 had been drained, n2/2 was killed, and "n2 was drained" stood there again.
+    plan = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held")
+
+    def advice(life: int) -> str:
+        n2 = Member(node="n2", incarnation=life)
+        return picture(
+            "ppo", View(plan=plan), {"n0": Record(member=N0)}, {"n2": Quarantine(member=n2, reason="not heard")},
+            drains={"n2": Member(node="n2", incarnation=1)}, needs=2,
+        ).advice[0]  # fmt: skip
+
+    assert "on n2 again (it was drained)" in advice(1)
+    assert "drained" not in advice(2)
 
 
 def test_a_gang_that_forms_does_not_train_yet():
