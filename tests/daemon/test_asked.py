@@ -118,6 +118,11 @@ def test_what_is_asked_stands_in_the_store_when_the_answer_comes() -> None:
         assert keys.load(Member, entry.value, "drain") == member
         await it.ask("admit", node="n1")
         assert await it.store.get(keys.drain_key("n1")) is None
+        await it.join("n0")
+        assert "n0 was asked to leave" in await it.ask("drain", force=True)
+        assert await it.store.get(keys.drain_key("n0")), (
+            "its own daemon was asked, and leaves; others say who wanted it"
+        )
         assert "n11 is no member now" in await it.refused("admit", node="n11")
 
     with_asked(script)
