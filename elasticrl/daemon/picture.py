@@ -482,6 +482,12 @@ def advice(
         for row in rows
         if row.state == "warming up" and row.note
     ]
+    said += [
+        f"The daemon of {row.node} died and was started again; its workers went on. Why: the end of its log (journalctl -u "
+        "elasticrl, or NODE.daemon.log of elasticrl run)."
+        for row in rows
+        if row.taken == "died" and row.taken_s is not None
+    ]
     present = sum(row.state not in {"quarantined", *AWAY_STATES} for row in rows)
     over = view.plan is not None and view.plan.phase is Phase.STOP and not again
     if not (training or over) and present < needs:

@@ -228,6 +228,13 @@ def test_a_daemon_that_was_started_again_leaves_a_trace_for_a_while():
         )
 
     assert note(1012.0) == ["its daemon died and was started again 12 s ago; its workers went on"]
+    died = Record(member=N0, work=Work.TRAINING, generation=3, taken_at=1000.0, taken="died")
+    of = {
+        now: picture("ppo", View(plan=plan, leader=N0), {"n0": died}, {}, needs=1, now=now).advice
+        for now in (1012.0, 1700.0)
+    }
+    assert of[1012.0][0].startswith("The daemon of n0 died and was started again; its workers went on. Why: the end of")
+    assert of[1700.0] == ()
     assert note(1012.0, taken="handed") == ["its daemon was restarted 12 s ago; its workers went on"]
     (killed,) = note(1012.0, taken="killed")
     assert killed == "started again 12 s ago: all of its processes had died, and the machine had not been down"
