@@ -637,7 +637,7 @@ class Daemon(Resident):
         self._broken_last = broken = Broken(
             at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
             generation=told.generation, seconds=told.seconds, steps=told.steps,
-            rung=done.rung if done else "",
+            rung=done.rung if done else "", remedy=told.verdict.remedy,
         )  # fmt: skip
         if self.node is None:
             return

@@ -33,6 +33,7 @@ class Broken:
     seconds: float | None = None  # without a sealed step; None: it is not over
     steps: int | None = None  # lost, and made again; None: not known
     rung: str = ""  # what was done about it; "": not known
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

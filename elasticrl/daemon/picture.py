@@ -9,8 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from elasticrl.core import versions
-from elasticrl.core.evidence import Sign
-from elasticrl.core.meanings import MEANINGS
 from elasticrl.core.model import (
     LOADING,
     Member,
@@ -121,7 +119,7 @@ def picture(
     """
     plan = view.plan
     again = begins_again(plan, records)
-    verdict = answer(view, past)
+    verdict = answer(plan, past)
     dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()
     drains = not_back(drains or {}, [*records.values(), *quarantines.values(), *(past.missing if past else ())])
     rows = tuple(
@@ -389,15 +387,14 @@ def not_back(drains: Mapping[str, Member], known: Sequence[Record | Quarantine |
     return {node: member for node, member in drains.items() if newest.get(node, 0) <= member.incarnation}
 
 
-def answer(view: View, past: Past | None) -> Verdict | None:
+def answer(plan: Plan | None, past: Past | None) -> Verdict | None:
     """The verdict that the plan answers, or what its incident was told anew as: who was taken for dead may live."""
-    verdict, last = view.plan.verdict if view.plan else None, past.last if past else None
-    told = (
-        verdict is not None and view.plan is not None and last is not None and last.generation == view.plan.generation
-    )
-    if verdict is None or last is None or not told or verdict.fault != Fault.DEAD_NODE or last.fault != Fault.NETWORK:
+    verdict, last = plan.verdict if plan else None, past.last if past else None
+    if plan is None or verdict is None or last is None or last.generation != plan.generation:
         return verdict
-    return replace(verdict, fault=Fault.NETWORK, cause=last.said, remedy=MEANINGS[Sign.UNHEARD].remedy)
+    if verdict.fault != Fault.DEAD_NODE or last.fault != Fault.NETWORK:
+        return verdict
+    return replace(verdict, fault=Fault.NETWORK, cause=last.said, remedy=last.remedy)
 
 
 def answered(past: Past, plan: Plan | None) -> Past:

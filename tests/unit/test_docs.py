@@ -105,7 +105,14 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     records["n01"] = replace(records["n01"], step=1283, beat_at=now - 3.6)
     records["n03"] = Record(member=out, warm=True)
     last = Broken(
-        at=now - 41.0, fault=str(lives.fault), said=lives.said, generation=14, seconds=0.98, steps=0, rung="reform"
+        at=now - 41.0,
+        fault=str(lives.fault),
+        said=lives.said,
+        remedy=lives.remedy,
+        generation=14,
+        seconds=0.98,
+        steps=0,
+        rung="reform",
     )
     seen = picture(
         "ppo-7b",

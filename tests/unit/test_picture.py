@@ -340,7 +340,7 @@ def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_
     records = {"n0": Record(member=N0, work=Work.TRAINING, generation=4), "n1": Record(member=N1, warm=True)}
 
     def seen(fault: Fault, generation: int) -> Picture:
-        last = Broken(at=1.0, fault=fault.value, said="n1 lives", generation=generation)
+        last = Broken(at=1.0, fault=fault.value, said="n1 lives", generation=generation, remedy="Check its link.")
         return picture(
             "ppo", View(plan=plan, leader=N0), records, out, past=Past(began=1.0, last=last, faults=1), needs=1
         )

@@ -145,6 +145,16 @@ def test_a_gang_that_is_to_grow_before_its_first_step_is_told_with_what_it_had_l
         (works(6.9, Work.TRAINING, 4, 201), four),
     )
     assert (before.broke, before.generation, before.lost) == (1, 4, 8)
+    worse = replace(SECOND, generation=4)
+    (both,) = told(
+        *until_then,
+        (works(6.5, Work.TRAINING, 3, 200), alone),
+        (works(6.6, Work.FAILED, 3, 200), alone),  # another fault, before the first step after the first one
+        (Seen(now=6.7, view=View(plan=worse)), worse),
+        (works(6.9, Work.TRAINING, 4, 200), worse),
+        (works(7.0, Work.TRAINING, 4, 201), worse),
+    )
+    assert (both.broke, both.generation, both.lost) == (1, 4, 8)
 
 
 def test_a_daemon_that_goes_on_with_anothers_life_recovers_from_nothing():
