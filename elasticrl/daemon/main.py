@@ -39,7 +39,7 @@ from elasticrl.daemon.history import History
 from elasticrl.daemon.inquiry import Inquiry
 from elasticrl.daemon.life import Life, end_of, this_boot
 from elasticrl.daemon.neighbours import Neighbours
-from elasticrl.daemon.past import Broken, Roster, Scribe
+from elasticrl.daemon.past import Broken, Past, Roster, Scribe, lasting
 from elasticrl.daemon.recovery import Done, Flow, Stages, kind_of
 from elasticrl.daemon.refusal import FAILED, Refusal
 from elasticrl.daemon.resident import Resident
@@ -581,11 +581,17 @@ class Daemon(Resident):
         if done is not None:
             self.measures.recovered(done)
             self._done = done
+            if decision.state.lead is not None:
+                self._change_past(lambda past: past.over(done))
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._met = view.generation if self._plan is None else self._met
             self._plan = view.plan
             self.neighbours.follow(view.plan)
+            since = now if self._stages.sign_at is None else self._stages.sign_at - self._stages.detect_s
+            broken = lasting(view.plan, self._stages, at=time.time() - (now - since)) if view.plan else None
+            if broken is not None and decision.state.lead is not None:
+                self._change_past(lambda past: past.after(broken))
         if trains_on(decision.state):
             self._trained_on = view.generation
         elif view.plan is not self._ring_plan:
@@ -624,20 +630,24 @@ class Daemon(Resident):
             self._roster.forget()
         elif (moves := self._roster.look(view)) is not None:
             now = time.time()
-            self.inquiry.desk.spawn(
-                self._scribe.change(self.node.store, now, lambda past: past.moved(moves, now)), "past"
-            )
+            self._change_past(lambda past: past.moved(moves, now))
 
-    def _tell_incident(self, told: "Incident") -> None:
-        """An incident was written. What the leader has to tell of it, those who ask for the status shall read."""
+    def _change_past(self, of: Callable[[Past], Past]) -> None:
+        """Of the job, for those who ask for the status."""
+        assert self.node is not None
+        self.inquiry.desk.spawn(self._scribe.change(self.node.store, time.time(), of), "past")
+
+    def _tell_incident(self, told: "Incident", broke: int) -> None:
+        """An incident of the gang `broke` was written. What the leader tells of it, those who ask for the status shall read."""
         if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
             self._told_of = told.generation
             self.metrics.lost.inc(told.steps or 0)
         done = self._done if self._done and self._done.generation == told.generation else None
         self._broken_last = broken = Broken(
-            at=datetime.fromisoformat(told.began).timestamp(), fault=str(told.verdict.fault), said=told.verdict.said,
-            generation=told.generation, seconds=told.seconds, steps=told.steps,
-            rung=done.rung if done else "", remedy=told.verdict.remedy,
+            at=datetime.fromisoformat(told.began).timestamp(),
+            verdict=replace(told.verdict, because=(), against=()), said=told.verdict.said,
+            generation=told.generation, broke=broke,
+            seconds=told.seconds, steps=told.steps, rung=done.rung if done else "",
         )  # fmt: skip
         if self.node is None:
             return

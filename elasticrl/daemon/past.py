@@ -1,18 +1,21 @@
 """What befell a job so far, for whoever asks how it is: since when it runs, its faults in number and the newest in words, the
 nodes that went without a word.
 
-The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy) and when nodes
-come and go. No decision reads it, so it may be late, or lost with the store; a leader that comes to office goes on with what
-the last one wrote. What a fault cost is told by those few who may have seen more of it, too: the highest stands, as in the list
-of incidents. (Who hears of a death by the plan does not know how long it took to be noticed.)
+The one idea: one key of the store, which the leader writes after each incident (where it does not, a deputy), when a fault
+outlasts its first plan, and when nodes come and go. No decision reads it, so it may be late, or lost with the store; a leader
+that comes to office goes on with what the last one wrote. What a fault cost is told by those few who may have seen more of it,
+too: the highest stands, as in the list of incidents. (Who hears of a death by the plan does not know how long it took to be
+noticed.)
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elasticrl.core.model import Member, Phase, Record, View
+from elasticrl.core.model import Member, Phase, Plan, Record, View
 from elasticrl.core.value import dataclass
+from elasticrl.core.verdict import Verdict
+from elasticrl.daemon.recovery import Done, Stages
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Entry, Put, Store, StoreError, Unchanged
 
@@ -23,17 +26,23 @@ PAUSES_S = (0.0, 1.0, 5.0, 30.0, 120.0)  # before each attempt to write it down:
 class Broken:
     """A fault that is over, or not yet.
 
-    Example: Broken(at=1764000000.0, fault="killed", said="n03: rank 1 died: signal 9 (SIGKILL)", generation=15, seconds=0.21)
+    Example: Broken(at=1764000000.0, verdict=verdict, said="n03: rank 1 died: signal 9 (SIGKILL)", generation=15, seconds=0.21)
     """
 
     at: float  # by the wall clock
-    fault: str  # its class
-    said: str
+    verdict: Verdict  # what it was, as far as is known
+    said: str  # in words
     generation: int  # that it led to
+    broke: int = 0  # the one in which there was the first sign of it
     seconds: float | None = None  # without a sealed step; None: it is not over
     steps: int | None = None  # lost, and made again; None: not known
     rung: str = ""  # what was done about it; "": not known
-    remedy: str = ""
+
+    def same(self, other: "Broken") -> bool:
+        """Is the other one this one told anew, one before it, or how this one ended?"""
+        if self.seconds is None:
+            return other.broke <= self.generation
+        return other.broke < self.generation and other.generation <= self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +82,21 @@ class Past:
 
     def after(self, broken: Broken) -> "Past":
         """With one more; or the newest one told anew, by who knows more of it."""
-        if self.last is None or broken.generation > self.last.generation:
+        if self.last is None or not self.last.same(broken):
             return replace(self, faults=self.faults + 1, last=broken)
         if broken.generation < self.last.generation:
             return self  # an older one told anew is not the last
         return replace(self, last=dearer(broken, self.last))
+
+    def over(self, done: Done) -> "Past":
+        """With the end of the newest one, if that lasted until then: a gang has formed, and sealed a step."""
+        last = self.last
+        if last is None or last.seconds is not None or not done.broke <= last.generation <= done.generation:
+            return self
+        return replace(
+            self,
+            last=replace(last, generation=done.generation, seconds=done.total_s, steps=done.lost, rung=done.rung),
+        )
 
     def cost(self, broken: Broken) -> "Past":
         """With the newest at what it cost somebody else, if that was more."""
@@ -102,6 +121,18 @@ class Past:
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""
         return replace(self, missing=tuple(each for each in self.missing if each.member.node != node))
+
+
+def lasting(plan: Plan, stages: Stages, *, at: float) -> Broken | None:
+    """A fault that this plan does not end: it has none train, or it is not the first that answers it. None for others: once
+    they are over they are told, and until then the plan says it all.
+    """
+    verdict = plan.verdict
+    broke = stages.broke if stages.sign_at is not None else plan.generation - 1
+    if verdict is None or plan.phase is Phase.STOP or (plan.phase is Phase.TRAIN and broke >= plan.generation - 1):
+        return None
+    verdict = replace(verdict, because=(), against=())
+    return Broken(at=at, verdict=verdict, said=verdict.said, generation=plan.generation, broke=broke)
 
 
 def dearer(told: Broken, other: Broken) -> Broken:

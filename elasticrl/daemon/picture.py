@@ -6,11 +6,11 @@ page and the tests all show the same. Words, not codes; the reason is the very s
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from elasticrl.core import versions
 from elasticrl.core.model import (
     LOADING,
+    MEETING,
     Member,
     Outcome,
     Phase,
@@ -118,12 +118,12 @@ def picture(
     have one.
     """
     plan = view.plan
-    again = begins_again(plan, records)
+    again, step = begins_again(plan, records), newest(view, records)
     verdict = answer(plan, past)
     dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()
     drains = not_back(drains or {}, [*records.values(), *quarantines.values(), *(past.missing if past else ())])
     rows = tuple(
-        row(name, records.get(name), quarantines.get(name), view, now, dead=name in dead, silent=silent)
+        row(name, records.get(name), quarantines.get(name), view, now, newest=step, dead=name in dead, silent=silent)
         for name in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
@@ -150,7 +150,7 @@ def picture(
         job=job,
         state=state,
         generation=view.generation,
-        step=newest(view, records),
+        step=step,
         committed=view.committed,
         committed_s=age(view.commit.written, now) if view.commit else None,
         unsaved=unsaved(view, records, needs),
@@ -309,9 +309,9 @@ def by_policy(plan: Plan) -> bool:
 
 def row(
     node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *,
-    dead: bool, silent: bool = False,
+    newest: int = 0, dead: bool, silent: bool = False,
 ) -> Row:  # fmt: skip
-    """One node's line."""
+    """One node's line. `newest`: the job's step; whose gang has come that far since is not forming any more."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
     leader = view.leader is not None and view.leader.node == node
@@ -338,6 +338,7 @@ def row(
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
     fresh = record.phase == LOADING  # a process that takes a place: how old its beat is says nothing
+    formed = record.phase == MEETING and record.work is Work.TRAINING and record.step < newest
     return Row(
         node=node,
         member=member,
@@ -346,7 +347,7 @@ def row(
         rank=rank,
         slots=slots,
         step=record.step,
-        phase=record.phase,
+        phase="" if formed else record.phase,
         beat_s=None if fresh else age(record.beat_at, now),
         taken_s=taken_s,
         taken=record.taken,
@@ -388,21 +389,24 @@ def not_back(drains: Mapping[str, Member], known: Sequence[Record | Quarantine |
 
 
 def answer(plan: Plan | None, past: Past | None) -> Verdict | None:
-    """The verdict that the plan answers, or what its incident was told anew as: who was taken for dead may live."""
+    """The verdict that the plan answers, or what its incident was told anew as: who was taken for dead may live. A plan by
+    which a gang goes on that held has none: it answers what that one was held for.
+    """
     verdict, last = plan.verdict if plan else None, past.last if past else None
-    if plan is None or verdict is None or last is None or last.generation != plan.generation:
+    if plan is None or last is None or plan.phase is Phase.STOP:
         return verdict
-    if verdict.fault != Fault.DEAD_NODE or last.fault != Fault.NETWORK:
-        return verdict
-    return replace(verdict, fault=Fault.NETWORK, cause=last.said, remedy=last.remedy)
+    if verdict is None:
+        return last.verdict if last.seconds is None or last.generation == plan.generation else None
+    known_better = verdict.fault == Fault.DEAD_NODE and last.verdict.fault == Fault.NETWORK
+    return last.verdict if known_better and last.generation == plan.generation else verdict
 
 
 def answered(past: Past, plan: Plan | None) -> Past:
     """With the fault that the plan answers, though its incident is not written yet."""
     if plan is None or plan.verdict is None or (past.last and past.last.generation >= plan.generation):
         return past
-    verdict = plan.verdict
-    return past.after(Broken(at=0.0, fault=str(verdict.fault), said=verdict.said, generation=plan.generation))
+    verdict, before = plan.verdict, plan.generation - 1
+    return past.after(Broken(at=0.0, verdict=verdict, said=verdict.said, generation=plan.generation, broke=before))
 
 
 def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> Iterator[str]:

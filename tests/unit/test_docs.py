@@ -106,10 +106,10 @@ def test_the_picture_on_the_first_screen_is_what_status_prints() -> None:
     records["n03"] = Record(member=out, warm=True)
     last = Broken(
         at=now - 41.0,
-        fault=str(lives.fault),
+        verdict=lives,
         said=lives.said,
-        remedy=lives.remedy,
         generation=14,
+        broke=13,
         seconds=0.98,
         steps=0,
         rung="reform",

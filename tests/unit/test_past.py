@@ -9,25 +9,29 @@ import pytest
 from elasticrl.cli import render
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Quarantine, Record, Seat, View
-from elasticrl.core.verdict import Facts
+from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
-from elasticrl.daemon.past import Broken, Missing, Past, Roster, Scribe, forget
+from elasticrl.daemon.past import Broken, Missing, Past, Roster, Scribe, forget, lasting
 from elasticrl.daemon.picture import picture
+from elasticrl.daemon.recovery import Done, Stages
 from elasticrl.daemon.web import piece
 from elasticrl.shell import keys
 from elasticrl.store.memory import MemoryStore
 from elasticrl.store.protocol import Compare, Entry, Op, StoreError, TxnResult
 
-KILLED = Broken(at=940.0, fault="killed", said="n1: rank 1 died: <signal 9>", generation=3, seconds=0.214)
+DIED = Verdict(
+    fault=Fault.DEAD_RANK, ranks=(1,), nodes=("n1",), cause="rank 1 died: <signal 9>", remedy="Read its log."
+)
+KILLED = Broken(at=940.0, verdict=DIED, said=DIED.said, generation=3, broke=2, seconds=0.214)
 
 
 def test_a_fault_that_is_told_anew_counts_once_and_a_later_one_again() -> None:
     once = Past(began=100.0).after(KILLED)
     better = replace(KILLED, said="n1: its memory was full")
     assert (once.faults, once.after(better)) == (1, Past(began=100.0, faults=1, last=better))
-    twice = once.after(replace(KILLED, generation=5))
+    twice = once.after(replace(KILLED, generation=5, broke=4))
     assert twice.faults == 2
     assert twice.after(better) == twice, "the older one told anew is not the last"
 
@@ -79,15 +83,17 @@ def test_a_job_without_a_fault_says_so_and_one_that_nobody_wrote_of_says_nothing
         words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=Past(began=950.0)))) == "no fault in 50 s"
     )
     assert words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0))) == ""
-    lasting = Past(began=1.0, faults=1, last=replace(KILLED, seconds=None))
-    assert ", not over: " in words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=lasting)))
+    not_over = Past(began=1.0, faults=1, last=replace(KILLED, seconds=None))
+    assert ", not over: " in words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=not_over)))
 
 
 def test_leaders_write_one_after_the_other_and_the_next_goes_on_with_what_was_there() -> None:
     async def main() -> Past | None:
         store, first, second = MemoryStore(), Scribe(), Scribe()
         await first.write(store, 100.0)
-        await asyncio.gather(*(first.write(store, 200.0, replace(KILLED, generation=g)) for g in (3, 4, 5)))
+        await asyncio.gather(
+            *(first.write(store, 200.0, replace(KILLED, generation=g, broke=g - 1)) for g in (3, 4, 5))
+        )
         await second.write(store, 300.0)
         await second.write(store, 400.0, replace(KILLED, generation=7))
         return await past.read(store)
@@ -159,6 +165,78 @@ def test_a_fault_that_the_plan_answers_is_told_before_its_incident_is_written() 
 
 
 N0, N1, N2 = (Member(node=f"n{number}", incarnation=1) for number in range(3))
+
+
+LOST = Verdict(
+    fault=Fault.DEAD_NODE, nodes=("n1", "n2"), cause="n1 and n2 are gone", confidence=Confidence.HIGH,
+    remedy="Look whether they have power.",
+)  # fmt: skip
+HELD = Plan(generation=6, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="held", verdict=LOST)
+
+
+def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> None:
+    # Found by a reader: as two nodes died, `status` told of them while the job held; then of the fault before, as the plan
+    # by which the others went on answers nothing; and of them again once a step was sealed.
+    open_ = lasting(HELD, Stages(sign_at=1.0, broke=5), at=950.0)
+    assert open_ is not None
+    before = Past(began=100.0, faults=1, last=replace(KILLED, generation=5, broke=4))
+    held = before.after(open_)
+    goes_on = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=None, reason="going on; 1 node trains")
+
+    def seen(past: Past, plan: Plan, work: Work) -> tuple[str, str]:
+        records = {"n0": Record(member=N0, generation=plan.generation, work=work)}
+        found = picture("ppo", View(plan=plan, leader=N0), records, {}, needs=1, now=1000.0, past=past)
+        return words(asdict(found)), " ".join(found.advice)
+
+    end = Done(generation=7, broke=5, rung="restart", total_s=8.25, stages={}, lost=3)
+    over = held.over(end)
+    told = over.after(
+        replace(KILLED, verdict=LOST, said=LOST.said, generation=7, broke=5, seconds=8.25, steps=3, rung="restart")
+    )
+    screens = [
+        seen(held, HELD, Work.PARKED),
+        seen(held, goes_on, Work.JOINING),
+        seen(held, goes_on, Work.TRAINING),
+        seen(over, goes_on, Work.TRAINING),
+        seen(told, goes_on, Work.TRAINING),
+    ]
+    assert [said.partition("ago, ")[2].partition(": ")[0] for said, _ in screens] == [
+        "not over", "not over", "over", *["over in 8.25 s by starting all workers afresh, 3 steps lost"] * 2,
+    ]  # fmt: skip
+    for said, advice in screens:
+        assert said.startswith("2 faults in 15 m")
+        assert said.endswith(": n1 and n2 are gone")
+        assert "dead_node (n1, n2): Look whether they have power." in advice
+    later = told.after(replace(KILLED, generation=8, broke=7))
+    assert later.faults == 3
+    assert told.over(replace(end, generation=9, broke=8)) == told, "it was over before"
+    joined = replace(goes_on, generation=8, reason="n1/2 joined; 2 nodes train")
+    assert "dead_node" not in seen(told, joined, Work.TRAINING)[1], "another plan has come since"
+
+
+def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
+    past = Past(began=100.0, faults=0)
+    for plan in (HELD, replace(HELD, generation=7, phase=Phase.PROBE), replace(HELD, generation=8, phase=Phase.TRAIN)):
+        found = lasting(plan, Stages(sign_at=1.0, broke=5), at=950.0)
+        assert found is not None
+        past = past.after(found)
+    assert past.faults == 1
+    assert past.over(Done(generation=8, broke=5, rung="reform", total_s=2.0, stages={}, lost=0)).faults == 1
+
+
+def test_a_plan_that_ends_its_fault_is_written_down_once_it_is_over_and_one_without_a_fault_never() -> None:
+    trains = replace(HELD, phase=Phase.TRAIN)
+    assert lasting(trains, Stages(sign_at=1.0, broke=5), at=950.0) is None
+    assert lasting(trains, Stages(), at=950.0) is None, "nobody has seen a sign here"
+    assert lasting(replace(HELD, phase=Phase.STOP), Stages(sign_at=1.0, broke=5), at=950.0) is None
+    assert lasting(replace(HELD, verdict=None), Stages(sign_at=1.0, broke=5), at=950.0) is None, "an operator's pause"
+
+
+def test_what_a_cap_keeps_from_being_mended_is_another_fault_than_the_one_before_it() -> None:
+    once = Past(began=100.0).after(KILLED)
+    capped = replace(KILLED, broke=3, seconds=None)
+    assert once.after(capped).faults == 2, "in the gang that answered the one before"
+    assert once.after(capped).after(replace(KILLED, generation=4, broke=3)).faults == 2, "and over with the next gang"
 
 
 def there(*members: Member, leaving: Member | None = None) -> View:

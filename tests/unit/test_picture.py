@@ -340,7 +340,10 @@ def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_
     records = {"n0": Record(member=N0, work=Work.TRAINING, generation=4), "n1": Record(member=N1, warm=True)}
 
     def seen(fault: Fault, generation: int) -> Picture:
-        last = Broken(at=1.0, fault=fault.value, said="n1 lives", generation=generation, remedy="Check its link.")
+        told = Verdict(
+            fault=fault, nodes=("n1",), cause="n1 lives", confidence=Confidence.HIGH, remedy="Check its link."
+        )
+        last = Broken(at=1.0, verdict=told, said=told.said, generation=generation, broke=3, seconds=1.0)
         return picture(
             "ppo", View(plan=plan, leader=N0), records, out, past=Past(began=1.0, last=last, faults=1), needs=1
         )
@@ -442,3 +445,19 @@ def test_what_no_gang_is_there_to_save_is_told():
     assert unsaved(Phase.HOLD, "ab", "ab", 2) == 0, "paused: it forms once more, and saves"
     assert unsaved(Phase.HOLD, "a", "a", 2, saves=True) == 0, "it saves"
     assert unsaved(Phase.TRAIN, "ab", "ab", 2) == 0
+
+
+def test_whose_gang_has_made_steps_since_is_not_shown_as_forming() -> None:
+    # Found by readers: records are written anew every few seconds, and "reform" beside newer steps looked stuck.
+    plan = Plan(generation=4, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1), Seat(member=N1, born=1)), reason="so")
+
+    def phases(work: Work, step: int) -> list[str]:
+        records = {
+            "n0": Record(member=N0, work=Work.TRAINING, generation=4, step=40, phase="update"),
+            "n1": Record(member=N1, work=work, generation=4, step=step, phase="reform"),
+        }
+        return [row.phase for row in picture("ppo", View(plan=plan, leader=N0), records, {}, needs=1).rows]
+
+    assert phases(Work.TRAINING, 38) == ["update", ""]
+    assert phases(Work.TRAINING, 40) == ["update", "reform"]
+    assert phases(Work.JOINING, 38) == ["update", "reform"]
