@@ -14,6 +14,7 @@ from pathlib import Path
 from elasticrl.agent import warm
 from elasticrl.agent.owned import write_private
 from elasticrl.agent.spec import BadSpec, common_env, load
+from elasticrl.agent.title import title
 from elasticrl.shell.notify import Notify
 
 CONFIG = "config.yaml"  # the effective configuration, for the workers
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--runtime-dir", type=Path, required=True)
     parser.add_argument("--spec", type=Path, required=True)
     options = parser.parse_args()
+    title("agent")
     runtime: Path = options.runtime_dir.resolve()
     try:
         spec = load(options.spec)

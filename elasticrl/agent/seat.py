@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from elasticrl.agent.beats import Beat, State
+from elasticrl.agent.title import title
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,6 +161,13 @@ def rank_env(place: Assignment) -> dict[str, str]:
     }
 
 
+def take_place(place: Assignment) -> None:
+    """From here on this process is the one of that rank: its log, its variables, its name in `ps`."""
+    open_log(place.log)
+    os.environ.update(rank_env(place))
+    title(f"r{place.rank}")
+
+
 class Seat:
     """This process's seat. One per process."""
 
@@ -204,8 +212,7 @@ class Seat:
             self._taken = self._number
         if not isinstance(order, Assignment):
             return None
-        open_log(order.log)
-        os.environ.update(rank_env(order))
+        take_place(order)
         self.beat.joining(order.generation, order.born, order.resume)
         return order
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from elasticrl.agent.parent import die_with
+from elasticrl.agent.title import title
 
 SHARED: Final = ("torch.distributed",)  # what an agent and its workers both import, and is most of what an agent does
 FORK_SERVER: Final = "ELASTICRL_FORK_SERVER"  # in the fork server's environment: the agent's pid, and what to import
@@ -69,6 +70,7 @@ def prepare(agent: int, modules: Iterable[str], later: Iterable[str] = ()) -> No
     """Make this process a fork server of the agent."""
     global failure  # noqa: PLW0603 - read in the children
     die_with(agent)
+    title("fork")
     os.environ[PARENT] = str(os.getpid())
     try:
         load(modules)

@@ -20,7 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from elasticrl.agent import warm
 from elasticrl.agent.beats import Beat
 from elasticrl.agent.parent import die_with
-from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, rank_env
+from elasticrl.agent.seat import Assignment, Halt, Seat, open_log, take_place
+from elasticrl.agent.title import title
 from elasticrl.core.value import dataclass
 from elasticrl.diagnose import witness
 
@@ -45,6 +46,7 @@ def main(channel: socket.socket, job: Job) -> None:
     """The whole life of a worker. It never returns: what torch's wrapper would do after it can hang or lose the log."""
     die_with(int(os.environ[warm.PARENT]))
     os.setsid()  # its children can be ended with it
+    title("spare")
     open_log(job.log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
@@ -77,8 +79,7 @@ def live(channel: socket.socket, job: Job) -> None:
         warm.load_later(job.later)
     order = seat.expect()
     if isinstance(order, Assignment):
-        open_log(order.log)  # what the program prints before it looks at its seat belongs there too
-        os.environ.update(rank_env(order))
+        take_place(order)  # what the program prints before it looks at its seat belongs there too
     if isinstance(order, Halt):
         return
     run(job.program, job.args)

@@ -14,6 +14,13 @@ from elasticrl.core.settings import Settings
 from elasticrl.core.state import Lead
 
 
+def needed(view: View) -> int:
+    """Nodes below which the job holds, as who leads has it configured, or somebody; 0: nobody says so."""
+    records = view.records or {}
+    leader = records.get(view.leader.node) if view.leader else None
+    return (leader and leader.needs) or max((record.needs for record in records.values()), default=0)
+
+
 def refusal(view: View, settings: Settings, node: str, asked: Collection[Member] = ()) -> str:
     """Why this node is not to leave unasked twice; empty if the others can spare it, or are too few already.
 

@@ -154,6 +154,7 @@ def record_of(state: State, now: float) -> Record:
         taken=card.taken,
         advice=_advice(state),
         unlogged=workers.unlogged[:PROBLEM],
+        needs=state.settings.membership.min_nodes,
         leaving=bool(state.leaving),
     )
     # A newer beat alone is worth no write; when something else is written, it and the step go along.

@@ -7,12 +7,12 @@ to it here in the same way. `--store FILE.yaml` takes endpoints, prefix, TLS and
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from elasticrl.config import load, to_core
-from elasticrl.core.drain import refusal
+from elasticrl.core.drain import needed, refusal
 from elasticrl.core.model import Member, Phase, Record, Rollout, Verb, View
 from elasticrl.core.settings import Settings
 from elasticrl.daemon import operators
@@ -34,7 +34,7 @@ class Unwilling(StoreError):
 
 
 def settings_of(where: str, job: str | None) -> Settings:
-    """What the core goes by, as far as `--store` says: endpoints alone do not tell how many nodes the job needs."""
+    """What the core goes by, as far as `--store` says. (How many nodes the job needs, its nodes say.)"""
     if where.endswith((".yaml", ".yml")):
         return to_core(load(where, (f"job.name={job}",) if job else ()))
     return Settings(job=job or "")
@@ -101,13 +101,15 @@ async def look(where: StoreSettings) -> dict[str, Any]:
     records, quarantines = view.records or {}, view.quarantines or {}
     made = picture(
         job, view, records, quarantines, rollouts,
-        past=past, drains=drains, needs=0, here="asked of the store", now=time.time(),
+        past=past, drains=drains, needs=needed(view), here="asked of the store", now=time.time(),
     )  # fmt: skip
     return asdict(made)
 
 
 async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unless: Settings | None = None) -> str:
-    """`elasticrl drain` and the like: what will happen now, or Unwilling. `unless`: a drain leaves too few by these."""
+    """`elasticrl drain` and the like: what will happen now, or Unwilling. `unless`: a drain leaves too few by these, and by
+    what the job's nodes say.
+    """
     async with open_store(where) as store:
         view = await now(store)
         if view.plan is None and not view.records:
@@ -116,11 +118,12 @@ async def ask(where: StoreSettings, verb: Verb, node: str | None = None, *, unle
             raise Unwilling(f"the job has ended ({view.plan.reason}); start elasticrl on its nodes to begin it again")
         if verb in {Verb.DRAIN, Verb.ADMIT} and not node:
             raise StoreRefused(f"there is no node here to {verb}: name one, as elasticrl {verb} n03 --store ...")
+        needs = needed(view)
         if verb is Verb.DRAIN and node and unless is not None:
             asked = readable(Member, await store.scan(keys.DRAINS), keys.DRAINS)
-            if why := refusal(view, unless, node, asked.values()):
+            membership = replace(unless.membership, min_nodes=needs or unless.membership.min_nodes)
+            if why := refusal(view, replace(unless, membership=membership), node, asked.values()):
                 raise Unwilling(why)
-        needs = unless.membership.min_nodes if unless is not None else 0
         said = await operators.ask(store, verb, node, view, job=job_of(where), needs=needs)
         if said is None:
             raise Unwilling(f"{node} is no member now; there are {', '.join(sorted(view.records or {})) or 'none'}")

@@ -81,6 +81,10 @@ def command(process: int) -> bytes:
     return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
+def called(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
+
+
 def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -107,6 +111,7 @@ def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_pro
         await stepping(a, 5)
         await b.until(lambda r: r.warm)
         survivor, victim = pid(a), pid(b)
+        assert (called(survivor), called(victim)) == ("elasticrl-r0", "elasticrl-r1")
 
         at = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -129,6 +134,7 @@ def test_a_killed_worker_is_replaced_by_a_spare_while_the_survivor_keeps_its_pro
         assert noticed < 1.0  # mostly a few milliseconds, as was printed
         assert (pid(a), a.now.born, b.now.born) == (survivor, one, one + 1)
         assert pid(b) != victim
+        assert called(pid(b)) == "elasticrl-r1"
         assert a.now.endpoint != endpoint  # the next generation will meet in a store of its own
         await stepping(b, report.exit.step + 3)
 

@@ -233,7 +233,7 @@ def test_a_node_that_the_others_cannot_spare_leaves_only_if_that_is_meant() -> N
     with_asked(script)
 
 
-def test_the_store_alone_tells_who_can_be_spared_where_a_configuration_says_how_many_are_needed() -> None:
+def test_the_store_alone_tells_who_can_be_spared_where_a_configuration_or_a_node_says_how_many_are_needed() -> None:
     async def script(it: Reached) -> None:
         members = [await it.join(node) for node in ("n0", "n1")]
         plan = Plan(
@@ -244,7 +244,12 @@ def test_the_store_alone_tells_who_can_be_spared_where_a_configuration_says_how_
         needs = Settings(job="j", membership=Membership(min_nodes=2))
         with pytest.raises(outside.Unwilling, match="n1 stays"):
             await outside.ask(where, Verb.DRAIN, "n1", unless=needs)
-        assert "n1 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n1", unless=Settings(job="j"))
+        # Endpoints alone: as the nodes have it.
+        await it.store.put(keys.member_key("n0"), keys.dump(Record(member=members[0], needs=2)))
+        with pytest.raises(outside.Unwilling, match="1 of the 2 nodes"):
+            await outside.ask(where, Verb.DRAIN, "n1", unless=Settings(job="j"))
+        assert (await outside.look(where))["needs"] == 2
+        assert "n1 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n1")
         assert "n0 was asked to leave" in await outside.ask(where, Verb.DRAIN, "n0")
 
     with_asked(script)

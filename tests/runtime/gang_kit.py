@@ -321,5 +321,5 @@ def writer(nodes: Nodes, node: str) -> int:
 def writers(nodes: Nodes, node: str) -> Iterator[int]:
     for children in Path(f"/proc/{nodes.workers[node].process.pid}/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
-            if Path(f"/proc/{pid}/comm").read_text() == "writer\n":
+            if Path(f"/proc/{pid}/comm").read_text() == "elasticrl-save\n":
                 yield pid

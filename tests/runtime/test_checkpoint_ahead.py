@@ -113,7 +113,7 @@ def test_the_first_save_waits_for_no_imports_and_the_writer_speaks_where_its_wor
     files = {link.name: link.readlink() for link in Path(f"/proc/{worker.writer}/fd").iterdir()}
     assert files["2"] == tmp_path / "log"
     assert tmp_path not in files.values(), "it holds nothing of its worker's"
-    assert Path(f"/proc/{worker.writer}/comm").read_text().strip() == "writer"
+    assert Path(f"/proc/{worker.writer}/comm").read_text().strip() == "elasticrl-save"
     assert os.getsid(worker.writer) == worker.writer
 
 

@@ -37,7 +37,7 @@ ALLOWED = {
 # A worker and its agent speak by a page of memory and lines on a socket. Both ends of each are one file, which lies with the
 # agent and imports nothing but the standard library. So does the file by which a process ends with the one that started it, and
 # the one that says whose a folder is.
-SHARED = {"elasticrl.agent.beats", "elasticrl.agent.seat", "elasticrl.agent.parent", "elasticrl.agent.owned"}
+SHARED = {f"elasticrl.agent.{name}" for name in ("beats", "seat", "parent", "owned", "title")}
 
 
 def imports(path: Path) -> set[str]:

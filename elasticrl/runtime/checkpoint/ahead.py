@@ -4,7 +4,6 @@ The one idea: a Python that imports torch takes seconds of a processor from the 
 that. A fork of a process that has no threads yet takes some milliseconds, and shares its memory.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -14,11 +13,8 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from elasticrl.agent.title import title
 from elasticrl.runtime.checkpoint.writer import MESSAGE, serve
-
-_libc = ctypes.CDLL(None)
-_PR_SET_NAME = 15
-NAME = b"writer"
 
 
 @dataclass(slots=True)
@@ -89,7 +85,7 @@ def _wait(fd: int) -> None:
     os.setsid()  # a signal to the worker's group is not meant for a half-written checkpoint
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
-    _libc.prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    title("save")
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
     with socket.socket(fileno=os.dup(fd)) as sock:

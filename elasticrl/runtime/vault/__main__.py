@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from elasticrl.agent.title import title
 from elasticrl.runtime.vault.channel import load_key
 from elasticrl.runtime.vault.errors import VaultError
 from elasticrl.runtime.vault.server import Options, Server
@@ -59,6 +60,7 @@ async def serve(options: Options) -> None:
 def main(argv: list[str] | None = None) -> int:
     """The exit code."""
     os.umask(0o077)
+    title("vault")
     with suppress(OSError):
         os.nice(5)  # copies must not take the cores from training
     try:
