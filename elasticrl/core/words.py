@@ -124,7 +124,7 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     uptime_s, faults, last = picture.get("uptime_s"), picture.get("faults", 0), picture.get("last")
     if uptime_s is None:
         return ""
-    stops = ["stops not counted"] if ages and picture.get("stopped_s") else []
+    stops = ["stops and pauses not counted"] if ages and picture.get("stopped_s") else []
     since = f" in {ago(uptime_s)}" if ages else " so far"
     if not faults or not last:
         reason = picture.get("reason", "")

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from elasticrl.core.model import Member, Phase, Plan, Record, View
+from elasticrl.core.model import Intent, Member, Phase, Plan, Record, View
 from elasticrl.core.value import dataclass
 from elasticrl.core.verdict import Verdict
 from elasticrl.daemon.recovery import Done, Stages
@@ -67,6 +67,7 @@ class Moves:
     came: tuple[str, ...] = ()
     there: frozenset[str] = frozenset()  # who is there now
     stopped: float | None = None  # when it was saved last, of a job that has begun again; by the wall clock
+    paused_s: float = 0.0  # for how long an operator had it wait, of a job that goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Past:
     """Of one job. Example: Past(began=1763990000.0, faults=2, last=Broken(...))"""
 
     began: float  # by the wall clock
-    stopped_s: float = 0.0  # of the time since, for how long it was stopped
+    stopped_s: float = 0.0  # of the time since, for how long it was stopped, or paused
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
@@ -115,7 +116,7 @@ class Past:
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
         missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
-        more_s = 0.0 if moves.stopped is None else max(0.0, now - max(moves.stopped, self.began))
+        more_s = moves.paused_s + (0.0 if moves.stopped is None else max(0.0, now - max(moves.stopped, self.began)))
         return replace(self, stopped_s=self.stopped_s + more_s, missing=missing, most=max(self.most, len(moves.there)))
 
     def without(self, node: str) -> "Past":
@@ -148,28 +149,43 @@ class Roster:
     def __init__(self) -> None:
         self._there: Mapping[str, Record] | None = None  # None: it does not lead
         self._over = False  # the plan that it saw last was an earlier run's
+        self._paused: float | None = None  # since when the job is, by the wall clock
 
-    def look(self, view: View) -> Moves | None:
+    def look(self, view: View, at: float) -> Moves | None:
         """Who has come and gone since; None for nobody. Who begins to lead goes by the plan: its forerunner may have died."""
         now, before = view.records, self._there
         if now is None or view.plan is None or view.plan.phase is Phase.STOP:
-            self._there = None
+            self._there = self._paused = None
             self._over = self._over or (view.plan is not None and view.plan.phase is Phase.STOP)
             return None
         self._there, over, self._over = now, self._over, False
+        paused_s = self._waited(view, at)
         if before is None:
             seated = {seat.member.node: seat.member for seat in view.plan.seats}
             went = tuple(member for node, member in sorted(seated.items()) if node not in now)
             stopped = view.commit.written if over and view.commit else None
             return Moves(went=went, there=frozenset(now), stopped=stopped or None)
         if before is now or before.keys() == now.keys():
-            return None
+            return Moves(there=frozenset(now), paused_s=paused_s) if paused_s else None
         went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)
-        return Moves(went=went, came=tuple(sorted(now.keys() - before.keys())), there=frozenset(now))
+        came = tuple(sorted(now.keys() - before.keys()))
+        return Moves(went=went, came=came, there=frozenset(now), paused_s=paused_s)
+
+    def _waited(self, view: View, at: float) -> float:
+        """How long the pause was that has just ended; 0: none has."""
+        since, paused = (
+            self._paused,
+            view.intent is Intent.PAUSE and view.plan is not None and view.plan.phase is Phase.HOLD,
+        )
+        if paused:
+            self._paused = at if since is None else since
+            return 0.0
+        self._paused = None
+        return 0.0 if since is None else max(0.0, at - since)
 
     def forget(self) -> None:
         """It leads no more."""
-        self._there = None
+        self._there = self._paused = None
 
 
 async def read(store: Store) -> Past | None:

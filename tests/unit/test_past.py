@@ -9,7 +9,7 @@ import pytest
 from elasticrl.cli import render
 from elasticrl.core.evidence import of_exit
 from elasticrl.core.judge import judge
-from elasticrl.core.model import Commit, Exit, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
+from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quarantine, Record, Seat, View, Work
 from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
@@ -248,7 +248,7 @@ def there(*members: Member, leaving: Member | None = None) -> View:
 def rolled(*views: View) -> Past:
     past, roster = Past(began=0.0), Roster()
     for at, view in enumerate(views):
-        moves = roster.look(view)
+        moves = roster.look(view, float(at))
         past = past.moved(moves, float(at)) if moves else past
     return past
 
@@ -270,7 +270,7 @@ def test_how_many_there_were_at_once_stays_known() -> None:
 
 def test_who_comes_to_lead_misses_those_of_the_plan() -> None:
     assert rolled(there(N1)).missing == (Missing(member=N0, at=0.0),), "the leader before may have died"
-    again = rolled(there(N1)).moved(Roster().look(there(N1)) or pytest.fail("it looks for the first time"), 9.0)
+    again = rolled(there(N1)).moved(Roster().look(there(N1), 9.0) or pytest.fail("it looks for the first time"), 9.0)
     assert again.missing == (Missing(member=N0, at=0.0),), "since when stays"
 
 
@@ -300,7 +300,7 @@ def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
     def of(*views: View, began_at: float = 100.0) -> float:
         past, roster = Past(began=began_at), Roster()
         for view in views:
-            moves = roster.look(view)
+            moves = roster.look(view, 2000.0)
             past = past.moved(moves, 2000.0) if moves else past
         return 2000.0 - past.began - past.stopped_s
 
@@ -310,6 +310,27 @@ def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
     assert of(again) == 1900.0, "another one leads"
     assert of(stopped, began) == 1900.0, "it was never saved"
     assert of(stopped, again, began_at=1990.0) == 0.0, "what is known of it began later than that"
+
+
+def test_the_time_that_a_job_was_paused_for_does_not_count() -> None:
+    trains = there(N0, N1)
+    assert trains.plan is not None
+    held = replace(trains, intent=Intent.PAUSE, plan=replace(trains.plan, phase=Phase.HOLD))
+    asked, resumed = replace(trains, intent=Intent.PAUSE), replace(held, intent=Intent.RUN)
+
+    def of(*views: View) -> float:
+        past, roster = Past(began=0.0), Roster()
+        for at, view in enumerate(views):
+            moves = roster.look(view, 10.0 * at)
+            past = past.moved(moves, 10.0 * at) if moves else past
+        return past.stopped_s
+
+    assert of(trains, asked, held, held, resumed, trains) == 20.0
+    assert of(trains, held, there(N0), resumed, trains, held, trains) == 20.0, (
+        "who went meanwhile is told as well; again"
+    )
+    assert of(trains, resumed, trains) == 0.0, "a hold that nobody asked for"
+    assert of(held, trains) == 10.0, "who comes to lead counts from then on"
 
 
 def test_status_shows_who_is_missing_and_what_to_do() -> None:
