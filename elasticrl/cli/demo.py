@@ -344,7 +344,7 @@ class Show:
         while self.look().get("faults", 0) <= before and time.monotonic() < deadline:
             time.sleep(DRAW_S)  # between looks, up to the deadline: a dead worker's last words are read first
         if (last := self.look().get("last")) is not None:
-            self.view.line(f"   verdict   {last['fault']}: {last['said']}")
+            self.view.line(f"   verdict   {last['verdict']['fault']}: {last['said']}")
         for stages in self.stages(self.look().get("generation", 0)):
             self.view.line(f"   {stages}")
 
