@@ -312,11 +312,11 @@ def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, step
     """
     from elasticrl.daemon.client import Unanswered, ask
 
-    live, shown, said, due = sys.stdout.isatty(), "", "", 0.0
+    live, shown, said, due, over = sys.stdout.isatty(), "", "", 0.0, False
     left: list[Started] = []  # who was drained, and that is said
     typer.echo("starting\n")
     while True:
-        for mended in mend(daemons):
+        for mended in mend(daemons) if not over else ():
             typer.echo(f"{CLEAR if live else ''}{mended}\n")
         if all(daemon.process.poll() is not None for daemon in daemons):
             break
@@ -327,6 +327,9 @@ def follow(daemons: list[Started], run_dir: Path, job: str, every_s: float, step
             pass  # not yet; at the end nobody answers either
         else:
             picture = render.addressed(picture, job)
+            over = (
+                picture["exit_code"] is not None
+            )  # who dies as it ends would wait for the others, who do not come back
             for each in done if picture["exit_code"] is None else ():
                 if each not in left:
                     left.append(each)

@@ -135,7 +135,8 @@ def _on_gloo(scene: Scene, verdict: Verdict | None) -> Move:
     why = with_cause("NCCL is not found in order: staying on gloo", verdict)
     fresh = scene.train(scene.kept, why, Rung.REFORM, strike=plan.strike)
     # A probe without an answer is repeated after the same time: the next might have found it in order.
-    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken), verdict=verdict)
+    # It is no fault that this plan answers, but still the one by which the gang went on over gloo.
+    return Move(plan=replace(fresh, fallbacks=plan.fallbacks + broken))
 
 
 def _by_the_probe(scene: Scene, verdict: Verdict, done: Answer, ways: Iterable[Evidence]) -> Move | None:

@@ -34,7 +34,8 @@ class Incidents:
     """Of one node. `starving`: what its machine is short of, by check."""
 
     def __init__(self, desk: Desk, plans: Plans, history: History, starving: Callable[[], Mapping[str, str]]) -> None:
-        self.kept: Callable[[Incident, int], None] = lambda *_: None  # told of each that was written, and of its gang
+        #: Told of each that was written, of the gang that it ended, and of the generation that it led to.
+        self.kept: Callable[[Incident, int, int], None] = lambda *_: None
         self._desk, self._plans, self._history, self._starving = desk, plans, history, starving
         self._well = 0  # the newest generation in which this node's workers have trained
         self._written: tuple[int, int, datetime] | None = None  # the newest: its gang, what came of it, since when
@@ -122,9 +123,10 @@ class Incidents:
             # What came to be known after the plan: by now another gang may have broken.
             self._desk.log.info("verdict.found", generation=broken, **found(verdict).fields)
         self._written, self._known = (broken, generation, since), state.lead.facts if state.lead else ()
-        self._saving = self._desk.spawn(self._save(told, broken, after=self._saving), "incident's file")
+        led = min(generation, state.view.generation)  # what a cap forbids has led to none yet
+        self._saving = self._desk.spawn(self._save(told, broken, led, after=self._saving), "incident's file")
 
-    async def _save(self, told: "Incident", broken: int, *, after: asyncio.Task[None] | None) -> None:
+    async def _save(self, told: "Incident", broken: int, generation: int, *, after: asyncio.Task[None] | None) -> None:
         """One after the other. A disk may take long, most of all while checkpoints go there, and beats must not wait for it."""
         from elasticrl.diagnose import incident
 
@@ -138,7 +140,7 @@ class Incidents:
             return
         fault, cause = told.verdict.fault.value, told.verdict.said
         self._desk.log.info("incident.saved", id=told.id, fault=fault, cause=cause, cost_s=told.seconds, path=str(path))
-        self.kept(told, broken)
+        self.kept(told, broken, generation)
 
 
 def ago(seconds: float) -> datetime:

@@ -114,7 +114,7 @@ def end_of(before: Life | None, boot: str, *, adopted: bool) -> str:
     >>> end_of(ended, "a", adopted=True), end_of(ended, "b", adopted=False), end_of(None, "a", adopted=False)
     ('handed', '', '')
     """
-    if before is None:
+    if before is None or not (before.boot or before.parted):
         return ""
     if adopted:
         return "handed" if before.parted else "died"

@@ -575,9 +575,11 @@ class Daemon(Resident):
         assert self.node is not None
         assert self.neighbours is not None
         view, now = decision.state.view, time.monotonic()
+        before, was = self._plan, self._stages
         self._stages, done = self._stages.after(
-            event, view.plan, decision.state.me, paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now)
-        )
+            event, view.plan, decision.state.me,
+            paused=view.intent is Intent.PAUSE, still_s=self._flow.still(event.now, before),
+        )  # fmt: skip
         if done is not None:
             self.measures.recovered(done)
             self._done = done
@@ -588,8 +590,8 @@ class Daemon(Resident):
             self._met = view.generation if self._plan is None else self._met
             self._plan = view.plan
             self.neighbours.follow(view.plan)
-            since = now if self._stages.sign_at is None else self._stages.sign_at - self._stages.detect_s
-            broken = lasting(view.plan, self._stages, at=time.time() - (now - since)) if view.plan else None
+            began = now if was.sign_at is None else was.sign_at - was.detect_s
+            broken = lasting(before, view.plan, was, at=time.time() - (now - began)) if view.plan else None
             if broken is not None and decision.state.lead is not None:
                 self._change_past(lambda past: past.after(broken))
         if trains_on(decision.state):
@@ -637,16 +639,18 @@ class Daemon(Resident):
         assert self.node is not None
         self.inquiry.desk.spawn(self._scribe.change(self.node.store, time.time(), of), "past")
 
-    def _tell_incident(self, told: "Incident", broke: int) -> None:
-        """An incident of the gang `broke` was written. What the leader tells of it, those who ask for the status shall read."""
-        if told.generation > self._told_of:  # an incident that is told anew has lost nothing more
-            self._told_of = told.generation
+    def _tell_incident(self, told: "Incident", broke: int, generation: int) -> None:
+        """An incident was written, of the gang `broke`, which led to a generation. What the leader tells of it, those who ask
+        for the status shall read.
+        """
+        if generation > self._told_of:  # an incident that is told anew has lost nothing more
+            self._told_of = generation
             self.metrics.lost.inc(told.steps or 0)
-        done = self._done if self._done and self._done.generation == told.generation else None
+        done = self._done if self._done and self._done.generation == generation else None
         self._broken_last = broken = Broken(
             at=datetime.fromisoformat(told.began).timestamp(),
             verdict=replace(told.verdict, because=(), against=()), said=told.verdict.said,
-            generation=told.generation, broke=broke,
+            generation=generation, broke=broke,
             seconds=told.seconds, steps=told.steps, rung=done.rung if done else "",
         )  # fmt: skip
         if self.node is None:

@@ -34,13 +34,14 @@ class Broken:
     said: str  # in words
     generation: int  # that it led to
     broke: int = 0  # the one in which there was the first sign of it
-    seconds: float | None = None  # without a sealed step; None: it is not over
+    seconds: float | None = None  # without a sealed step; None: not known, or not yet
     steps: int | None = None  # lost, and made again; None: not known
     rung: str = ""  # what was done about it; "": not known
+    lasts: bool = False  # no gang has sealed a step since
 
     def same(self, other: "Broken") -> bool:
         """Is the other one this one told anew, one before it, or how this one ended?"""
-        if self.seconds is None:
+        if self.lasts:
             return other.broke <= self.generation
         return other.broke < self.generation and other.generation <= self.generation
 
@@ -66,7 +67,8 @@ class Moves:
     went: tuple[Member, ...] = ()  # without a word
     came: tuple[str, ...] = ()
     there: frozenset[str] = frozenset()  # who is there now
-    stopped: float | None = None  # when it was saved last, of a job that has begun again; by the wall clock
+    begun: bool = False  # the job has begun again after its end
+    stopped: float | None = None  # when it was saved last before that, by the wall clock
     paused_s: float = 0.0  # for how long an operator had it wait, of a job that goes on
 
 
@@ -76,6 +78,7 @@ class Past:
 
     began: float  # by the wall clock
     stopped_s: float = 0.0  # of the time since, for how long it was stopped, or paused
+    resumed: float = 0.0  # when the newest pause ended, by the wall clock
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
@@ -92,12 +95,12 @@ class Past:
     def over(self, done: Done) -> "Past":
         """With the end of the newest one, if that lasted until then: a gang has formed, and sealed a step."""
         last = self.last
-        if last is None or last.seconds is not None or not done.broke <= last.generation <= done.generation:
+        if last is None or not last.lasts or not done.broke <= last.generation <= done.generation:
             return self
-        return replace(
-            self,
-            last=replace(last, generation=done.generation, seconds=done.total_s, steps=done.lost, rung=done.rung),
+        ended = replace(
+            last, generation=done.generation, seconds=done.total_s, steps=done.lost, rung=done.rung, lasts=False
         )
+        return replace(self, last=ended)
 
     def cost(self, broken: Broken) -> "Past":
         """With the newest at what it cost somebody else, if that was more."""
@@ -106,34 +109,50 @@ class Past:
         return replace(self, last=dearer(self.last, broken))
 
     def moved(self, moves: Moves, now: float) -> "Past":
-        """Who came back is missing no more. One that nobody knew takes the place of whoever is missing longest: nodes of a
-        scheduler come under other names.
+        """Who came back is missing no more. One that was not missing takes the place of whoever is missing longest, where there
+        would be more than ever else: nodes of a scheduler come under other names, and one that was drained comes back.
         """
-        known = {each.member.node for each in self.missing}
+        known, there = {each.member.node for each in self.missing}, len(moves.there)
         fresh = sum(name not in known for name in moves.came)
-        still = [each for each in self.missing if each.member.node not in moves.there][fresh:]
+        still = [each for each in self.missing if each.member.node not in moves.there]
+        still = still[min(fresh, max(0, there + len(still) - self.most)) :]
         gone = [member for member in moves.went if member.node not in moves.there]
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
         missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
-        more_s = moves.paused_s + (0.0 if moves.stopped is None else max(0.0, now - max(moves.stopped, self.began)))
-        return replace(self, stopped_s=self.stopped_s + more_s, missing=missing, most=max(self.most, len(moves.there)))
+        since = None if moves.stopped is None else max(moves.stopped, self.began, self.resumed)
+        more_s = moves.paused_s + (0.0 if since is None else max(0.0, now - since))
+        return replace(
+            self,
+            stopped_s=self.stopped_s + more_s,
+            resumed=now if moves.paused_s else self.resumed,
+            last=replace(self.last, lasts=False) if moves.begun and self.last else self.last,
+            missing=missing,
+            most=there if moves.begun else max(self.most, there),
+        )
 
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""
         return replace(self, missing=tuple(each for each in self.missing if each.member.node != node))
 
 
-def lasting(plan: Plan, stages: Stages, *, at: float) -> Broken | None:
-    """A fault that this plan does not end: it has none train, or it is not the first that answers it. None for others: once
-    they are over they are told, and until then the plan says it all.
+def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float) -> Broken | None:
+    """A fault that this plan does not end: it has none train, or it is not the first that answers it. Or one that is not over
+    when a job is paused, of which nobody will tell how it ended. None for others: once they are over they are told, and until
+    then the plan says it all. `stages`: as they were `before`.
     """
-    verdict = plan.verdict
-    broke = stages.broke if stages.sign_at is not None else plan.generation - 1
-    if verdict is None or plan.phase is Phase.STOP or (plan.phase is Phase.TRAIN and broke >= plan.generation - 1):
+    lasts, of = True, plan
+    if plan.phase is Phase.HOLD and plan.verdict is None and before is not None:
+        lasts, of = False, before
+        over = before.phase is Phase.TRAIN and (stages.sign_at is None or stages.broke >= before.generation)
+    else:
+        over = plan.phase is Phase.TRAIN and stages.since(plan) >= plan.generation - 1
+    if of.verdict is None or of.phase is Phase.STOP or over:
         return None
-    verdict = replace(verdict, because=(), against=())
-    return Broken(at=at, verdict=verdict, said=verdict.said, generation=plan.generation, broke=broke)
+    verdict = replace(of.verdict, because=(), against=())
+    return Broken(
+        at=at, verdict=verdict, said=verdict.said, generation=of.generation, broke=stages.since(of), lasts=lasts
+    )
 
 
 def dearer(told: Broken, other: Broken) -> Broken:
@@ -161,10 +180,11 @@ class Roster:
         self._there, over, self._over = now, self._over, False
         paused_s = self._waited(view, at)
         if before is None:
-            seated = {seat.member.node: seat.member for seat in view.plan.seats}
-            went = tuple(member for node, member in sorted(seated.items()) if node not in now)
+            seated, parts = {seat.member.node: seat.member for seat in view.plan.seats}, view.plan.reason.split("; ")
+            left = {node for node, each in seated.items() if any(part.startswith(f"{each} leaves") for part in parts)}
+            went = tuple(member for node, member in sorted(seated.items()) if node not in now and node not in left)
             stopped = view.commit.written if over and view.commit else None
-            return Moves(went=went, there=frozenset(now), stopped=stopped or None)
+            return Moves(went=went, there=frozenset(now), begun=over, stopped=stopped or None)
         if before is now or before.keys() == now.keys():
             return Moves(there=frozenset(now), paused_s=paused_s) if paused_s else None
         went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)
@@ -173,11 +193,8 @@ class Roster:
 
     def _waited(self, view: View, at: float) -> float:
         """How long the pause was that has just ended; 0: none has."""
-        since, paused = (
-            self._paused,
-            view.intent is Intent.PAUSE and view.plan is not None and view.plan.phase is Phase.HOLD,
-        )
-        if paused:
+        since = self._paused
+        if view.intent is Intent.PAUSE and view.plan is not None and view.plan.phase is Phase.HOLD:
             self._paused = at if since is None else since
             return 0.0
         self._paused = None

@@ -123,7 +123,17 @@ def picture(
     dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()
     drains = not_back(drains or {}, [*records.values(), *quarantines.values(), *(past.missing if past else ())])
     rows = tuple(
-        row(name, records.get(name), quarantines.get(name), view, now, newest=step, dead=name in dead, silent=silent)
+        row(
+            name,
+            records.get(name),
+            quarantines.get(name),
+            view,
+            now,
+            newest=step,
+            dead=name in dead,
+            silent=silent,
+            left=drains.get(name),
+        )
         for name in sorted(
             {*records, *(seat.member.node for seat in plan.seats if plan.phase is not Phase.STOP)} if plan else records
         )
@@ -309,9 +319,11 @@ def by_policy(plan: Plan) -> bool:
 
 def row(
     node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *,
-    newest: int = 0, dead: bool, silent: bool = False,
+    newest: int = 0, dead: bool, silent: bool = False, left: Member | None = None,
 ) -> Row:  # fmt: skip
-    """One node's line. `newest`: the job's step; whose gang has come that far since is not forming any more."""
+    """One node's line. `newest`: the job's step; whose gang has come that far since is not forming any more. `left`: it was
+    asked to leave.
+    """
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
     leader = view.leader is not None and view.leader.node == node
@@ -319,6 +331,8 @@ def row(
         theirs = next(seat for seat in view.plan.seats if seat.member.node == node)
         rank = view.plan.first_rank(theirs.member)
         return Row(node=node, member=str(theirs.member), state="unknown", leader=leader, rank=rank, slots=theirs.slots)
+    if record is None and left is not None and view.plan is not None and left in view.plan.seat_of:
+        return drained_row(left)
     if record is None:
         return Row(node=node, member=node, state="gone", leader=leader, note="no lease")
     member, slots = str(record.member), record.slots
@@ -396,7 +410,8 @@ def answer(plan: Plan | None, past: Past | None) -> Verdict | None:
     if plan is None or last is None or plan.phase is Phase.STOP:
         return verdict
     if verdict is None:
-        return last.verdict if last.seconds is None or last.generation == plan.generation else None
+        on_gloo = plan.backend != "" and last.verdict.fault == Fault.FABRIC  # for as long as it is
+        return last.verdict if last.lasts or on_gloo or last.generation == plan.generation else None
     known_better = verdict.fault == Fault.DEAD_NODE and last.verdict.fault == Fault.NETWORK
     return last.verdict if known_better and last.generation == plan.generation else verdict
 
@@ -406,7 +421,9 @@ def answered(past: Past, plan: Plan | None) -> Past:
     if plan is None or plan.verdict is None or (past.last and past.last.generation >= plan.generation):
         return past
     verdict, before = plan.verdict, plan.generation - 1
-    return past.after(Broken(at=0.0, verdict=verdict, said=verdict.said, generation=plan.generation, broke=before))
+    return past.after(
+        Broken(at=0.0, verdict=verdict, said=verdict.said, generation=plan.generation, broke=before, lasts=True)
+    )
 
 
 def gone(names: Sequence[str], seated: int, needs: int, *, training: bool) -> Iterator[str]:

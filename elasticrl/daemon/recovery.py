@@ -42,7 +42,7 @@ class Done:
 class Flow:
     """When the workers here last told of a step, and how long they take to tell of one, of late and in one generation.
 
-    Example: Flow(at=12.0, generation=14, gaps=(0.2, 0.25)).still(13.5) == 1.25
+    Example: Flow(at=12.0, generation=14, gaps=(0.2, 0.25)).still(13.5, plan_14) == 1.25
     """
 
     at: float | None = None
@@ -55,9 +55,13 @@ class Flow:
             return Flow(at=now, generation=generation)
         return replace(self, at=now, gaps=(*self.gaps[1 - FLOW_OF :], now - self.at))
 
-    def still(self, now: float) -> float:
-        """For how long one has been overdue: the longest of the usual times is not counted, as it may be a long step."""
-        return max(0.0, now - self.at - max(self.gaps)) if self.at is not None and self.gaps else 0.0
+    def still(self, now: float, plan: Plan | None) -> float:
+        """For how long one has been overdue: the longest of the usual times is not counted, as it may be a long step. 0 where
+        they ceased in a gang before this plan's: that was a pause, or a hold.
+        """
+        if self.at is None or not self.gaps or not (plan is None or plan.grows or self.generation >= plan.generation):
+            return 0.0
+        return max(0.0, now - self.at - max(self.gaps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +139,10 @@ class Stages:
                     self, sign_at=None, joined_at=None, lost=None, grown=None, plan=plan, plan_at=plan_at
                 ), self._done(now)
         return self, None
+
+    def since(self, plan: Plan) -> int:
+        """The generation in which the fault began that this plan, the next one, answers."""
+        return self.broke if self.sign_at is not None else plan.generation - 1
 
     @property
     def _newest(self) -> int:

@@ -695,6 +695,7 @@ def test_where_nccl_is_proven_broken_and_gloo_is_fine_the_gang_goes_on_over_gloo
     assert (again := proposed(life)) is not None
     assert (again.phase, again.backend) == (Phase.PROBE, "gloo")
     still = probed(life, 70.0, 4, results("ncclRemoteError"), backend="gloo", fallbacks=1)
+    assert still.verdict is None, "it is no fault anew: else each look would count as one"
     assert (still.backend, still.fallbacks) == ("gloo", 2)
     train(life, 72.0, 5, replace(still, generation=5))
     untried = probed(life, 100.0, 6, results(None), backend="gloo", fallbacks=2)

@@ -83,7 +83,7 @@ def test_a_job_without_a_fault_says_so_and_one_that_nobody_wrote_of_says_nothing
         words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=Past(began=950.0)))) == "no fault in 50 s"
     )
     assert words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0))) == ""
-    not_over = Past(began=1.0, faults=1, last=replace(KILLED, seconds=None))
+    not_over = Past(began=1.0, faults=1, last=replace(KILLED, seconds=None, lasts=True))
     assert ", not over: " in words(asdict(picture("ppo", View(), {}, {}, needs=1, now=1000.0, past=not_over)))
 
 
@@ -177,7 +177,7 @@ HELD = Plan(generation=6, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), re
 def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> None:
     # Found by a reader: as two nodes died, `status` told of them while the job held; then of the fault before, as the plan
     # by which the others went on answers nothing; and of them again once a step was sealed.
-    open_ = lasting(HELD, Stages(sign_at=1.0, broke=5), at=950.0)
+    open_ = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
     assert open_ is not None
     before = Past(began=100.0, faults=1, last=replace(KILLED, generation=5, broke=4))
     held = before.after(open_)
@@ -217,7 +217,7 @@ def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> No
 def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
     past = Past(began=100.0, faults=0)
     for plan in (HELD, replace(HELD, generation=7, phase=Phase.PROBE), replace(HELD, generation=8, phase=Phase.TRAIN)):
-        found = lasting(plan, Stages(sign_at=1.0, broke=5), at=950.0)
+        found = lasting(None, plan, Stages(sign_at=1.0, broke=5), at=950.0)
         assert found is not None
         past = past.after(found)
     assert past.faults == 1
@@ -225,18 +225,70 @@ def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
 
 
 def test_a_plan_that_ends_its_fault_is_written_down_once_it_is_over_and_one_without_a_fault_never() -> None:
-    trains = replace(HELD, phase=Phase.TRAIN)
-    assert lasting(trains, Stages(sign_at=1.0, broke=5), at=950.0) is None
-    assert lasting(trains, Stages(), at=950.0) is None, "nobody has seen a sign here"
-    assert lasting(replace(HELD, phase=Phase.STOP), Stages(sign_at=1.0, broke=5), at=950.0) is None
-    assert lasting(replace(HELD, verdict=None), Stages(sign_at=1.0, broke=5), at=950.0) is None, "an operator's pause"
+    trains, sign = replace(HELD, phase=Phase.TRAIN), Stages(sign_at=1.0, broke=5)
+    assert lasting(None, trains, sign, at=950.0) is None
+    assert lasting(None, trains, Stages(), at=950.0) is None, "nobody has seen a sign here"
+    assert lasting(None, replace(HELD, phase=Phase.STOP), sign, at=950.0) is None
+    assert lasting(None, replace(HELD, verdict=None), sign, at=950.0) is None, "an operator's pause"
+
+
+def test_a_fault_that_a_pause_comes_into_is_told_though_nobody_times_its_end() -> None:
+    answers, paused = replace(HELD, phase=Phase.TRAIN), replace(HELD, generation=7, verdict=None)
+    told = lasting(answers, paused, Stages(sign_at=1.0, broke=5), at=950.0)
+    assert told is not None
+    past = Past(began=100.0).after(told)
+    resumed = replace(paused, generation=8, phase=Phase.TRAIN, reason="going on after the pause; 1 node trains")
+    seen = picture("ppo", View(plan=resumed, leader=N0), {}, {}, needs=1, now=1000.0, past=past)
+    assert words(asdict(seen)) == "1 fault in 15 m; the last 50 s ago: n1 and n2 are gone"
+    assert not any("dead_node" in each for each in seen.advice), "no longer"
+    held = lasting(HELD, paused, Stages(), at=950.0)
+    assert held is not None
+    assert Past(began=100.0).after(replace(held, lasts=True)).after(held).last == held, "one for which it held"
+    assert lasting(answers, paused, Stages(), at=950.0) is None, "it had sealed a step"
+    assert lasting(answers, paused, Stages(sign_at=9.0, broke=6), at=950.0) is None, "what broke since is not that one"
+
+
+def test_why_a_gang_is_on_gloo_stays_in_the_advice_and_counts_once() -> None:
+    fabric = replace(LOST, fault=Fault.FABRIC, cause="NCCL does not form", remedy="Look at NCCL.")
+    past = Past(began=100.0).after(replace(KILLED, verdict=fabric, said=fabric.said, generation=5, broke=4))
+    stays = Plan(
+        generation=7, phase=Phase.TRAIN, seats=(Seat(member=N0, born=1),), reason="staying on gloo", backend="gloo"
+    )
+    seen = picture("ppo", View(plan=stays, leader=N0), {}, {}, needs=1, now=1000.0, past=past)
+    assert seen.faults == 1
+    assert any(each.startswith("fabric (n1, n2): Look at NCCL.") for each in seen.advice)
+    back = replace(stays, generation=8, backend="")
+    assert not picture("ppo", View(plan=back, leader=N0), {}, {}, needs=1, now=1000.0, past=past).advice
+
+
+def test_a_job_that_begins_again_has_no_fault_that_lasts() -> None:
+    held = lasting(None, HELD, Stages(sign_at=1.0, broke=5), at=950.0)
+    assert held is not None
+    ended = there(N0, N1)
+    assert ended.plan is not None
+    ended = replace(ended, plan=replace(ended.plan, phase=Phase.STOP, exit_code=75))
+    past, roster = Past(began=100.0, most=4).after(held), Roster()
+    assert roster.look(ended, 960.0) is None
+    moves = roster.look(there(N0, N1), 970.0)
+    assert moves is not None
+    past = past.moved(moves, 970.0)
+    again = there(N0, N1)
+    seen = picture("ppo", again, again.records or {}, {}, needs=2, now=1000.0, past=past)
+    assert ", over" not in words(asdict(seen))
+    assert seen.advice == (), "nor a word of the nodes that it had then"
 
 
 def test_what_a_cap_keeps_from_being_mended_is_another_fault_than_the_one_before_it() -> None:
     once = Past(began=100.0).after(KILLED)
-    capped = replace(KILLED, broke=3, seconds=None)
-    assert once.after(capped).faults == 2, "in the gang that answered the one before"
-    assert once.after(capped).after(replace(KILLED, generation=4, broke=3)).faults == 2, "and over with the next gang"
+    capped = once.after(replace(KILLED, broke=3, seconds=None))
+    assert capped.faults == 2, "in the gang that answered the one before"
+    assert capped.over(Done(generation=4, broke=3, rung="reform", total_s=0.2, stages={}, lost=0)) == capped
+    assert capped.after(replace(KILLED, generation=4, broke=3)).faults == 3, (
+        "what breaks that gang later is another one"
+    )
+    seen = picture("ppo", View(plan=Plan(generation=3, phase=Phase.TRAIN)), {}, {}, needs=1, now=1000.0, past=capped)
+    assert "; the last 60 s ago, no" not in words(asdict(seen))
+    assert ", over" not in words(asdict(seen)), "as nobody knows"
 
 
 def there(*members: Member, leaving: Member | None = None) -> View:
@@ -281,6 +333,25 @@ def test_a_node_of_another_name_takes_the_place_of_who_is_missing() -> None:
     assert rolled(lost, there(N0, N1, n7)).missing == ()
 
 
+def test_a_node_that_was_drained_and_comes_back_does_not_take_the_place_of_one_that_died() -> None:
+    n3 = Member(node="n3", incarnation=1)
+    all_four, three, two = there(N0, N1, N2, n3), there(N0, N1, N2), there(N0, N1)
+    back = there(N0, N1, replace(N2, incarnation=2))
+    past = rolled(all_four, three, there(N0, N1, N2, leaving=N2), two, back)
+    assert [each.member for each in past.missing] == [n3]
+
+
+def test_who_was_let_go_though_the_others_hold_without_it_is_not_gone_without_a_word() -> None:
+    view = there(N1)
+    assert view.plan is not None
+    why = "n0/1 leaves, and without it too few are left: holding to save"
+    view = replace(view, plan=replace(view.plan, phase=Phase.HOLD, reason=why), leader=N1)
+    assert rolled(view).missing == ()
+    seen = picture("ppo", view, view.records or {}, {}, needs=2, now=9.0, past=rolled(view), drains={"n0": N0})
+    assert [(row.member, row.state) for row in seen.rows] == [("n0/1", "drained"), ("n1/1", "no worker")]
+    assert seen.advice[0].startswith("1 more node is needed: start elasticrl on n0 again (it was drained)")
+
+
 def test_whoever_ends_takes_the_list_along() -> None:
     ended = there(N0)
     plan = ended.plan
@@ -310,6 +381,13 @@ def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
     assert of(again) == 1900.0, "another one leads"
     assert of(stopped, began) == 1900.0, "it was never saved"
     assert of(stopped, again, began_at=1990.0) == 0.0, "what is known of it began later than that"
+    moves = Roster()
+    assert moves.look(stopped, 2000.0) is None
+    begun = moves.look(again, 2000.0)
+    assert begun is not None
+    assert Past(began=100.0, stopped_s=300.0, resumed=900.0).moved(begun, 2000.0).stopped_s == 1400.0, (
+        "a pause counts once"
+    )
 
 
 def test_the_time_that_a_job_was_paused_for_does_not_count() -> None:

@@ -301,10 +301,16 @@ def test_a_step_is_overdue_once_it_takes_longer_than_any_of_late():
     flow = Flow()
     for at in (10.0, 10.2, 10.7, 10.9):
         flow = flow.after(3, at)
-    assert flow.still(11.3) == 0.0
-    assert round(flow.still(12.4), 3) == 1.0
-    assert flow.after(4, 13.0).still(99.0) == 0.0, "in a new generation nothing is usual yet"
-    assert Flow().still(99.0) == 0.0
+    assert flow.still(11.3, None) == 0.0
+    assert round(flow.still(12.4, None), 3) == 1.0
+    assert flow.after(4, 13.0).still(99.0, None) == 0.0, "in a new generation nothing is usual yet"
+    gang = Plan(generation=flow.generation, phase=Phase.TRAIN)
+    assert round(flow.still(12.4, gang), 3) == 1.0
+    assert flow.still(99.0, replace(gang, generation=flow.generation + 1)) == 0.0, "it has been paused since, or held"
+    later = replace(gang, generation=flow.generation + 1, seats=(Seat(member=ME, born=1), Seat(member=ME, born=4)))
+    assert later.grows
+    assert flow.still(99.0, later) > 0.0, "it trains on meanwhile"
+    assert Flow().still(99.0, None) == 0.0
 
 
 def test_what_had_been_sealed_and_is_made_again_is_lost():
