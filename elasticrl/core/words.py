@@ -135,7 +135,7 @@ def past(picture: Mapping[str, Any], *, ages: bool = True) -> str:
     aside = f" ({', '.join([*often, *stops])})" if often or stops else ""
     when = f" {ago(picture['last_s'])} ago" if ages and picture.get("last_s") is not None else ""
     trains = picture.get("state") in {"TRAINING", "GROWING"}
-    took = "" if not last["lasts"] else ", over" if trains else ", not over"
+    took = "" if not last.get("lasts") else ", over" if trains else ", not over"
     if last["seconds"] is not None:
         took = f", over in {last['seconds']:.2f} s{HOW.get(last.get('rung', ''), '')}"
     lost = last.get("steps")
