@@ -118,7 +118,7 @@ def picture(
     have one.
     """
     plan = view.plan
-    again, step = begins_again(plan, records), newest(view, records)
+    again = begins_again(plan, records)
     verdict = answer(plan, past)
     dead = verdict.nodes if verdict is not None and verdict.fault == Fault.DEAD_NODE else ()
     drains = not_back(drains or {}, [*records.values(), *quarantines.values(), *(past.missing if past else ())])
@@ -129,7 +129,6 @@ def picture(
             quarantines.get(name),
             view,
             now,
-            newest=step,
             dead=name in dead,
             silent=silent,
             left=drains.get(name),
@@ -160,7 +159,7 @@ def picture(
         job=job,
         state=state,
         generation=view.generation,
-        step=step,
+        step=newest(view, records),
         committed=view.committed,
         committed_s=age(view.commit.written, now) if view.commit else None,
         unsaved=unsaved(view, records, needs),
@@ -319,11 +318,9 @@ def by_policy(plan: Plan) -> bool:
 
 def row(
     node: str, record: Record | None, quarantine: Quarantine | None, view: View, now: float, *,
-    newest: int = 0, dead: bool, silent: bool = False, left: Member | None = None,
+    dead: bool, silent: bool = False, left: Member | None = None,
 ) -> Row:  # fmt: skip
-    """One node's line. `newest`: the job's step; whose gang has come that far since is not forming any more. `left`: it was
-    asked to leave.
-    """
+    """One node's line. `left`: it was asked to leave."""
     seat = view.plan.seat_of.get(record.member) if view.plan and record else None
     rank = view.plan.first_rank(seat.member) if view.plan and seat and view.plan.phase is not Phase.STOP else None
     leader = view.leader is not None and view.leader.node == node
@@ -352,7 +349,7 @@ def row(
     if record.suspects:
         note = "; ".join(filter(None, (note, "does not hear " + ", ".join(record.suspects))))
     fresh = record.phase == LOADING  # a process that takes a place: how old its beat is says nothing
-    formed = record.phase == MEETING and record.work is Work.TRAINING and record.step < newest
+    formed = record.phase == MEETING and record.work is Work.TRAINING  # its record was written in just that moment
     return Row(
         node=node,
         member=member,
