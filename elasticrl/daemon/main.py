@@ -628,10 +628,10 @@ class Daemon(Resident):
     def _call_roll(self, view: View) -> None:
         """Who is missing, those who ask for the status shall read, also when the leader is another one."""
         assert self.node is not None
-        now = time.time()
         if not self._leads:
             self._roster.forget()
-        elif (moves := self._roster.look(view, now)) is not None:
+        elif (moves := self._roster.look(view)) is not None:
+            now = time.time()
             self._change_past(lambda past: past.moved(moves, now))
 
     def _change_past(self, of: Callable[[Past], Past]) -> None:

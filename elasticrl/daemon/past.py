@@ -69,7 +69,7 @@ class Moves:
     there: frozenset[str] = frozenset()  # who is there now
     begun: bool = False  # the job has begun again after its end
     stopped: float | None = None  # when it was saved last before that, by the wall clock
-    paused_s: float = 0.0  # for how long an operator had it wait, of a job that goes on
+    paused: bool = False  # an operator has it wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,8 @@ class Past:
 
     began: float  # by the wall clock
     stopped_s: float = 0.0  # of the time since, for how long it was stopped, or paused
-    resumed: float = 0.0  # when the newest pause ended, by the wall clock
+    paused: float = 0.0  # since when it is, by the wall clock; 0: it is not
+    resumed: float = 0.0  # when the newest pause ended
     faults: int = 0
     last: Broken | None = None
     missing: tuple[Missing, ...] = ()  # the oldest first
@@ -120,16 +121,27 @@ class Past:
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
         missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
-        since = None if moves.stopped is None else max(moves.stopped, self.began, self.resumed)
-        more_s = moves.paused_s + (0.0 if since is None else max(0.0, now - since))
+        goes_on = self.paused > 0.0 and not moves.paused
+        since = self.paused if goes_on else None
+        if moves.stopped is not None:
+            since = min(max(moves.stopped, self.began, self.resumed), since or now)
         return replace(
             self,
-            stopped_s=self.stopped_s + more_s,
-            resumed=now if moves.paused_s else self.resumed,
+            stopped_s=self.stopped_s + (0.0 if since is None else max(0.0, now - since)),
+            paused=(self.paused or now) if moves.paused else 0.0,
+            resumed=now if goes_on else self.resumed,
             last=replace(self.last, lasts=False) if moves.begun and self.last else self.last,
             missing=missing,
             most=there if moves.begun else max(self.most, there),
         )
+
+    def stood_s(self, until: float) -> float:
+        """For how long the job was stopped or paused by then."""
+        return self.stopped_s + (max(0.0, until - self.paused) if self.paused else 0.0)
+
+    def lasted_s(self, until: float) -> float:
+        """For how long it ran."""
+        return max(0.0, until - self.began - self.stood_s(until))
 
     def without(self, node: str) -> "Past":
         """Nobody waits for this node any more."""
@@ -168,41 +180,32 @@ class Roster:
     def __init__(self) -> None:
         self._there: Mapping[str, Record] | None = None  # None: it does not lead
         self._over = False  # the plan that it saw last was an earlier run's
-        self._paused: float | None = None  # since when the job is, by the wall clock
+        self._paused = False  # the job was
 
-    def look(self, view: View, at: float) -> Moves | None:
+    def look(self, view: View) -> Moves | None:
         """Who has come and gone since; None for nobody. Who begins to lead goes by the plan: its forerunner may have died."""
         now, before = view.records, self._there
         if now is None or view.plan is None or view.plan.phase is Phase.STOP:
-            self._there = self._paused = None
+            self._there = None
             self._over = self._over or (view.plan is not None and view.plan.phase is Phase.STOP)
             return None
         self._there, over, self._over = now, self._over, False
-        paused_s = self._waited(view, at)
+        was, self._paused = self._paused, view.intent is Intent.PAUSE and view.plan.phase is Phase.HOLD
         if before is None:
             seated, parts = {seat.member.node: seat.member for seat in view.plan.seats}, view.plan.reason.split("; ")
             left = {node for node, each in seated.items() if any(part.startswith(f"{each} leaves") for part in parts)}
             went = tuple(member for node, member in sorted(seated.items()) if node not in now and node not in left)
             stopped = view.commit.written if over and view.commit else None
-            return Moves(went=went, there=frozenset(now), begun=over, stopped=stopped or None)
-        if before is now or before.keys() == now.keys():
-            return Moves(there=frozenset(now), paused_s=paused_s) if paused_s else None
+            return Moves(went=went, there=frozenset(now), begun=over, stopped=stopped or None, paused=self._paused)
+        if was == self._paused and (before is now or before.keys() == now.keys()):
+            return None
         went = tuple(record.member for node, record in sorted(before.items()) if node not in now and not record.leaving)
         came = tuple(sorted(now.keys() - before.keys()))
-        return Moves(went=went, came=came, there=frozenset(now), paused_s=paused_s)
-
-    def _waited(self, view: View, at: float) -> float:
-        """How long the pause was that has just ended; 0: none has."""
-        since = self._paused
-        if view.intent is Intent.PAUSE and view.plan is not None and view.plan.phase is Phase.HOLD:
-            self._paused = at if since is None else since
-            return 0.0
-        self._paused = None
-        return 0.0 if since is None else max(0.0, at - since)
+        return Moves(went=went, came=came, there=frozenset(now), paused=self._paused)
 
     def forget(self) -> None:
         """It leads no more."""
-        self._there = self._paused = None
+        self._there = None
 
 
 async def read(store: Store) -> Past | None:

@@ -154,7 +154,8 @@ def picture(
         trains, shall = how_many_train(len(plan.seats)), f"{count(len(plan.seats), 'node')} to train"
         reason, here = reason.replace(trains, shall), here.replace(trains, shall)
     past = answered(past, plan) if past else None
-    uptime_s = age(past.began + past.stopped_s, now) if past else None
+    over = view.commit.written if plan is not None and plan.phase is Phase.STOP and view.commit else now
+    uptime_s = round(past.lasted_s(over), 1) if past and over else None
     return Picture(
         job=job,
         state=state,
@@ -172,7 +173,7 @@ def picture(
         here=once(here),
         rows=(*rows, *generating),
         uptime_s=uptime_s,
-        stopped_s=round(past.stopped_s, 1) if past else 0.0,
+        stopped_s=round(past.stood_s(now), 1) if past else 0.0,
         faults=past.faults if past else 0,
         mtbf_s=round(uptime_s / past.faults, 1) if past and past.faults and uptime_s else None,
         last=past.last if past else None,
@@ -409,7 +410,10 @@ def answer(plan: Plan | None, past: Past | None) -> Verdict | None:
     if verdict is None:
         on_gloo = plan.backend != "" and last.verdict.fault == Fault.FABRIC  # for as long as it is
         return last.verdict if last.lasts or on_gloo or last.generation == plan.generation else None
-    known_better = verdict.fault == Fault.DEAD_NODE and last.verdict.fault == Fault.NETWORK
+    more = verdict.fault == last.verdict.fault and set(verdict.nodes) < set(
+        last.verdict.nodes
+    )  # of several plans' faults
+    known_better = more or (verdict.fault == Fault.DEAD_NODE and last.verdict.fault == Fault.NETWORK)
     return last.verdict if known_better and last.generation == plan.generation else verdict
 
 

@@ -13,7 +13,7 @@ from elasticrl.core.model import Commit, Exit, Intent, Member, Phase, Plan, Quar
 from elasticrl.core.verdict import Confidence, Facts, Fault, Verdict
 from elasticrl.core.words import past as words
 from elasticrl.daemon import past
-from elasticrl.daemon.past import Broken, Missing, Past, Roster, Scribe, forget, lasting
+from elasticrl.daemon.past import Broken, Missing, Moves, Past, Roster, Scribe, forget, lasting
 from elasticrl.daemon.picture import picture
 from elasticrl.daemon.recovery import Done, Stages
 from elasticrl.daemon.web import piece
@@ -248,6 +248,14 @@ def test_a_fault_that_a_pause_comes_into_is_told_though_nobody_times_its_end() -
     assert lasting(answers, paused, Stages(sign_at=9.0, broke=6), at=950.0) is None, "what broke since is not that one"
 
 
+def test_of_two_nodes_that_died_one_after_the_other_the_advice_names_both() -> None:
+    second = replace(LOST, nodes=("n2",), cause="n2 is gone")
+    plan = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=second)
+    both = replace(KILLED, verdict=LOST, said=LOST.said, generation=7, broke=5)
+    seen = picture("ppo", View(plan=plan, leader=N0), {}, {}, needs=1, now=1000.0, past=Past(began=1.0).after(both))
+    assert any(each.startswith("dead_node (n1, n2): Look") for each in seen.advice)
+
+
 def test_why_a_gang_is_on_gloo_stays_in_the_advice_and_counts_once() -> None:
     fabric = replace(LOST, fault=Fault.FABRIC, cause="NCCL does not form", remedy="Look at NCCL.")
     past = Past(began=100.0).after(replace(KILLED, verdict=fabric, said=fabric.said, generation=5, broke=4))
@@ -268,8 +276,8 @@ def test_a_job_that_begins_again_has_no_fault_that_lasts() -> None:
     assert ended.plan is not None
     ended = replace(ended, plan=replace(ended.plan, phase=Phase.STOP, exit_code=75))
     past, roster = Past(began=100.0, most=4).after(held), Roster()
-    assert roster.look(ended, 960.0) is None
-    moves = roster.look(there(N0, N1), 970.0)
+    assert roster.look(ended) is None
+    moves = roster.look(there(N0, N1))
     assert moves is not None
     past = past.moved(moves, 970.0)
     again = there(N0, N1)
@@ -300,7 +308,7 @@ def there(*members: Member, leaving: Member | None = None) -> View:
 def rolled(*views: View) -> Past:
     past, roster = Past(began=0.0), Roster()
     for at, view in enumerate(views):
-        moves = roster.look(view, float(at))
+        moves = roster.look(view)
         past = past.moved(moves, float(at)) if moves else past
     return past
 
@@ -322,7 +330,7 @@ def test_how_many_there_were_at_once_stays_known() -> None:
 
 def test_who_comes_to_lead_misses_those_of_the_plan() -> None:
     assert rolled(there(N1)).missing == (Missing(member=N0, at=0.0),), "the leader before may have died"
-    again = rolled(there(N1)).moved(Roster().look(there(N1), 9.0) or pytest.fail("it looks for the first time"), 9.0)
+    again = rolled(there(N1)).moved(Roster().look(there(N1)) or pytest.fail("it looks for the first time"), 9.0)
     assert again.missing == (Missing(member=N0, at=0.0),), "since when stays"
 
 
@@ -371,7 +379,7 @@ def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
     def of(*views: View, began_at: float = 100.0) -> float:
         past, roster = Past(began=began_at), Roster()
         for view in views:
-            moves = roster.look(view, 2000.0)
+            moves = roster.look(view)
             past = past.moved(moves, 2000.0) if moves else past
         return 2000.0 - past.began - past.stopped_s
 
@@ -382,8 +390,8 @@ def test_the_time_that_a_job_was_stopped_for_does_not_count() -> None:
     assert of(stopped, began) == 1900.0, "it was never saved"
     assert of(stopped, again, began_at=1990.0) == 0.0, "what is known of it began later than that"
     moves = Roster()
-    assert moves.look(stopped, 2000.0) is None
-    begun = moves.look(again, 2000.0)
+    assert moves.look(stopped) is None
+    begun = moves.look(again)
     assert begun is not None
     assert Past(began=100.0, stopped_s=300.0, resumed=900.0).moved(begun, 2000.0).stopped_s == 1400.0, (
         "a pause counts once"
@@ -399,9 +407,9 @@ def test_the_time_that_a_job_was_paused_for_does_not_count() -> None:
     def of(*views: View) -> float:
         past, roster = Past(began=0.0), Roster()
         for at, view in enumerate(views):
-            moves = roster.look(view, 10.0 * at)
-            past = past.moved(moves, 10.0 * at) if moves else past
-        return past.stopped_s
+            moves = roster.look(view)
+            past = past.moved(moves, 10.0 + 10.0 * at) if moves else past
+        return past.stood_s(70.0)
 
     assert of(trains, asked, held, held, resumed, trains) == 20.0
     assert of(trains, held, there(N0), resumed, trains, held, trains) == 20.0, (
@@ -409,6 +417,10 @@ def test_the_time_that_a_job_was_paused_for_does_not_count() -> None:
     )
     assert of(trains, resumed, trains) == 0.0, "a hold that nobody asked for"
     assert of(held, trains) == 10.0, "who comes to lead counts from then on"
+    assert of(trains, held) == 50.0, "it still is"
+    still = Past(began=100.0, paused=300.0, stopped_s=50.0)
+    assert (still.lasted_s(400.0), still.lasted_s(500.0)) == (150.0, 150.0)
+    assert still.moved(Moves(begun=True, stopped=350.0), 1000.0).lasted_s(1000.0) == 150.0, "it was stopped meanwhile"
 
 
 def test_status_shows_who_is_missing_and_what_to_do() -> None:
