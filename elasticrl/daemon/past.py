@@ -153,18 +153,18 @@ def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float) -> Br
     when a job is paused, of which nobody will tell how it ended. None for others: once they are over they are told, and until
     then the plan says it all. `stages`: as they were `before`.
     """
-    lasts, of = True, plan
-    if plan.phase is Phase.HOLD and plan.verdict is None and before is not None:
-        lasts, of = False, before
-        over = before.phase is Phase.TRAIN and (stages.sign_at is None or stages.broke >= before.generation)
-    else:
-        over = plan.phase is Phase.TRAIN and stages.since(plan) >= plan.generation - 1
-    if of.verdict is None or of.phase is Phase.STOP or over:
+    paused = plan.phase is Phase.HOLD and plan.verdict is None
+    of, since = before if paused else plan, stages.since(plan)
+    if of is None or of.verdict is None or of.phase is Phase.STOP:
         return None
-    verdict = replace(of.verdict, because=(), against=())
-    return Broken(
-        at=at, verdict=verdict, said=verdict.said, generation=of.generation, broke=stages.since(of), lasts=lasts
-    )
+    if of.phase is Phase.TRAIN and since >= of.generation - (not paused):
+        return None
+    verdict, said = replace(of.verdict, because=(), against=()), of.verdict.said
+    first = before.verdict if before is not None and since < before.generation else None
+    if first is not None and first.fault == verdict.fault and first.said != said:  # two in a row
+        said, nodes = f"{first.said}; {said}", tuple(dict.fromkeys((*first.nodes, *verdict.nodes)))
+        verdict = replace(verdict, nodes=nodes, ranks=tuple(dict.fromkeys((*first.ranks, *verdict.ranks))))
+    return Broken(at=at, verdict=verdict, said=said, generation=of.generation, broke=stages.since(of), lasts=not paused)
 
 
 def dearer(told: Broken, other: Broken) -> Broken:

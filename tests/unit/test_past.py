@@ -248,6 +248,19 @@ def test_a_fault_that_a_pause_comes_into_is_told_though_nobody_times_its_end() -
     assert lasting(answers, paused, Stages(sign_at=9.0, broke=6), at=950.0) is None, "what broke since is not that one"
 
 
+def test_a_fault_that_comes_before_the_last_one_is_over_is_told_with_it() -> None:
+    # Found by a reader: of two nodes that were killed at once the first was in no sentence while the others held.
+    first, second = (replace(LOST, nodes=(node,), cause=f"{node} is gone") for node in ("n1", "n2"))
+    answers = replace(HELD, generation=6, phase=Phase.TRAIN, verdict=first)
+    held = replace(HELD, generation=7, verdict=second)
+    told = lasting(answers, held, Stages(sign_at=1.0, broke=5), at=950.0)
+    assert told is not None
+    assert (told.said, told.verdict.nodes, told.broke) == ("n1 is gone; n2 is gone", ("n1", "n2"), 5)
+    alone = lasting(answers, held, Stages(sign_at=9.0, broke=6), at=950.0)
+    assert alone is not None
+    assert alone.said == "n2 is gone", "the first one was over"
+
+
 def test_of_two_nodes_that_died_one_after_the_other_the_advice_names_both() -> None:
     second = replace(LOST, nodes=("n2",), cause="n2 is gone")
     plan = replace(HELD, generation=7, phase=Phase.TRAIN, verdict=second)
