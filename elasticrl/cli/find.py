@@ -14,6 +14,7 @@ from elasticrl.agent.owned import shared, strange
 from elasticrl.core.address import CONTROL
 from elasticrl.core.words import ago
 
+RUN_LOCK: Final = "run.lock"  # in a job's folder: held by the `elasticrl run` that plays it
 ENDED: Final = "ended.json"  # in a job's folder: how `elasticrl run` of it ended, as long as it is not begun again
 
 
@@ -90,6 +91,8 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> st
         return f"{none}; jobs that run here: {', '.join(others)}" + ("" if over else f". Say which: --job {others[0]}")
     if job and over:
         return f"{over}. More: {report}, elasticrl incidents"
+    if on_their_way := begun(explicit, job):
+        return f"`elasticrl run` of {', '.join(on_their_way)} has just begun, or is ending: ask again in some seconds"
     whose = ", ".join(sorted(path.parent.name for path in silent))
     of = f"of the job {job} " if job else ""
     none = (
@@ -101,6 +104,21 @@ def nobody(explicit: Path | None, job: str | None, silent: Sequence[Path]) -> st
     return (
         f"{none}; start it (systemctl start elasticrl, or elasticrl run FILE), or ask the store: --store HOST:PORT. "
         f"What became of a job that has ended: {last}"
+    )
+
+
+def begun(explicit: Path | None, job: str | None) -> list[str]:
+    """Jobs that an `elasticrl run` of this machine plays, by the locks that are held."""
+    try:
+        held = {word for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines() for word in line.split()}
+        files = [file for folder in run_dirs(explicit) for file in folder.glob(f"{job or '*'}/{RUN_LOCK}")]
+        marks = {file.parent.name: file.stat() for file in files}
+    except OSError:
+        return []
+    return sorted(
+        name
+        for name, file in marks.items()
+        if f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}" in held
     )
 
 

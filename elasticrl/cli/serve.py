@@ -158,7 +158,7 @@ def claimed(run_dir: Path, job: str, folders: Iterable[Path]) -> Iterator[None]:
         for folder in folders:
             made_closed(folder)
         (run_dir / job).mkdir(mode=0o700, exist_ok=True)
-        file = (run_dir / job / "run.lock").open("ab")
+        file = (run_dir / job / find.RUN_LOCK).open("ab")
     except OSError as error:
         rule = "telemetry.log_dir and node.state_dir must be yours to write"
         raise refused(f"{error.filename}: {error.strerror}; {rule}") from None

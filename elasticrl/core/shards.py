@@ -71,7 +71,8 @@ def wait_for(
     )
     ttl_s = scene.settings.membership.lease_ttl_s
     why = (
-        f"{why}; {_and(names)} alone {_keep(names)} what was made since step {committed}: holding {ttl_s:g} s for them"
+        f"{why}; {_and(names)} alone had what was made since step {committed}, and may have it yet: holding {ttl_s:g} s for "
+        "that"
     )
     return Move(plan=scene.write(Phase.HOLD, kept, why, rung, strike=strike, waited=committed))
 
@@ -87,7 +88,7 @@ def patience(scene: Scene, seats: tuple[Seat, ...]) -> Move | None:
     if plan is None or scene.now >= until:
         return None
     if not scene.distrusted and (names := awaited(scene, seats)):
-        why = f"holding for {_and(names)}, who alone {_keep(names)} what was made since step {scene.view.committed}"
+        why = f"holding for {_and(names)}, who alone had what was made since step {scene.view.committed}"
         return Move(wake_at=until, why=why)
     if plan.waited == scene.view.committed and scene.conviction.unsure:
         return Move(wake_at=until, why="holding for those who do not hear each other")
@@ -101,10 +102,6 @@ def forgone(scene: Scene, seats: tuple[Seat, ...]) -> str:
         return ""
     names = sorted(frozenset[str]().union(*missing))
     return f" without {_and(names)}, and so from step {scene.view.committed} again"
-
-
-def _keep(names: Sequence[str]) -> str:
-    return "keeps" if len(names) == 1 else "keep"
 
 
 def _and(names: Sequence[str]) -> str:

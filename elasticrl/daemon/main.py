@@ -584,7 +584,8 @@ class Daemon(Resident):
             self.measures.recovered(done)
             self._done = done
             if decision.state.lead is not None:
-                self._change_past(lambda past: past.over(done))
+                now_s = time.time()
+                self._change_past(lambda past: past.over(done, was.plan, now_s))
         self.inquiry.decided(event, decision.state, done)
         if view.plan is not self._plan:
             self._met = view.generation if self._plan is None else self._met

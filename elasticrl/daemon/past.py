@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elasticrl.core.model import Intent, Member, Phase, Plan, Record, View
 from elasticrl.core.value import dataclass
-from elasticrl.core.verdict import Verdict
+from elasticrl.core.verdict import Fault, Verdict
 from elasticrl.daemon.recovery import Done, Stages
 from elasticrl.shell import keys
 from elasticrl.store.protocol import Entry, Put, Store, StoreError, Unchanged
@@ -44,6 +44,12 @@ class Broken:
         if self.lasts:
             return other.broke <= self.generation
         return other.broke < self.generation and other.generation <= self.generation
+
+    def until(self, done: Done) -> "Broken":
+        """It, and how it ended."""
+        return replace(
+            self, generation=done.generation, seconds=done.total_s, steps=done.lost, rung=done.rung, lasts=False
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +99,16 @@ class Past:
             return self  # an older one told anew is not the last
         return replace(self, last=dearer(broken, self.last))
 
-    def over(self, done: Done) -> "Past":
-        """With the end of the newest one, if that lasted until then: a gang has formed, and sealed a step."""
-        last = self.last
-        if last is None or not last.lasts or not done.broke <= last.generation <= done.generation:
+    def over(self, done: Done, plan: Plan | None, now: float) -> "Past":
+        """With the end of a fault, as who leads has timed it; its incident will tell more. `plan`: that answered it."""
+        last, verdict = self.last, plan.verdict if plan else None
+        if last is not None and last.lasts and done.broke <= last.generation <= done.generation:
+            return replace(self, last=last.until(done))
+        if verdict is None or verdict.fault is Fault.UNKNOWN:
             return self
-        ended = replace(
-            last, generation=done.generation, seconds=done.total_s, steps=done.lost, rung=done.rung, lasts=False
-        )
-        return replace(self, last=ended)
+        verdict = replace(verdict, because=(), against=())
+        told = Broken(at=now - done.total_s, verdict=verdict, said=verdict.said, generation=0, broke=done.broke)
+        return self.after(told.until(done))
 
     def cost(self, broken: Broken) -> "Past":
         """With the newest at what it cost somebody else, if that was more."""
@@ -157,6 +164,8 @@ def lasting(before: Plan | None, plan: Plan, stages: Stages, *, at: float) -> Br
     of, since = before if paused else plan, stages.since(plan)
     if of is None or of.verdict is None or of.phase is Phase.STOP:
         return None
+    if of.verdict.fault is Fault.UNKNOWN and " leaves" in of.reason:
+        return None  # no fault
     if of.phase is Phase.TRAIN and since >= of.generation - (not paused):
         return None
     verdict, said = replace(of.verdict, because=(), against=()), of.verdict.said

@@ -11,6 +11,7 @@ from elasticrl.core import versions
 from elasticrl.core.model import (
     LOADING,
     MEETING,
+    Intent,
     Member,
     Outcome,
     Phase,
@@ -27,6 +28,7 @@ from elasticrl.core.verdict import Fault, Verdict
 from elasticrl.core.words import count, how_many_train, some
 from elasticrl.daemon.past import Broken, Missing, Past
 
+PAUSED = "PAUSED"  # what an operator's hold is called
 STATES = {Phase.TRAIN: "TRAINING", Phase.HOLD: "HOLDING", Phase.PROBE: "PROBING"}
 UNSEEN = (
     "The store does not answer, so what the others do is not known here. Look at etcd: elasticrl doctor --config FILE."
@@ -146,7 +148,7 @@ def picture(
     generating = tuple(rollout_row(rollout) for _, rollout in sorted((rollouts or {}).items()))
     training = plan is not None and plan.phase is Phase.TRAIN
     seated = sum(row.rank is not None for row in rows)
-    state = "FORMING" if again else state_of(plan, records)
+    state = "FORMING" if again else state_of(plan, records, view.intent)
     reason = plan.reason if plan and not again else beginning(view)
     if away and plan is not None and state in WANTING:
         state, reason = STANDS, f"generation {plan.generation} does not train, and no other can be planned: {reason}"
@@ -263,11 +265,10 @@ def found(
     if verdict is not None and verdict.remedy and verdict.confidence != "low" and not overtaken:
         who = ", ".join([*(f"rank {rank}" for rank in verdict.ranks), *verdict.nodes])
         back = lives_after(verdict, records, quarantines)
-        todo = (
-            f"back as {some(back)}, let in when ready. The logs there, and the kernel's, say why."
-            if back
-            else verdict.remedy
-        )
+        todo = verdict.remedy
+        if back:
+            seated = view.plan is not None and set(back) <= {str(seat.member) for seat in view.plan.seats}
+            todo = f"back as {some(back)}{'' if seated else ', let in when ready'}. The logs there, and the kernel's, say why."
         said.insert(0, f"{verdict.fault}{f' ({who})' if who else ''}: {todo} More: elasticrl incidents last.")
     return tuple(said)
 
@@ -296,7 +297,7 @@ def differing(records: Mapping[str, Record]) -> tuple[str, ...]:
     return (f"{versions.sentence(odd)}. {versions.REMEDY}",) if odd else ()
 
 
-def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
+def state_of(plan: Plan | None, records: Mapping[str, Record], intent: Intent) -> str:
     """The first word of the status."""
     if plan is None:
         return "FORMING"
@@ -309,7 +310,7 @@ def state_of(plan: Plan | None, records: Mapping[str, Record]) -> str:
     }
     if plan.phase is Phase.TRAIN and works - {Work.TRAINING, Work.DONE}:
         return "RECOVERING" if plan.rung else "GROWING" if plan.grows else "STARTING"
-    return STATES[plan.phase]
+    return PAUSED if plan.phase is Phase.HOLD and intent is Intent.PAUSE else STATES[plan.phase]
 
 
 def by_policy(plan: Plan) -> bool:

@@ -111,7 +111,7 @@ def test_what_operators_ask_works_through_the_store_alone(job: Job) -> None:
     assert cli("status", "--store", at[1]).returncode == 2
     workers = [job.worker(node) for node in NODES]
     assert cli("pause", "--yes", *at).returncode == 0
-    job.until(lambda: job.ask("n1", "status")["state"] == "HOLDING", 10.0, "the job holds")
+    job.until(lambda: job.ask("n1", "status")["state"] == "PAUSED", 10.0, "the job holds")
     assert cli("status", *at).returncode == 1
     assert cli("resume", *at).returncode == 0
     job.until_steps(3, within_s=20.0)

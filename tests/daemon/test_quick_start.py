@@ -225,7 +225,7 @@ def test_every_command_of_the_table_does_what_it_says(clone: Path) -> None:
             runs("logs 0", "rank 0")
             runs("diagnose", "VERDICT  nothing that is known speaks of a fault")
             runs("pause --yes")
-            comes("status", "HOLDING", 1)  # it does not train
+            comes("status", "PAUSED", 1)  # it does not train
             runs("resume")
             comes("status", "TRAINING")
             runs("admit n1", "n1")

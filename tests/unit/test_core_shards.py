@@ -67,7 +67,7 @@ def test_the_job_holds_for_those_who_alone_keep_a_shard():
     made = proposed(cut_off(four_train(), 5.0, "n02", "n03"))
     assert made.phase is Phase.HOLD
     assert [seat.member.node for seat in made.seats] == list(FOUR)
-    assert "n02 and n03 alone keep what was made since step 0: holding 10 s for them" in made.reason
+    assert "n02 and n03 alone had what was made since step 0, and may have it yet: holding 10 s for that" in made.reason
 
 
 def test_nobody_is_quarantined_while_he_is_waited_for():
@@ -79,7 +79,7 @@ def test_it_goes_on_with_all_when_they_are_heard_again():
     life = four_train()
     held(life, 5.2, proposed(cut_off(life, 5.0, "n02", "n03")))
     life.leased(6.0)
-    assert life.state.reason.endswith("holding for n02 and n03, who alone keep what was made since step 0")
+    assert life.state.reason.endswith("holding for n02 and n03, who alone had what was made since step 0")
     for node in ("n02", "n03"):
         life.at(8.0, events.Cleared(now=0, node=node))
     life.told(8.1, life.view.own, record("n01", work=Work.PARKED, generation=2, born=1, step=7))
@@ -136,4 +136,4 @@ def test_who_keeps_what_goes_by_the_gang_that_has_sealed_a_step_also_where_a_rec
     life.view = replace(life.view, records=records, revision=life.view.revision + 1)
     made = proposed(life.at(5.1, events.Seen(now=0, view=life.view)))
     assert made.phase is Phase.HOLD, made.reason
-    assert "n03 alone keeps what was made since step 0" in made.reason
+    assert "n03 alone had what was made since step 0" in made.reason

@@ -1,5 +1,6 @@
 """Where a foreground run keeps its sockets and its agents' orders: nobody else may write there."""
 
+import fcntl
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticrl.agent.owned import write_private
-from elasticrl.cli.find import NotFound, NotOurs, daemon, made_private, private_run_dir
+from elasticrl.cli.find import RUN_LOCK, NotFound, NotOurs, daemon, made_private, private_run_dir
 
 
 def test_a_folder_that_others_can_enter_or_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -122,3 +123,18 @@ def test_what_is_written_for_nobody_else_follows_no_link(tmp_path: Path) -> None
     assert victim.read_text() == "precious"
     assert not (tmp_path / "agent.json").is_symlink()
     assert (tmp_path / "agent.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_has_just_begun_is_not_to_be_started_again(tmp_path: Path) -> None:
+    # Found by a reader: in the second after the command "no daemon of the job mine here; start it" stood there.
+    (tmp_path / "mine").mkdir()
+    with (tmp_path / "mine" / RUN_LOCK).open("ab") as lock:
+        for job in ("mine", None):
+            with pytest.raises(NotFound, match="no daemon .*start it"):
+                daemon(tmp_path, job)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for job in ("mine", None):
+            with pytest.raises(NotFound, match="`elasticrl run` of mine has just begun, or is ending: ask again"):
+                daemon(tmp_path, job)
+        with pytest.raises(NotFound, match="no daemon of the job other here"):
+            daemon(tmp_path, "other")

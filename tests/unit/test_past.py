@@ -189,7 +189,7 @@ def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> No
         return words(asdict(found)), " ".join(found.advice)
 
     end = Done(generation=7, broke=5, rung="restart", total_s=8.25, stages={}, lost=3)
-    over = held.over(end)
+    over = held.over(end, goes_on, 960.0)
     told = over.after(
         replace(KILLED, verdict=LOST, said=LOST.said, generation=7, broke=5, seconds=8.25, steps=3, rung="restart")
     )
@@ -209,9 +209,24 @@ def test_a_fault_for_which_a_gang_holds_is_the_last_one_until_it_is_over() -> No
         assert "dead_node (n1, n2): Look whether they have power." in advice
     later = told.after(replace(KILLED, generation=8, broke=7))
     assert later.faults == 3
-    assert told.over(replace(end, generation=9, broke=8)) == told, "it was over before"
+    assert told.over(replace(end, generation=9, broke=8), goes_on, 960.0) == told, "it was over before"
     joined = replace(goes_on, generation=8, reason="n1/2 joined; 2 nodes train")
     assert "dead_node" not in seen(told, joined, Work.TRAINING)[1], "another plan has come since"
+
+
+def test_what_a_fault_cost_is_told_as_soon_as_it_is_over_and_once() -> None:
+    answers = replace(HELD, phase=Phase.TRAIN)
+    end = Done(generation=6, broke=5, rung="reform", total_s=0.5, stages={}, lost=0)
+    once = Past(began=100.0).over(end, answers, 960.0)
+    assert once.last is not None
+    assert (once.faults, once.last.at, once.last.seconds, once.last.said) == (1, 959.5, 0.5, "n1 and n2 are gone")
+    told = replace(once.last, said="n1 and n2 are gone, as more is known", seconds=0.6)
+    assert once.after(told) == replace(once, last=told)
+    assert Past(began=100.0).over(end, replace(answers, verdict=None), 960.0).faults == 0
+    unknown = replace(LOST, fault=Fault.UNKNOWN)
+    assert Past(began=100.0).over(end, replace(answers, verdict=unknown), 960.0).faults == 0, "its incident may know"
+    leaves = replace(HELD, verdict=unknown, reason="n1/1 leaves, and without it too few are left: holding to save")
+    assert lasting(None, leaves, Stages(), at=950.0) is None
 
 
 def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
@@ -221,7 +236,9 @@ def test_what_happens_before_a_fault_is_over_belongs_to_it() -> None:
         assert found is not None
         past = past.after(found)
     assert past.faults == 1
-    assert past.over(Done(generation=8, broke=5, rung="reform", total_s=2.0, stages={}, lost=0)).faults == 1
+    assert (
+        past.over(Done(generation=8, broke=5, rung="reform", total_s=2.0, stages={}, lost=0), HELD, 960.0).faults == 1
+    )
 
 
 def test_a_plan_that_ends_its_fault_is_written_down_once_it_is_over_and_one_without_a_fault_never() -> None:
@@ -303,7 +320,9 @@ def test_what_a_cap_keeps_from_being_mended_is_another_fault_than_the_one_before
     once = Past(began=100.0).after(KILLED)
     capped = once.after(replace(KILLED, broke=3, seconds=None))
     assert capped.faults == 2, "in the gang that answered the one before"
-    assert capped.over(Done(generation=4, broke=3, rung="reform", total_s=0.2, stages={}, lost=0)) == capped
+    assert (
+        capped.over(Done(generation=4, broke=3, rung="reform", total_s=0.2, stages={}, lost=0), None, 960.0) == capped
+    )
     assert capped.after(replace(KILLED, generation=4, broke=3)).faults == 3, (
         "what breaks that gang later is another one"
     )

@@ -328,6 +328,10 @@ def test_who_died_and_is_back_has_power():
     assert advice(1, 1).startswith("dead_node (n1, n2): Look. More")
     assert advice(2, 1).startswith("dead_node (n1, n2): Look. More")
     assert advice(2, 3).startswith("dead_node (n1, n2): back as n1/2 and n2/3, let in when ready. ")
+    plan = replace(
+        plan, seats=(*plan.seats, *(Seat(member=Member(node=f"n{n}", incarnation=n + 1), born=4) for n in (1, 2)))
+    )
+    assert advice(2, 3).startswith("dead_node (n1, n2): back as n1/2 and n2/3. The logs"), "they are in"
 
 
 def test_who_was_taken_for_dead_and_lives_is_told_by_what_its_incident_was_told_anew_as():
@@ -445,6 +449,14 @@ def test_what_no_gang_is_there_to_save_is_told():
     assert unsaved(Phase.HOLD, "ab", "ab", 2) == 0, "paused: it forms once more, and saves"
     assert unsaved(Phase.HOLD, "a", "a", 2, saves=True) == 0, "it saves"
     assert unsaved(Phase.TRAIN, "ab", "ab", 2) == 0
+
+
+def test_a_job_that_an_operator_has_wait_is_paused() -> None:
+    # Found by a reader: it was HOLDING, as one that waits for nodes.
+    held = Plan(generation=4, phase=Phase.HOLD, seats=(Seat(member=N0, born=1),), reason="so")
+    view = View(plan=held, leader=N0)
+    assert picture("ppo", view, {}, {}, needs=1).state == "HOLDING"
+    assert picture("ppo", replace(view, intent=Intent.PAUSE), {}, {}, needs=1).state == "PAUSED"
 
 
 def test_whose_gang_trains_is_not_shown_as_forming() -> None:
