@@ -130,7 +130,7 @@ def test_a_run_that_has_just_begun_is_not_to_be_started_again(tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     with (tmp_path / "mine" / RUN_LOCK).open("ab") as lock:
         for job in ("mine", None):
-            with pytest.raises(NotFound, match="no daemon .*start it"):
+            with pytest.raises(NotFound, match=r"no daemon .*start it"):
                 daemon(tmp_path, job)
         fcntl.flock(lock, fcntl.LOCK_EX)
         for job in ("mine", None):
