@@ -117,29 +117,39 @@ class Past:
         return replace(self, last=dearer(self.last, broken))
 
     def moved(self, moves: Moves, now: float) -> "Past":
+        """With who has come and gone. A job that begins again has no fault that lasts."""
+        there, last = len(moves.there), self.last
+        return replace(
+            self._stood(moves, now),
+            last=replace(last, lasts=False) if moves.begun and last else last,
+            missing=self._missing(moves, now),
+            most=there if moves.begun else max(self.most, there),
+        )
+
+    def _missing(self, moves: Moves, now: float) -> tuple[Missing, ...]:
         """Who came back is missing no more. One that was not missing takes the place of whoever is missing longest, where there
         would be more than ever else: nodes of a scheduler come under other names, and one that was drained comes back.
         """
-        known, there = {each.member.node for each in self.missing}, len(moves.there)
+        known = {each.member.node for each in self.missing}
         fresh = sum(name not in known for name in moves.came)
         still = [each for each in self.missing if each.member.node not in moves.there]
-        still = still[min(fresh, max(0, there + len(still) - self.most)) :]
+        still = still[min(fresh, max(0, len(moves.there) + len(still) - self.most)) :]
         gone = [member for member in moves.went if member.node not in moves.there]
         again = {member.node for member in gone} - {each.member.node for each in still if each.member in gone}
         still = [each for each in still if each.member.node not in again]
-        missing = (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
+        return (*still, *(Missing(member=each, at=now) for each in gone if each.node in again))
+
+    def _stood(self, moves: Moves, now: float) -> "Past":
+        """With the time for which it was stopped or paused, if it goes on now; a pause before a stop counts once."""
         goes_on = self.paused > 0.0 and not moves.paused
-        since = self.paused if goes_on else None
+        since = self.paused if goes_on else now
         if moves.stopped is not None:
-            since = min(max(moves.stopped, self.began, self.resumed), since or now)
+            since = min(max(moves.stopped, self.began, self.resumed), since)
         return replace(
             self,
-            stopped_s=self.stopped_s + (0.0 if since is None else max(0.0, now - since)),
+            stopped_s=self.stopped_s + max(0.0, now - since),
             paused=(self.paused or now) if moves.paused else 0.0,
             resumed=now if goes_on else self.resumed,
-            last=replace(self.last, lasts=False) if moves.begun and self.last else self.last,
-            missing=missing,
-            most=there if moves.begun else max(self.most, there),
         )
 
     def stood_s(self, until: float) -> float:
